@@ -1,0 +1,55 @@
+# Two commands matter: `make demo` trains a real model on this machine, `make test` passes all tests. Both set up what they need.
+PYTHON ?= python3
+UV := .tools/bin/uv
+BIN := .venv/bin
+export UV_LINK_MODE ?= hardlink
+
+.PHONY: setup demo test lint bench lock clean
+
+setup: .venv/dev
+
+$(UV): requirements/uv.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Paceline needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .tools
+	.tools/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	@touch $@
+
+.venv/bin/python: $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
+
+# What the demo needs: TensorFlow and the digit images, not the other frameworks.
+.venv/demo: .venv/bin/python requirements/demo.txt pyproject.toml
+	test -e .venv/dev || $(UV) pip sync --quiet --python .venv --require-hashes requirements/demo.txt
+	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Everything: all frameworks and the tools of development.
+.venv/dev: .venv/bin/python requirements/dev.txt pyproject.toml
+	$(UV) pip sync --quiet --python .venv --require-hashes requirements/dev.txt
+	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: .venv/demo
+	$(BIN)/paceline run examples/digits/job.yaml
+
+test: .venv/dev lint
+	$(BIN)/python -m pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/mypy
+	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/plan.py
+
+bench: .venv/dev
+	for script in start cli overhead generation; do $(BIN)/python bench/$$script.py || exit 1; done
+	$(BIN)/python bench/restart.py --framework tensorflow
+	$(BIN)/python bench/restart.py --framework torch
+
+lock: $(UV)
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" requirements/uv.in -o requirements/uv.txt
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --group demo -o requirements/demo.txt
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --extra torch --extra jax --group dev -o requirements/dev.txt
+
+clean:
+	rm -rf .venv .tools
