@@ -1,0 +1,6 @@
+"""What a training script may import from Paceline: nothing here is needed to run, and outside a run nothing happens."""
+
+from paceline.runtime.report import report
+
+__version__ = "0.1.0"
+__all__ = ["report"]

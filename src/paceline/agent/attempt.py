@@ -1,0 +1,161 @@
+"""One attempt of a task: its process, its output and its reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from typing import Callable
+
+from paceline.agent import machine
+from paceline.agent.logs import TaskLog
+from paceline.agent.loop import Loop, Timer
+from paceline.plan import Task
+
+REPORT = 3  # the descriptor under which a task finds its report socket
+
+
+class Attempt:
+    def __init__(
+        self, task: Task, number: int, generation: int, log: TaskLog, loop: Loop, stepped: Callable[[], None]
+    ) -> None:
+        now = loop.now()
+        self.task = task
+        self.number = number
+        self.generation = generation
+        self.log = log
+        self.pid = 0
+        self.warm = False
+        self.asked = ""  # how it was asked to end
+        self.started = now
+        self.output_at = now
+        self.step: int | None = None
+        self.step_at = now
+        self.metrics: dict[str, float] = {}
+        self.cold_because = ""
+        self.deadline: Timer | None = None
+        self.state = ""
+        self._cpu = (now, 0.0)
+        self._loop = loop
+        self._stepped = stepped
+        self._output, self.output_end = os.pipe()
+        self._reports, self.report_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.report_end.setblocking(False)
+        self._reports.setblocking(False)
+        os.set_blocking(self._output, False)
+        loop.watch(self._output, selectors.EVENT_READ, self.read_output)
+        loop.watch(self._reports, selectors.EVENT_READ, self.read_reports)
+        log.begin(generation)
+
+    def environment(self) -> dict[str, str]:
+        inode = os.fstat(self.report_end.fileno()).st_ino
+        return {"PACELINE_REPORT_FD": str(REPORT), "PACELINE_REPORT_INODE": str(inode)}
+
+    def began(self, pid: int, warm: bool) -> None:
+        """The process is there; the ends that it was given are its own now."""
+        self.pid, self.warm = pid, warm
+        self.close_ends()
+
+    def close_ends(self) -> None:
+        if self.output_end >= 0:
+            os.close(self.output_end)
+            self.output_end = -1
+            self.report_end.close()
+
+    def signal(self, number: int, whole_group: bool) -> None:
+        """To the task alone, or with all it started that stayed in its process group."""
+        if self.pid:
+            try:
+                os.killpg(self.pid, number) if whole_group else os.kill(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL, whole_group=True)
+
+    def read_output(self) -> None:
+        for _ in range(64):
+            try:
+                data = os.read(self._output, 65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.unwatch(self._output)
+                return
+            self.output_at = self._loop.now()
+            self.log.feed(data)
+
+    def read_reports(self) -> None:
+        first = self.step is None
+        for _ in range(4096):
+            try:
+                datagram = self._reports.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                datagram = b""
+            if not datagram:
+                self._loop.unwatch(self._reports)
+                break
+            self._take(datagram)
+        if first and self.step is not None:
+            self._stepped()
+
+    def _take(self, datagram: bytes) -> None:
+        try:
+            message = json.loads(datagram)
+        except ValueError:
+            return
+        if not isinstance(message, dict):
+            return
+        if message.get("_") == "cold":
+            self.cold_because = str(message.get("why", ""))[:500]
+            return
+        step = message.pop("step", None)
+        if isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**53:
+            self.step, self.step_at = step, self._loop.now()
+        for name, value in message.items():
+            if (
+                isinstance(value, (int, float))
+                and value == value
+                and abs(value) != float("inf")
+                and len(self.metrics) < 100
+            ):
+                self.metrics[str(name)[:100]] = value
+
+    def sample(self) -> None:
+        """Note how much the process has computed, so that a hang can be told from an endless loop."""
+        if self.pid:
+            self._cpu = (self._loop.now(), machine.state(self.pid)[1])
+
+    def doing(self) -> str:
+        letter, cpu = machine.state(self.pid)
+        if letter in ("T", "t"):
+            return "stopped"
+        at, before = self._cpu
+        seconds = self._loop.now() - at
+        if seconds < 0.1:
+            time.sleep(0.1)  # too soon after the last sample to judge; a hung group can wait for it
+            seconds, (_, cpu) = self._loop.now() - at, machine.state(self.pid)
+        return "busy" if cpu - before > 0.5 * seconds else "waiting"
+
+    def finish(self) -> None:
+        """The process is gone: take what it left, and close."""
+        self.read_output()
+        self.read_reports()
+        self.log.end()
+        if self.deadline is not None:
+            self.deadline.cancel()
+        self.close_ends()
+        self._loop.unwatch(self._output)
+        self._loop.unwatch(self._reports)
+        os.close(self._output)
+        self._reports.close()
+
+    def progress(self, now: float) -> tuple[int | None, float, float, dict[str, float]]:
+        return self.step, round(now - self.step_at, 4), round(now - self.output_at, 4), self.metrics

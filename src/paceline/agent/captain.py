@@ -1,0 +1,621 @@
+"""The captain: decides for the run. A state machine without I/O: what happened goes in, instructions come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from paceline.agent import events as ev
+from paceline.agent.budget import Budget, Failure, blame
+from paceline.agent.progress import Watch
+from paceline.plan import ALONE, GROUP, LEAD, Plan, Task
+
+WAITING, RUNNING, STOPPING, DONE = "waiting", "running", "stopping", "done"  # of a unit
+RETURNING, LIVE, CLOSING, ENDING, OVER = "returning", "live", "closing", "ending", "over"  # of the run
+WAIT_WORDS_EVERY = 10.0
+FAREWELL = 5.0  # how long members may take to say that they have left
+
+
+@dataclass
+class Member:
+    host: str
+    connected: bool = False
+    instance: str = ""
+    agent: int = 0
+    lease_until: float = 0.0
+    offers: dict[str, str] = field(default_factory=dict)
+    snapshots: tuple[int, ...] = ()
+    memory: float = 0.0
+    left: bool = False
+
+
+@dataclass
+class Unit:
+    """Tasks that restart together."""
+
+    name: str
+    kind: str
+    tasks: tuple[Task, ...]
+    phase: str = WAITING
+    waiting_since: float | None = None
+    not_before: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+    budget: Budget = field(default_factory=Budget)
+    lacking: set[str] = field(default_factory=set)  # tasks whose host is away or has not offered an address
+    live: set[str] = field(default_factory=set)  # tasks that may be running
+
+
+class Captain:
+    def __init__(
+        self, plan: Plan, run: str, lease: float, now: float, wall: float, saved: dict[str, Any] | None = None
+    ) -> None:
+        self.plan = plan
+        self.run = run
+        self.lease = lease
+        self.members = {host.name: Member(host.name) for host in plan.hosts}
+        self.units = _units(plan)
+        self._unit_of = {task.name: unit for unit in self.units for task in unit.tasks}
+        self._task = {task.name: task for task in plan.tasks}
+        self._on_host = {host.name: host.tasks for host in plan.hosts}
+        self.live: dict[str, int] = {}  # task -> attempt that may be running
+        self.ghosts: list[
+            tuple[float, dict[str, int]]
+        ] = []  # attempts on hosts that were replaced, until their lease ends
+        self.succeeded: set[str] = set()
+        self.attempts: dict[str, int] = {}
+        self.addresses: dict[str, str] = {}
+        self.generation = 0
+        self.restarts: list[dict[str, Any]] = []
+        self.stacks: dict[str, str] = {}
+        self.watch = Watch(plan)
+        self.phase = LIVE
+        self.hold_until = 0.0
+        self.outcome: tuple[str, str, str | None] = ("", "", None)
+        self._runtime_until: float | None = None
+        self._first_generation_wall: float | None = None
+        self._first_joined: float | None = None
+        self._closing_until = 0.0
+        self._farewell_until = 0.0
+        self._finished_at: float | None = None
+        self._said_waiting = 0.0
+        self._recovering: list[dict[str, Any]] = []
+        self._best = -1
+        self._out: ev.Instructions = []
+        self._started = now
+        self._wall_offset = wall - now
+        if saved and saved.get("generation"):
+            self._load(saved)
+            self._return(now)
+
+    # ---- in and out
+
+    def handle(self, told: ev.Told, now: float) -> ev.Instructions:
+        self._out = []
+        if self.phase != OVER:
+            handler: Callable[[Any, float], None] = getattr(self, "_on_" + type(told).__name__.lower())
+            handler(told, now)
+            self._advance(now)
+        return self._out
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._out.append(ev.Emit(kind, self.generation, fields))
+
+    # ---- members come and go
+
+    def _on_joined(self, told: ev.Joined, now: float) -> None:
+        member = self.members.get(told.host)
+        if member is None:
+            return
+        if self._first_joined is None:
+            self._first_joined = now
+        if self.generation == 0 and told.generation > 0 and self.phase == LIVE:
+            self._return(now)  # a captain before this one has led the run, and its notes are lost
+        self.generation = max(self.generation, told.generation)
+        held = self._held(told.host)
+        if member.instance and told.instance != member.instance and held:
+            if told.replaces:
+                self._gone(held, now, "host-lost", f"{told.host} was lost and has been replaced")
+            else:
+                self.ghosts.append((member.lease_until, held))
+                for name in held:
+                    lost = Failure("host-lost", name, f"{told.host} was lost and has been replaced", "", False, now)
+                    self._fail(self._unit_of[name], lost, now, "kill")
+        elif held and self.phase != RETURNING:
+            self._compare(told, held, now)
+        if self.phase == RETURNING:
+            self._adopt(told)
+        for name, attempt in told.running.items():
+            unit = self._unit_of.get(name)
+            unwanted = unit is None or self.live.get(name) != attempt or unit.phase == STOPPING
+            if unwanted or self.phase == ENDING:
+                self._out.append(ev.End(told.host, {name: attempt}, "kill"))
+        self._withdraw(member)
+        member.connected, member.left = True, False
+        member.instance, member.agent = told.instance, told.agent
+        member.lease_until = now + self.lease
+        member.snapshots = told.snapshots
+        self._offer(member, told.offers)
+        self._emit("member-joined", host=told.host)
+        if self.phase in (ENDING,) and not self._live_anywhere():
+            self._out.append(ev.Finish(told.host, self.outcome[0], self.outcome[1]))
+
+    def _compare(self, told: ev.Joined, held: dict[str, int], now: float) -> None:
+        """A member that dialled again: what it ran before may have ended meanwhile."""
+        exits = {exit.task: exit for exit in told.exits}
+        for name, attempt in held.items():
+            if told.running.get(name) == attempt:
+                continue
+            known = exits.get(name)
+            if known is not None and known.attempt == attempt:
+                self._exit(told.host, known, now)
+            else:
+                self._gone({name: attempt}, now, "host-lost", f"the agent of {told.host} died and its tasks with it")
+
+    def _adopt(self, told: ev.Joined) -> None:
+        for name, attempt in told.running.items():
+            task = self._task.get(name)
+            if task is not None and task.host == told.host and attempt >= self.attempts.get(name, 0):
+                self.attempts[name] = attempt
+                self._lives(name, attempt)
+                if name in told.offers:
+                    self.addresses[name] = told.offers[name]
+        for exit in told.exits:
+            if exit.task in self._task and exit.attempt >= self.attempts.get(exit.task, 0):
+                self.attempts[exit.task] = exit.attempt
+                if not exit.cause and not exit.expected:
+                    self.succeeded.add(exit.task)
+
+    def _on_disconnected(self, told: ev.Disconnected, now: float) -> None:
+        member = self.members[told.host]
+        if member.connected:
+            member.connected = False
+            self._withdraw(member)
+            if not member.left:
+                self._emit("member-lost", host=told.host, reason="the connection ended")
+
+    def _on_leaving(self, told: ev.Leaving, now: float) -> None:
+        self._emit("note", text=f"{told.host} has been told to go: {told.reason}")
+
+    def _on_left(self, told: ev.Left, now: float) -> None:
+        self.members[told.host].left = True
+
+    def _on_said(self, told: ev.Said, now: float) -> None:
+        self._emit("warning" if told.warning else "note", text=told.text)
+
+    def _on_stop(self, told: ev.Stop, now: float) -> None:
+        if self.phase in (LIVE, RETURNING, CLOSING):
+            self._end("stopped", told.reason, None, now, "term")
+
+    def _on_tick(self, told: ev.Tick, now: float) -> None:
+        for member in self.members.values():
+            if not member.connected and member.instance and now >= member.lease_until:
+                held = self._held(member.host)
+                if held:
+                    detail = f"{member.host}: no word for {self.lease:g} s"
+                    cause = "host-lost"
+                    if member.memory > 0.95:
+                        cause, detail = (
+                            "out-of-memory",
+                            f"{detail}; probably out of memory ({member.memory:.0%} was in use)",
+                        )
+                    self._gone(held, now, cause, detail)
+        for until, held in list(self.ghosts):
+            if now >= until:
+                self.ghosts.remove((until, held))
+                self._gone(held, now, "host-lost", "a host was replaced and its last lease has run out")
+        if self.phase == LIVE:
+            self._judge(now)
+        if self.phase == LIVE:
+            self._check_waits(now)
+
+    # ---- tasks
+
+    def _on_started(self, told: ev.Started, now: float) -> None:
+        if self.live.get(told.task) == told.attempt:
+            self._emit("task-started", task=told.task, pid=told.pid, warm=told.warm, host=told.host)
+
+    def _on_beat(self, told: ev.Beat, now: float) -> None:
+        member = self.members[told.host]
+        member.lease_until = now + self.lease
+        member.memory = told.memory
+        member.snapshots = told.snapshots
+        for step in told.snapshots:
+            if self.watch.snapshot(step, now):
+                self._emit("snapshot", step=step, path=f"step-{step}")
+                self._new_progress(step)
+        for name, progress in told.tasks.items():
+            unit = self._unit_of.get(name)
+            if unit is None or name not in self.live or unit.phase != RUNNING:
+                continue
+            stepped = self.watch.update(name, progress, now)
+            if stepped and progress.step is not None:
+                fields = {"task": name, "step": progress.step, "metrics": dict(progress.metrics)}
+                self._emit("step", **fields, steps_per_s=self.watch.rate(name))
+                if self._task[name].role != "evaluator":
+                    self._stepped(name, progress.step, now - progress.step_age)
+
+    def _stepped(self, task: str, step: int, at: float) -> None:
+        for record in list(self._recovering):
+            if at >= record["_at"]:
+                self._recovering.remove(record)
+                record["first_step_after_s"] = round(at - record.pop("_at"), 3)
+                self._emit("recovered", task=record["task"], first_step_after_s=record["first_step_after_s"])
+        self._new_progress(step)
+
+    def _new_progress(self, step: int) -> None:
+        if step > self._best:
+            self._best = step
+            for unit in self.units:
+                unit.budget.reset()
+
+    def _on_exited(self, told: ev.Exited, now: float) -> None:
+        self._exit(told.host, told.exit, now)
+
+    def _exit(self, host: str, exit: ev.Exit, now: float) -> None:
+        if self.live.get(exit.task) != exit.attempt:
+            return
+        unit = self._unit_of[exit.task]
+        self._dies(exit.task)
+        self._emit("task-exited", task=exit.task, code=exit.code, signal=exit.signal, expected=exit.expected)
+        if self.phase == ENDING:
+            return
+        if exit.expected:
+            if exit.cause:
+                own = Failure(exit.cause, exit.task, exit.detail, exit.place, exit.survivor, now - exit.age, asked=True)
+                unit.failures.append(own)
+            return
+        if not exit.cause:
+            self.succeeded.add(exit.task)
+        elif self.phase == CLOSING:
+            self._emit("note", text=f"{exit.task} failed after training had succeeded: {exit.detail}")
+        else:
+            memory = self.members[host].memory
+            cause, detail = exit.cause, exit.detail
+            if cause == "signal" and exit.signal == "SIGKILL" and memory > 0.95:
+                cause, detail = "out-of-memory", f"{detail}; probably out of memory ({memory:.0%} was in use)"
+            failure = Failure(cause, exit.task, detail, exit.place, exit.survivor, now - exit.age)
+            self._fail(unit, failure, now, "kill")
+
+    def _on_ended(self, told: ev.Ended, now: float) -> None:
+        for name, attempt in told.tasks.items():
+            if self.live.get(name) == attempt:
+                self._dies(name)
+                self._emit("task-exited", task=name, code=None, signal=None, expected=True)
+        for name, text in told.stacks.items():
+            self.stacks[name] = text
+            self._emit("stacks", task=name, text=text)
+        for name, state in told.states.items():
+            unit = self._unit_of.get(name)
+            if unit is not None:
+                unit.failures = [failure.seen(name, state) for failure in unit.failures]
+        member = self.members[told.host]
+        self._offer(member, told.offers)
+        member.snapshots = told.snapshots or member.snapshots
+
+    def _gone(self, held: dict[str, int], now: float, cause: str, detail: str) -> None:
+        """These attempts are not running any more, and nobody has said how they ended."""
+        for name, attempt in held.items():
+            if self.live.get(name) != attempt:
+                continue
+            self._dies(name)
+            self._emit("task-exited", task=name, code=None, signal=None, expected=self.phase == ENDING)
+            if self.phase in (LIVE, RETURNING):
+                self._fail(self._unit_of[name], Failure(cause, name, detail, "", False, now), now, "kill")
+
+    # ---- failing and starting again
+
+    def _fail(self, unit: Unit, failure: Failure, now: float, how: str) -> None:
+        unit.failures.append(failure)
+        if unit.phase != STOPPING:
+            unit.phase = STOPPING
+            self._end_tasks([task.name for task in unit.tasks], how)
+
+    def _end_tasks(self, names: Iterable[str], how: str, grace: float = 0.0) -> None:
+        wanted: dict[str, dict[str, int]] = {}
+        ghosts = {name for _, held in self.ghosts for name in held}
+        for name in names:
+            if name in self.live and name not in ghosts:
+                wanted.setdefault(self._task[name].host, {})[name] = self.live[name]
+        for host, tasks in wanted.items():
+            if self.members[host].connected:
+                self._out.append(ev.End(host, tasks, how, grace))
+
+    def _settle(self, unit: Unit, now: float) -> None:
+        """All tasks of a failed unit are gone: say why, and start again or give up."""
+        failures, unit.failures = unit.failures, []
+        unit.phase, unit.waiting_since = WAITING, now
+        if not failures:
+            return  # ended with others, through no fault of its own
+        failure = blame(failures)
+        verdict = unit.budget.count(failure, self.plan.restart.limit)
+        if verdict.give_up:
+            if self._only_beside(unit):
+                unit.phase = DONE
+                self._emit("warning", text=f"{unit.name} is given up and training goes on without it: {verdict.reason}")
+                return
+            self._end("failed", verdict.reason, failure.cause, now, "kill")
+            return
+        unit.not_before = now + verdict.delay
+        record = {
+            "cause": failure.cause, "task": failure.task, "detail": failure.detail,
+            "at": failure.at + self._wall_offset, "first_step_after_s": None, "_at": failure.at,
+        }  # fmt: skip
+        self.restarts.append(record)
+        if unit.kind != ALONE or self.plan.strategy == "parameter-server":
+            self._recovering.append(record)
+        self._emit(
+            "restart", cause=failure.cause, task=failure.task, detail=failure.detail,
+            scope=[task.name for task in unit.tasks], delay_s=verdict.delay, count=verdict.count, limit=self.plan.restart.limit,
+        )  # fmt: skip
+
+    def _only_beside(self, unit: Unit) -> bool:
+        return unit.kind == ALONE and unit.tasks[0].role == "evaluator"
+
+    def _start(self, units: list[Unit], now: float) -> None:
+        if any(unit.kind != ALONE for unit in units) or self.generation == 0:
+            self.generation += 1
+        hosts: dict[str, dict[str, int]] = {}
+        for unit in units:
+            unit.phase, unit.waiting_since = RUNNING, None
+            for task in unit.tasks:
+                if task.name in self.succeeded and unit.kind == ALONE:
+                    continue
+                self.succeeded.discard(task.name)
+                attempt = self.attempts[task.name] = self.attempts.get(task.name, 0) + 1
+                self._lives(task.name, attempt)
+                hosts.setdefault(task.host, {})[task.name] = attempt
+                offer = self.members[task.host].offers.pop(task.name)
+                unit.lacking.add(task.name)
+                if self.plan.strategy != "parameter-server" or task.name not in self.addresses:
+                    self.addresses[task.name] = offer
+                self.watch.begin(task.name, now)
+        restore = self._common_snapshot(hosts)
+        if self._runtime_until is None and self.plan.limits.runtime is not None:
+            self._first_generation_wall = now + self._wall_offset
+            self._runtime_until = now + self.plan.limits.runtime
+        self._out.append(ev.Start(self.generation, len(self.restarts), dict(self.addresses), restore, hosts))
+        tasks = [name for names in hosts.values() for name in names]
+        self._emit("generation-formed", tasks=tasks, restore=None if restore is None else f"step-{restore}")
+
+    def _common_snapshot(self, hosts: Iterable[str]) -> int | None:
+        held = [set(self.members[host].snapshots) for host in hosts]
+        common = set.intersection(*held) if held else set()
+        return max(common) if common else None
+
+    # ---- what follows from the state, whatever was told
+
+    def _advance(self, now: float) -> None:
+        if self.phase == RETURNING:
+            self._settle_return(now)
+        if self.phase == LIVE:
+            for unit in self.units:
+                if unit.phase == STOPPING and not unit.live:
+                    self._settle(unit, now)
+        if self.phase == LIVE:
+            self._start_ready(now)
+        if self.phase == LIVE and self._training_succeeded():
+            self._close(now)
+        if self.phase == CLOSING:
+            self._closing(now)
+        if self.phase == ENDING:
+            self._ending(now)
+
+    def _start_ready(self, now: float) -> None:
+        waiting = [unit for unit in self.units if unit.phase == WAITING]
+        free = [unit for unit in waiting if not unit.lacking and not unit.live]
+        ready = [unit for unit in free if now >= max(unit.not_before, self.hold_until)]
+        if self.generation == 0 and len(ready) < len(self.units):
+            return
+        if ready:
+            self._start(ready, now)
+
+    def missing(self) -> list[str]:
+        """Hosts that some unit waits for."""
+        wanted = {task.host for unit in self.units if unit.phase == WAITING for task in unit.tasks}
+        return [host for host in self.members if host in wanted and not self.members[host].connected]
+
+    def _check_waits(self, now: float) -> None:
+        missing = self.missing()
+        if self.generation == 0:
+            since = self._first_joined
+        else:
+            since = min((u.waiting_since for u in self.units if u.waiting_since is not None), default=None)
+        if not missing or since is None:
+            return
+        limit = self.plan.limits.start
+        if now - since >= limit:
+            tasks = [task for host in missing for task in self.plan.host(host).tasks]
+            reason = f"missing {', '.join(tasks)} after {limit:g} s (limits.start)"
+            self._end("failed", reason, "start-timeout", now, "kill")
+        elif now - max(self._said_waiting, since) >= WAIT_WORDS_EVERY:
+            self._said_waiting = now
+            self._emit("waiting", missing=missing, since_s=round(now - since, 1), limit_s=limit)
+
+    def _judge(self, now: float) -> None:
+        if self._runtime_until is not None and now >= self._runtime_until:
+            reason = f"the run took {self.plan.limits.runtime:g} s, which is limits.runtime"
+            self._end("failed", reason, "runtime-limit", now, "term")
+            return
+        for unit in self.units:
+            hang = (
+                self.watch.hung(unit.kind, [t for t in unit.tasks if t.name in self.live], now)
+                if unit.phase == RUNNING
+                else None
+            )
+            if hang is None:
+                continue
+            self._emit(
+                "hang",
+                tasks=hang.tasks,
+                silent_s=round(hang.silent, 1),
+                limit_s=round(hang.limit, 1),
+                progress=hang.progress,
+            )
+            detail = f"no {hang.progress} for {hang.silent:.1f} s (limit {hang.limit:g} s)"
+            self._fail(unit, Failure("hang", hang.tasks[0], detail, "", False, now), now, "abort")
+            if unit.kind == LEAD:
+                self._end_workers("abort")
+
+    def _end_workers(self, how: str) -> None:
+        """A chief that hangs may wait for any of its workers: all of them start again with it."""
+        for unit in self.units:
+            if unit.phase == RUNNING and unit.tasks[0].role == "worker":
+                unit.phase = STOPPING
+                self._end_tasks([task.name for task in unit.tasks], how)
+
+    # ---- a captain that returns
+
+    def _return(self, now: float) -> None:
+        self.phase = RETURNING
+        self.hold_until = now + self.lease
+
+    def _settle_return(self, now: float) -> None:
+        absent = [host for host, member in self.members.items() if not member.connected]
+        if absent and now < self.hold_until:
+            return
+        self.phase = LIVE
+        if self.outcome[0]:  # the captain before this one had decided how the run ends
+            self._emit("captain-returned", adopted=True)
+            self._end(*self.outcome, now, "term")
+            return
+        complete = True
+        for unit in self.units:
+            if unit.phase == DONE:
+                continue
+            lacking = [t for t in unit.tasks if t.name not in self.live and t.name not in self.succeeded]
+            unit.phase, unit.waiting_since = RUNNING, None
+            for task in unit.tasks:
+                self.watch.begin(task.name, now)
+            if lacking:
+                complete = False
+                detail = f"{lacking[0].name} was gone when the captain came back"
+                self._fail(unit, Failure("host-lost", lacking[0].name, detail, "", False, now), now, "kill")
+        if complete:
+            self.hold_until = 0.0
+        self._emit("captain-returned", adopted=complete)
+
+    # ---- ending
+
+    def _training_succeeded(self) -> bool:
+        deciding = {role.name for role in self.plan.roles if role.decides}
+        return all(task.name in self.succeeded for task in self.plan.tasks if task.role in deciding)
+
+    def _close(self, now: float) -> None:
+        """Training has succeeded: servers end at once, evaluator and peers may finish what they do."""
+        self.phase = CLOSING
+        self.outcome = ("succeeded", "training succeeded", None)
+        if self.plan.strategy == "parameter-server":
+            servers = [task.name for task in self.plan.tasks if task.role in ("ps", "worker")]
+            self._end_tasks(servers, "term", self.plan.limits.grace)
+        self._closing_until = now + self.plan.limits.grace
+        beside = [name for name in self.live if self._task[name].role == "evaluator"]
+        if beside:
+            text = f"training has succeeded; {', '.join(beside)} may finish"
+            self._emit("ending", reason=text, grace_s=self.plan.limits.grace)
+
+    def _closing(self, now: float) -> None:
+        if not self._live_anywhere() or now >= self._closing_until:
+            self._end(*self.outcome, now, "term")
+
+    def _end(self, status: str, reason: str, cause: str | None, now: float, how: str) -> None:
+        self.phase = ENDING
+        self.outcome = (status, reason, cause)
+        grace = self.plan.limits.grace if how == "term" else 0.0
+        if self._live_anywhere():
+            self._emit("ending", reason=reason, grace_s=grace)
+        self._end_tasks(list(self.live), how, grace)
+        self._farewell_until = now + grace + self.lease + FAREWELL
+
+    def _ending(self, now: float) -> None:
+        if self._finished_at is None and (not self._live_anywhere() or now >= self._farewell_until):
+            self._finished_at = now
+            for member in self.members.values():
+                if member.connected:
+                    self._out.append(ev.Finish(member.host, self.outcome[0], self.outcome[1]))
+        if self._finished_at is None:
+            return
+        staying = [member for member in self.members.values() if member.connected and not member.left]
+        if not staying or now >= self._finished_at + FAREWELL:
+            self.phase = OVER
+            status, reason, cause = self.outcome
+            self._emit("run-ended", status=status, reason=reason, cause=cause)
+            self._out.append(ev.Over(status, reason, cause, dict(self.stacks)))
+
+    def _live_anywhere(self) -> bool:
+        return bool(self.live) or bool(self.ghosts)
+
+    def _held(self, host: str) -> dict[str, int]:
+        """What runs on the host as it is now; attempts on an earlier instance of it are ghosts."""
+        ghosts = {name for _, tasks in self.ghosts for name in tasks}
+        return {name: self.live[name] for name in self._on_host[host] if name in self.live and name not in ghosts}
+
+    def _lives(self, task: str, attempt: int) -> None:
+        self.live[task] = attempt
+        self._unit_of[task].live.add(task)
+
+    def _dies(self, task: str) -> None:
+        del self.live[task]
+        self._unit_of[task].live.discard(task)
+
+    def _offer(self, member: Member, offers: Mapping[str, str]) -> None:
+        for name, address in offers.items():
+            if name in self._on_host[member.host]:
+                member.offers[name] = address
+                self._unit_of[name].lacking.discard(name)
+
+    def _withdraw(self, member: Member) -> None:
+        member.offers = {}
+        for name in self._on_host[member.host]:
+            self._unit_of[name].lacking.add(name)
+
+    # ---- notes for the next captain
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "attempts": self.attempts,
+            "succeeded": sorted(self.succeeded),
+            "addresses": self.addresses,
+            "restarts": [{k: v for k, v in record.items() if k != "_at"} for record in self.restarts],
+            "best": self._best,
+            "first_generation": self._first_generation_wall,
+            "budgets": {unit.name: unit.budget.saved() for unit in self.units},
+            "given_up": [unit.name for unit in self.units if unit.phase == DONE],
+            "watch": self.watch.saved(),
+            "stacks": self.stacks,
+            "outcome": list(self.outcome),
+        }
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        self.generation = saved["generation"]
+        self.attempts = dict(saved["attempts"])
+        self.succeeded = set(saved["succeeded"])
+        self.addresses = dict(saved["addresses"])
+        self.restarts = list(saved["restarts"])
+        self._best = saved["best"]
+        self.stacks = dict(saved["stacks"])
+        status, reason, cause = saved["outcome"]
+        self.outcome = (status, reason, cause)
+        self.watch.load(saved["watch"])
+        self._first_generation_wall = saved["first_generation"]
+        if self._first_generation_wall is not None and self.plan.limits.runtime is not None:
+            self._runtime_until = self._first_generation_wall + self.plan.limits.runtime - self._wall_offset
+        for unit in self.units:
+            unit.budget.load(saved["budgets"].get(unit.name, {}))
+            if unit.name in saved["given_up"]:
+                unit.phase = DONE
+
+
+def _units(plan: Plan) -> list[Unit]:
+    together: dict[str, list[Task]] = {}
+    alone: list[Unit] = []
+    for task in plan.tasks:
+        kind = plan.role(task.role).restarts
+        if kind == ALONE:
+            alone.append(Unit(task.name, ALONE, (task,), lacking={task.name}))
+        else:
+            together.setdefault(kind, []).append(task)
+    units = [Unit(kind, kind, tuple(tasks), lacking={t.name for t in tasks}) for kind, tasks in together.items()]
+    assert {unit.kind for unit in units} <= {GROUP, LEAD}
+    return units + alone

@@ -1,0 +1,279 @@
+"""The captain's surroundings: connections of members, the clock, events.jsonl, its notes and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import socket
+import time
+from typing import Any
+
+from paceline.agent import events as ev
+from paceline.agent import messages
+from paceline.agent.captain import Captain
+from paceline.agent.journal import Appender, replace, stamp
+from paceline.agent.link import Link, LinkClosed, context
+from paceline.agent.loop import Loop
+from paceline.agent.options import Options, endpoint
+from paceline.agent.wire import Message, WireError, encode, encode_packed
+from paceline.plan import from_data
+
+FAILED = 64  # exit code of a captain whose run has failed
+INTRODUCTION = 10.0  # seconds a connection may take to say who it is
+STRANGER_LIMIT = 8 * 1024 * 1024
+
+
+class Connection:
+    """One peer: a stranger until its first message, then a member or a person's command line."""
+
+    def __init__(self, captaincy: Captaincy, sock: socket.socket) -> None:
+        self._captaincy = captaincy
+        self.link = Link(sock, captaincy.tls, server=True, limit=STRANGER_LIMIT)
+        self.host = ""
+        self.heard = captaincy.loop.now()
+        self.rewatch()
+
+    def rewatch(self) -> None:
+        self._captaincy.loop.watch(self.link, self.link.interest(), self._ready)
+
+    def _ready(self) -> None:
+        try:
+            received = self.link.ready()
+            for message in received:
+                self.heard = self._captaincy.loop.now()
+                self._captaincy.receive(self, message)
+            if self in self._captaincy.connections:
+                self.rewatch()
+        except (LinkClosed, WireError) as error:
+            self._captaincy.drop(self, str(error))
+
+    def send_bytes(self, frame: bytes) -> None:
+        try:
+            self.link.send_bytes(frame)
+            self.rewatch()
+        except LinkClosed as error:
+            self._captaincy.drop(self, str(error))
+
+
+class Captaincy:
+    def __init__(self, options: Options) -> None:
+        with open(options.plan) as file:
+            plan = from_data(json.load(file))
+        self._options = options
+        self._folder = options.folder
+        self._notes = f"{options.folder}/captain.json"
+        self._plan = plan
+        self.loop = Loop()
+        self.tls = context(options.tls, "captain", server=True)
+        self.connections: set[Connection] = set()
+        self._members: dict[str, Connection] = {}
+        self._instances: dict[str, list[str]] = {}  # host -> instances in the order they came; the last is the one
+        self._events = Appender(f"{self._folder}/events.jsonl", self._trouble)
+        self._exit = 0
+        self._saved = ""
+        saved = self._read_notes()
+        self._started = saved.get("started") or stamp()
+        self._beat = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
+        now = self.loop.now()
+        self._captain = Captain(plan, options.run, options.lease, now, time.time(), saved.get("captain"))
+        _raise_file_limit()
+        self._listener = self._listen()
+        self.loop.watch(self._listener, selectors.EVENT_READ, self._accept)
+        if not saved:
+            tasks, hosts = [task.name for task in plan.tasks], [host.name for host in plan.hosts]
+            words = {"framework": plan.framework, "strategy": plan.strategy, "tasks": tasks, "hosts": hosts}
+            self._write_event("run-started", 0, {"run": options.run, "job": plan.name, **words})
+        self._save()
+        self._tick()
+
+    def run(self) -> int:
+        self.loop.run()
+        return self._exit
+
+    # ---- connections
+
+    def _listen(self) -> socket.socket:
+        host, port = endpoint(self._options.listen or self._options.captain)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(4096)
+        listener.setblocking(False)
+        return listener
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                return  # out of descriptors or a peer that left at once; the next round tries again
+            self.connections.add(Connection(self, sock))
+
+    def receive(self, connection: Connection, message: Message) -> None:
+        if connection.host:
+            if message["type"] == "beat":
+                connection.send_bytes(encode({"type": "beat", "n": message.get("n")}))
+            told = messages.read_member(message, connection.host)
+            if told is not None:
+                self._tell(told)
+        elif message["type"] == "join":
+            self._join(connection, messages.read_join(message, self._options.run))
+        elif message["type"] == "stop":
+            reason = str(message.get("reason") or "stopped by a person")[:500]
+            connection.send_bytes(encode({"type": "stopping", "grace": self._plan.limits.grace}))
+            self._tell(ev.Stop(reason))
+        else:
+            raise WireError(f"{message['type']!r} before join")
+
+    def _join(self, connection: Connection, joined: ev.Joined) -> None:
+        if joined.host not in self._captain.members:
+            raise WireError(f"no host {joined.host!r} in this run")
+        lives = self._instances.setdefault(joined.host, [])
+        if joined.instance in lives[:-1]:
+            connection.send_bytes(
+                encode({"type": "finish", "status": "replaced", "reason": "another instance took this host's place"})
+            )
+            return
+        if joined.instance not in lives:
+            lives.append(joined.instance)
+        earlier = self._members.get(joined.host)
+        if earlier is not None:
+            self.drop(earlier, "joined again")
+        connection.host = joined.host
+        self._members[joined.host] = connection
+        connection.send_bytes(encode({"type": "welcome", "lease": self._options.lease, "beat": self._beat}))
+        self._tell(joined)
+
+    def drop(self, connection: Connection, why: str) -> None:
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        self.loop.unwatch(connection.link)
+        connection.link.close()
+        if connection.host and self._members.get(connection.host) is connection:
+            del self._members[connection.host]
+            self._tell(ev.Disconnected(connection.host))
+
+    # ---- the captain's word
+
+    def _tell(self, told: ev.Told) -> None:
+        for instruction in self._captain.handle(told, self.loop.now()):
+            self._carry_out(instruction)
+        if not isinstance(told, (ev.Beat, ev.Joined)):
+            self._save()
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        if isinstance(instruction, ev.Emit):
+            self._write_event(instruction.kind, instruction.generation, instruction.fields)
+        elif isinstance(instruction, ev.Start):
+            self._save()  # a captain that returns must know of this generation
+            roster = encode_packed(
+                {"type": "roster", "generation": instruction.generation, "roster": instruction.roster}
+            )
+            common = {"type": "start", "generation": instruction.generation, "restarts": instruction.restarts}
+            for host, tasks in instruction.hosts.items():
+                self._send(host, roster + encode({**common, "restore": instruction.restore, "tasks": tasks}))
+        elif isinstance(instruction, ev.End):
+            words = {"tasks": instruction.tasks, "how": instruction.how, "grace": instruction.grace}
+            self._send(instruction.host, encode({"type": "end", **words}))
+        elif isinstance(instruction, ev.Finish):
+            self._send(
+                instruction.host, encode({"type": "finish", "status": instruction.status, "reason": instruction.reason})
+            )
+        elif isinstance(instruction, ev.Over):
+            self._over(instruction)
+
+    def _send(self, host: str, frame: bytes) -> None:
+        connection = self._members.get(host)
+        if connection is not None:
+            connection.send_bytes(frame)
+
+    def _tick(self) -> None:
+        now = self.loop.now()
+        for connection in list(self.connections):
+            limit = self._options.lease if connection.host else INTRODUCTION
+            if now - connection.heard > limit:
+                self.drop(connection, "silent")
+        self._tell(ev.Tick())
+        self.loop.after(0.25 if len(self._captain.members) <= 256 else 1.0, self._tick)
+
+    # ---- files
+
+    def _write_event(self, kind: str, generation: int, fields: dict[str, Any]) -> None:
+        line = {"at": stamp(), "event": kind, "generation": generation, **fields}
+        self._events.write(json.dumps(line).encode() + b"\n")
+
+    def _trouble(self, text: str) -> None:
+        print(text, flush=True)
+
+    def _read_notes(self) -> dict[str, Any]:
+        try:
+            with open(self._notes) as file:
+                notes: dict[str, Any] = json.load(file)
+                return notes
+        except (OSError, ValueError):
+            return {}
+
+    def _save(self) -> None:
+        data = {"started": self._started, "captain": self._captain.saved()}
+        text = json.dumps(data)
+        if text == self._saved:
+            return
+        self._saved = text
+        try:
+            replace(self._notes, data)
+        except OSError:
+            pass  # a full disk: a captain that returns learns from its members what it can
+
+    def _over(self, over: ev.Over) -> None:
+        watch = self._captain.watch
+        report = {
+            "run": self._options.run,
+            "status": over.status,
+            "reason": over.reason,
+            "cause": over.cause,
+            "generations": self._captain.generation,
+            "restarts": [_shown(record) for record in self._captain.restarts],
+            "steps": watch.steps,
+            "steps_per_s": watch.steps_per_second(),
+            "metrics": watch.metrics,
+            "started": self._started,
+            "ended": stamp(),
+            "folder": self._folder,
+            "stacks": over.stacks,
+        }
+        try:
+            replace(f"{self._folder}/report.json", report)
+        except OSError as error:
+            self._trouble(f"cannot write the report: {error}")
+        self._exit = FAILED if over.status == "failed" else 0
+        for connection in list(self.connections):
+            self.connections.discard(connection)
+            connection.link.close()
+        self.loop.stop()
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    return {**{k: v for k, v in record.items() if not k.startswith("_")}, "at": stamp(record["at"])}
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            pass
+
+
+def main(options: Options, beat: Any | None = None) -> int:
+    captaincy = Captaincy(options)
+    if beat is not None:
+        beat(captaincy.loop)
+    os.chdir("/")
+    return captaincy.run()

@@ -1,0 +1,167 @@
+"""What the captain is told and what it answers: plain data, so that any order of it can be tried without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# ---- told to the captain
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one attempt of a task ended, as its member saw it."""
+
+    task: str
+    attempt: int
+    code: int | None = None
+    signal: str | None = None
+    expected: bool = False  # the captain had asked for it
+    cause: str = ""  # empty: success
+    detail: str = ""
+    place: str = ""  # where the program failed; equal places are the same error
+    survivor: bool = False  # it reads like the loss of a peer, so another failure is the likelier cause
+    age: float = 0.0  # seconds between the exit and this message
+
+
+@dataclass(frozen=True)
+class Joined:
+    host: str
+    instance: str  # one for each life of the host; an agent that was started again keeps it
+    agent: int  # which agent of that life
+    replaces: bool  # nothing of an earlier instance of this host can be running
+    generation: int  # the highest it has seen
+    running: Mapping[str, int] = field(default_factory=dict)  # task -> attempt
+    exits: tuple[Exit, ...] = ()  # the last attempt of tasks that have ended
+    offers: Mapping[str, str] = field(default_factory=dict)  # task -> address for its next start
+    snapshots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    host: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: int | None
+    step_age: float
+    output_age: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Beat:
+    host: str
+    tasks: Mapping[str, Progress]
+    memory: float = 0.0  # share of what the host may use
+    snapshots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    host: str
+    task: str
+    attempt: int
+    pid: int
+    warm: bool
+
+
+@dataclass(frozen=True)
+class Exited:
+    host: str
+    exit: Exit
+
+
+@dataclass(frozen=True)
+class Ended:
+    """All that was asked to end on this host has ended."""
+
+    host: str
+    tasks: Mapping[str, int]  # task -> attempt
+    offers: Mapping[str, str]
+    snapshots: tuple[int, ...] = ()
+    states: Mapping[str, str] = field(
+        default_factory=dict
+    )  # task -> "stopped", "busy", "waiting" when a hang was ended
+    stacks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Leaving:
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Said:
+    host: str
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Left:
+    host: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    pass
+
+
+# ---- answered
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start these attempts of tasks; `hosts` says where, `roster` is the same for all."""
+
+    generation: int
+    restarts: int
+    roster: dict[str, str]
+    restore: int | None
+    hosts: dict[str, dict[str, int]]  # host -> task -> attempt
+
+
+@dataclass(frozen=True)
+class End:
+    host: str
+    tasks: dict[str, int]
+    how: str  # "kill", "term" (SIGTERM, then grace) or "abort" (stacks first)
+    grace: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finish:
+    host: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Emit:
+    kind: str
+    generation: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Over:
+    """The captain's work is done: write the report and leave."""
+
+    status: str
+    reason: str
+    cause: str | None
+    stacks: dict[str, str]
+
+
+Told = Any
+Instruction = Any
+Instructions = list[Instruction]

@@ -1,0 +1,121 @@
+"""One TLS connection without blocking: bytes of messages in and out, for a loop that says when it is ready."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+from collections import deque
+
+from paceline.agent.wire import LIMIT, Decoder, Message, encode
+
+OUTBOX_LIMIT = 256 * 1024 * 1024
+_CHUNK = 65536
+SERVER_NAME = "captain.paceline"
+
+
+class LinkClosed(Exception):
+    """The connection is over; the text says why."""
+
+
+def context(folder: str, name: str, server: bool) -> ssl.SSLContext:
+    """Mutual TLS with the certificates of one run; nothing else is trusted."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.load_verify_locations(f"{folder}/ca.pem")
+    made.load_cert_chain(f"{folder}/{name}.pem", f"{folder}/{name}.key")
+    made.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        made.num_tickets = 0
+    return made
+
+
+class Link:
+    def __init__(self, sock: socket.socket, tls: ssl.SSLContext, server: bool, limit: int = LIMIT) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = tls.wrap_socket(
+            sock, server_side=server, do_handshake_on_connect=False, server_hostname=None if server else SERVER_NAME
+        )
+        self.open = False  # the handshake is done
+        self._decoder = Decoder(limit)
+        self._outbox: deque[memoryview] = deque()
+        self._queued = 0
+        self._handshake_wants = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def interest(self) -> int:
+        """The selector events this connection waits for."""
+        if not self.open:
+            return self._handshake_wants
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+
+    def send(self, message: Message) -> None:
+        self.send_bytes(encode(message))
+
+    def send_bytes(self, frame: bytes) -> None:
+        self._queued += len(frame)
+        if self._queued > OUTBOX_LIMIT:
+            raise LinkClosed("the peer does not read")
+        self._outbox.append(memoryview(frame))
+        if self.open:
+            self._flush()
+
+    def ready(self) -> list[Message]:
+        """Called when the socket is readable or writable: moves bytes both ways and gives the messages that came."""
+        try:
+            if not self.open and not self._handshake():
+                return []
+            self._flush()
+            return self._read()
+        except (OSError, EOFError) as error:
+            raise LinkClosed(str(error) or type(error).__name__) from None
+
+    def close(self) -> None:
+        try:
+            self.sock.close()
+        except OSError:
+            pass
+
+    def _handshake(self) -> bool:
+        try:
+            self.sock.do_handshake()
+        except ssl.SSLWantReadError:
+            self._handshake_wants = selectors.EVENT_READ
+            return False
+        except ssl.SSLWantWriteError:
+            self._handshake_wants = selectors.EVENT_WRITE
+            return False
+        self.open = True
+        return True
+
+    def _flush(self) -> None:
+        while self._outbox:
+            head = self._outbox[0]
+            try:
+                sent = self.sock.send(head[:_CHUNK])
+            except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return
+            except OSError as error:
+                raise LinkClosed(str(error)) from None
+            self._queued -= sent
+            if sent == len(head):
+                self._outbox.popleft()
+            else:
+                self._outbox[0] = head[sent:]
+
+    def _read(self) -> list[Message]:
+        messages: list[Message] = []
+        while True:
+            try:
+                data: bytes | None = self.sock.recv(_CHUNK)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return messages
+            if not data:
+                if messages:
+                    return messages  # the end shows again at the next call
+                raise LinkClosed("the peer has gone")
+            messages.extend(self._decoder.feed(data))

@@ -1,0 +1,184 @@
+"""What the agent asks its machine: memory, free ports, the state of processes. Answers are best efforts where /proc is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import sys
+
+_PORTS = (20000, 30000)  # below the range from which outgoing connections take theirs
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, so that nothing a task started can get away."""
+    _prctl(36)
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    _prctl(1, number)
+
+
+def _prctl(option: int, value: int = 1) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    for _ in range(1000):
+        port = random.randrange(*_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("", port))
+                return port
+            except OSError:
+                continue
+    raise OSError("no free port between 20000 and 30000")
+
+
+def children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def environment_of(pid: int, name: str) -> str | None:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            for item in file.read().split(b"\0"):
+                key, _, value = item.partition(b"=")
+                if key == name.encode():
+                    return value.decode("utf-8", "replace")
+    except OSError:
+        pass
+    return None
+
+
+def state(pid: int) -> tuple[str, float]:
+    """The kernel's letter for what a process does, and the CPU seconds it has used."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS
+    except (OSError, IndexError, ValueError):
+        return "", 0.0
+
+
+def resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class Memory:
+    """Memory of the cgroup this process is in, or of the machine where there is no limit."""
+
+    def __init__(self) -> None:
+        self._folder, self._second = _cgroup()
+
+    def used_and_limit(self) -> tuple[int, int]:
+        total, available = _machine()
+        if self._folder:
+            current, limit = (
+                ("memory.current", "memory.max") if self._second else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+            )
+            bound = _read_int(f"{self._folder}/{limit}")
+            used = _read_int(f"{self._folder}/{current}")
+            if bound is not None and used is not None and bound < total:
+                cache = self._stat("inactive_file" if self._second else "total_inactive_file")
+                return max(0, used - cache), bound
+        return total - available, total
+
+    def share(self) -> float:
+        used, limit = self.used_and_limit()
+        return round(used / limit, 4) if limit else 0.0
+
+    def free(self) -> int:
+        used, limit = self.used_and_limit()
+        return max(0, limit - used)
+
+    def kills(self) -> int:
+        """How many processes the kernel has killed here for want of memory."""
+        if not self._folder:
+            return 0
+        name = "memory.events" if self._second else "memory.oom_control"
+        return _fields(f"{self._folder}/{name}").get("oom_kill", 0)
+
+    def _stat(self, name: str) -> int:
+        return _fields(f"{self._folder}/memory.stat").get(name, 0)
+
+
+def kernel_killed(pid: int) -> bool:
+    """Whether the kernel's log says that this process was killed for want of memory (only root may read it)."""
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    needles = (f"Killed process {pid} ".encode(), f"pid={pid},".encode())
+    try:
+        while True:
+            try:
+                record = os.read(fd, 8192)
+            except BrokenPipeError:
+                continue  # records were overwritten meanwhile
+            except OSError:
+                return False
+            if not record:
+                return False
+            if (b"oom" in record.lower() or b"out of memory" in record.lower()) and any(n in record for n in needles):
+                return True
+    finally:
+        os.close(fd)
+
+
+def _cgroup() -> tuple[str, bool]:
+    try:
+        with open("/proc/self/cgroup") as file:
+            lines = [line.strip().split(":", 2) for line in file]
+    except OSError:
+        return "", False
+    for _, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            for base in ("/sys/fs/cgroup/memory" + path, "/sys/fs/cgroup/memory"):
+                if os.path.exists(base + "/memory.limit_in_bytes"):
+                    return base, False
+    for _, controllers, path in lines:
+        if not controllers:
+            for base in ("/sys/fs/cgroup" + path, "/sys/fs/cgroup"):
+                if os.path.exists(base + "/memory.max"):
+                    return base, True
+    return "", False
+
+
+def _machine() -> tuple[int, int]:
+    try:
+        with open("/proc/meminfo") as file:
+            fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+        return fields["MemTotal"], fields["MemAvailable"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0, 0
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _fields(path: str) -> dict[str, int]:
+    try:
+        with open(path) as file:
+            pairs = [line.split() for line in file]
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    except OSError:
+        return {}

@@ -1,0 +1,460 @@
+"""A member: starts, watches and ends the tasks of its host, as the captain says."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import Any, Callable
+
+from paceline.agent import causes, machine, messages
+from paceline.agent import events as ev
+from paceline.agent.attempt import Attempt
+from paceline.agent.link import Link, LinkClosed, context
+from paceline.agent.logs import TaskLog
+from paceline.agent.loop import Loop, Timer
+from paceline.agent.options import Options, endpoint
+from paceline.agent.starting import Starting
+from paceline.agent.wire import Message, WireError
+from paceline.plan import from_data
+
+LEAVING = 75
+STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
+STACKS_LIMIT = 16 * 1024
+DIAL_LIMIT = 10.0
+SNAPSHOTS_TOLD = 64
+
+
+class Member:
+    def __init__(self, options: Options, instance: str, number: int) -> None:
+        with open(options.plan) as file:
+            self._plan = from_data(json.load(file))
+        self._options = options
+        self._instance = instance
+        self._number = number
+        self._host = self._plan.host(options.host)
+        self._tasks = {task.name: task for task in self._plan.tasks if task.host == options.host}
+        self.loop = Loop()
+        self._memory = machine.Memory()
+        self._starting = Starting(self._plan, options, self.loop, self._said, self._began)
+        self._logs: dict[str, TaskLog] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._exits: dict[str, ev.Exit] = {}
+        self._exit_at: dict[str, float] = {}
+        self._ending: dict[str, int] = {}  # asked to end and not yet told of
+        self._states: dict[str, str] = {}
+        self._stacks: dict[str, str] = {}
+        self._early: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
+        self._kills_before = self._memory.kills()
+        self._generation_file = f"{options.folder}/logs/.{options.host}.generation"
+        self._generation = self._last_generation()
+        self._roster: dict[str, str] = {}
+        self._link: Link | None = None
+        self._connecting: socket.socket | None = None
+        self._retry = 0.05
+        self._dial_timer: Timer | None = None
+        self._joined = False
+        self._said_early: list[Message] = []
+        self._sent_at: dict[int, float] = {}
+        self._beats = 0
+        self._beat_every = 1.0
+        self._lease = options.lease
+        self._lease_from = self.loop.now()
+        self._alone_since = self.loop.now()
+        self._leaving = False
+        self._exit = 0
+        self._snapshots = f"{options.folder}/snapshots"
+        os.makedirs(f"{options.folder}/logs", exist_ok=True)
+        self._tls = context(options.tls, "member", server=False)
+        self.loop.on_child(self._child_ended)
+        self.loop.on_signal(signal.SIGTERM, self._told_to_go)
+        self._dial()
+        self._beat()
+        self._guard()
+
+    def run(self) -> int:
+        self.loop.run()
+        self._starting.close()
+        return self._exit
+
+    # ---- the captain
+
+    def _dial(self) -> None:
+        self._hang_up()
+        host, port = endpoint(self._options.captain)
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        except OSError:
+            self._dial_later()
+            return
+        self._connecting = sock
+        self.loop.watch(sock, selectors.EVENT_WRITE, self._connected)
+        self._dial_timer = self.loop.after(DIAL_LIMIT, self._dial)
+
+    def _connected(self) -> None:
+        sock, self._connecting = self._connecting, None
+        assert sock is not None
+        self.loop.unwatch(sock)
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            sock.close()
+            self._dial_later()
+            return
+        try:
+            self._link = Link(sock, self._tls, server=False)
+            self._sent_at = {0: self.loop.now()}
+            self._link.send(messages.join(self._options.run, self._join()))
+            self._rewatch()
+        except (OSError, LinkClosed):
+            sock.close()
+            self._dial_later()
+
+    def _join(self) -> ev.Joined:
+        now = self.loop.now()
+        exits = tuple(
+            ev.Exit(**{**exit.__dict__, "age": now - self._exit_at[name]})
+            for name, exit in self._exits.items()
+            if name not in self._attempts
+        )
+        return ev.Joined(
+            host=self._options.host,
+            instance=self._instance,
+            agent=self._number,
+            replaces=self._options.replaces,
+            generation=self._generation,
+            running={name: attempt.number for name, attempt in self._attempts.items()},
+            exits=exits,
+            offers=self._offers(),
+            snapshots=tuple(self._held_snapshots()),
+        )
+
+    def _dial_later(self) -> None:
+        self._hang_up()
+        self._dial_timer = self.loop.after(self._retry, self._dial)
+        self._retry = min(1.0, self._retry * 1.5)
+
+    def _hang_up(self) -> None:
+        if self._dial_timer is not None:
+            self._dial_timer.cancel()
+            self._dial_timer = None
+        if self._connecting is not None:
+            self.loop.unwatch(self._connecting)
+            self._connecting.close()
+            self._connecting = None
+        if self._link is not None:
+            self.loop.unwatch(self._link)
+            self._link.close()
+            self._link = None
+        if self._joined:
+            self._joined = False
+            self._alone_since = self.loop.now()
+
+    def _rewatch(self) -> None:
+        if self._link is not None:
+            self.loop.watch(self._link, self._link.interest(), self._ready)
+
+    def _ready(self) -> None:
+        assert self._link is not None
+        try:
+            for message in self._link.ready():
+                self._receive(message)
+            self._rewatch()
+        except (LinkClosed, WireError):
+            self._dial_later()
+
+    def _send(self, message: Message) -> None:
+        """What is said while the captain is away is lost on purpose: joining again tells it all."""
+        if self._link is None or not self._joined:
+            return
+        try:
+            self._link.send(message)
+            self._rewatch()
+        except LinkClosed:
+            self._dial_later()
+
+    def _said(self, text: str, warning: bool = False) -> None:
+        message: Message = {"type": "said", "text": text[:2000], "warning": warning}
+        if self._joined:
+            self._send(message)
+        elif len(self._said_early) < 100:
+            self._said_early.append(message)
+
+    def _receive(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "beat":
+            sent = self._sent_at.pop(int(message.get("n") or 0), None)
+            self._lease_from = max(self._lease_from, sent or 0.0)
+        elif kind == "welcome":
+            self._welcome(message)
+        elif kind == "roster":
+            self._roster = message["roster"]
+        elif kind == "start":
+            self._start(message)
+        elif kind == "end":
+            self._end(
+                {name: int(attempt) for name, attempt in message["tasks"].items()},
+                message["how"],
+                float(message["grace"]),
+            )
+        elif kind == "finish":
+            self._finish()
+
+    def _welcome(self, message: Message) -> None:
+        self._joined = True
+        self._retry = 0.05
+        if self._dial_timer is not None:
+            self._dial_timer.cancel()
+            self._dial_timer = None
+        self._lease = float(message["lease"])
+        self._beat_every = float(message["beat"])
+        self._lease_from = self._sent_at.pop(0, self.loop.now())
+        early, self._said_early = self._said_early, []
+        for said in early:
+            self._send(said)
+
+    def _beat(self) -> None:
+        self._send_beat()
+        for attempt in self._attempts.values():
+            attempt.sample()
+        self._starting.consider_spare(self._attempts, self._memory)
+        self.loop.after(self._beat_every, self._beat)
+
+    def _send_beat(self) -> None:
+        now = self.loop.now()
+        self._beats += 1
+        self._sent_at[self._beats] = now
+        for old in [n for n in self._sent_at if n < self._beats - 64]:
+            del self._sent_at[old]
+        tasks = {name: attempt.progress(now) for name, attempt in self._attempts.items()}
+        words = {"memory": self._memory.share(), "snapshots": self._held_snapshots()}
+        self._send({"type": "beat", "n": self._beats, "tasks": tasks, **words})
+
+    def _guard(self) -> None:
+        """Without the captain's word for a lease, another group may be starting: end what runs here."""
+        now = self.loop.now()
+        if self._attempts and now - self._lease_from > self._lease:
+            self._said(
+                f"{self._options.host} heard nothing from the captain for {self._lease:g} s and ended its tasks", True
+            )
+            for name, attempt in self._attempts.items():
+                attempt.asked = attempt.asked or "kill"
+                attempt.kill()
+                self._ending.setdefault(name, attempt.number)
+        if not self._joined and now - self._alone_since > self._plan.limits.start:
+            self._finish()
+        self.loop.after(min(0.5, self._lease / 4), self._guard)
+
+    # ---- tasks
+
+    def _start(self, message: Message) -> None:
+        if self._leaving:
+            return
+        self._remember(int(message["generation"]))
+        for name, number in message["tasks"].items():
+            if name not in self._tasks or name in self._attempts:
+                continue
+            log = self._logs.get(name)
+            if log is None:
+                log = self._logs[name] = TaskLog(
+                    f"{self._options.folder}/logs/{name}.log", lambda text: self._said(text, True)
+                )
+            attempt = Attempt(self._tasks[name], int(number), self._generation, log, self.loop, self._send_beat)
+            self._attempts[name] = attempt
+            try:
+                self._starting.start(attempt, self._roster, int(message["restarts"]), message["restore"])
+            except OSError as error:
+                attempt.log.feed(f"{error.strerror}: {error.filename}\n".encode())
+                self._ended(attempt, 127 << 8)
+
+    def _last_generation(self) -> int:
+        """The highest this host has seen, also by an agent before this one: numbers only grow."""
+        try:
+            with open(self._generation_file) as file:
+                return int(file.read())
+        except (OSError, ValueError):
+            return 0
+
+    def _remember(self, generation: int) -> None:
+        if generation <= self._generation:
+            return
+        self._generation = generation
+        try:
+            with open(self._generation_file, "w") as file:
+                file.write(str(generation))
+        except OSError:
+            pass  # a full disk: this agent still knows
+
+    def _began(self, attempt: Attempt) -> None:
+        words = {"pid": attempt.pid, "warm": attempt.warm}
+        self._send({"type": "started", "task": attempt.task.name, "attempt": attempt.number, **words})
+        if attempt.asked:
+            attempt.kill()
+        early = self._early.pop(attempt.pid, None)
+        if early is not None:
+            self._ended(attempt, early)
+
+    def _child_ended(self, pid: int, status: int) -> None:
+        if self._starting.child_ended(pid):
+            return
+        for attempt in list(self._attempts.values()):
+            if attempt.pid == pid:
+                self._ended(attempt, status)
+                return
+        if len(self._early) < 1000:
+            self._early[pid] = status
+
+    def _ended(self, attempt: Attempt, status: int) -> None:
+        name = attempt.task.name
+        attempt.kill()  # what it started and left in its process group
+        self._sweep(name)
+        attempt.finish()
+        self._send_beat()  # its last step, before the word that it is gone
+        del self._attempts[name]
+        if attempt.cold_because:
+            self._starting.no_spares(f"{name} starts cold from now on: {attempt.cold_because}")
+        if attempt.asked == "abort":
+            self._stacks[name] = causes.stacks(attempt.log.tail)[-STACKS_LIMIT:]
+            self._states[name] = attempt.state
+        exit = self._exit_of(attempt, status)
+        self._exits[name], self._exit_at[name] = exit, self.loop.now()
+        if exit.cause or not exit.expected:
+            self._send({"type": "exited", "exit": exit.__dict__})
+        if exit.expected and self._ending:
+            self._tell_ended()
+        else:
+            self._offer()
+        if self._leaving and not self._attempts:
+            self._go()
+
+    def _exit_of(self, attempt: Attempt, status: int) -> ev.Exit:
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        expected = bool(attempt.asked)
+        if expected:
+            cause = causes.own_error(attempt.log.tail) if attempt.asked == "kill" else None
+            cause = cause or causes.Cause("")
+        else:
+            cause = causes.classify(status, attempt.log.tail, self._leaving, self._out_of_memory(attempt, number))
+        return ev.Exit(
+            attempt.task.name, attempt.number, code, None if number is None else causes.signal_name(number), expected,
+            cause.kind, cause.detail, cause.place, cause.survivor,
+        )  # fmt: skip
+
+    def _out_of_memory(self, attempt: Attempt, number: int | None) -> str | None:
+        if number != signal.SIGKILL:
+            return None
+        kills = self._memory.kills()
+        counted, self._kills_before = kills > self._kills_before, kills
+        if counted or machine.kernel_killed(attempt.pid):
+            _used, limit = self._memory.used_and_limit()
+            return f"killed by the kernel for want of memory ({limit / 2**30:.1f} GiB is the limit)"
+        return None
+
+    def _sweep(self, task: str) -> None:
+        """What a task started and that left its process group: orphans are adopted by this agent."""
+        known = {attempt.pid for attempt in self._attempts.values()} | self._starting.pids()
+        for pid in machine.children(os.getpid()):
+            if pid not in known and machine.environment_of(pid, "PACELINE_TASK") == task:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+    def _end(self, tasks: dict[str, int], how: str, grace: float) -> None:
+        for name, number in tasks.items():
+            attempt = self._attempts.get(name)
+            self._ending[name] = number
+            if attempt is not None and attempt.number == number:
+                self._ask(attempt, how, grace)
+        self._tell_ended()
+
+    def _ask(self, attempt: Attempt, how: str, grace: float) -> None:
+        attempt.asked = how
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+        if how == "kill":
+            attempt.kill()
+        elif how == "abort":
+            attempt.state = attempt.doing()
+            attempt.log.tail.clear()
+            attempt.signal(signal.SIGABRT, whole_group=False)
+            attempt.signal(signal.SIGCONT, whole_group=False)
+            attempt.deadline = self.loop.after(STACKS_WITHIN, attempt.kill)
+        else:
+            attempt.signal(signal.SIGTERM, whole_group=self._starting.python is None)
+            attempt.signal(signal.SIGCONT, whole_group=True)
+            attempt.deadline = self.loop.after(grace, attempt.kill)
+
+    def _tell_ended(self) -> None:
+        """Once all that was asked to end is gone, say so, with addresses for the next start."""
+        for name, number in self._ending.items():
+            attempt = self._attempts.get(name)
+            if attempt is not None and attempt.number == number:
+                return
+        ending, self._ending = self._ending, {}
+        self._offer(ending)
+
+    def _offer(self, ended: dict[str, int] | None = None) -> None:
+        states, self._states = self._states, {}
+        stacks, self._stacks = self._stacks, {}
+        words = {"offers": self._offers(), "snapshots": self._held_snapshots(), "states": states, "stacks": stacks}
+        self._send({"type": "ended", "tasks": ended or {}, **words})
+
+    def _offers(self) -> dict[str, str]:
+        taken: set[str] = set()
+        offers = {}
+        for name in self._tasks:
+            if name not in self._attempts:
+                address = f"{self._options.address}:{machine.free_port()}"
+                while address in taken:
+                    address = f"{self._options.address}:{machine.free_port()}"
+                taken.add(address)
+                offers[name] = address
+        return offers
+
+    def _held_snapshots(self) -> list[int]:
+        try:
+            names = [entry.name for entry in os.scandir(self._snapshots)]
+        except OSError:
+            return []
+        steps = [int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit()]
+        return sorted(steps)[-SNAPSHOTS_TOLD:]
+
+    # ---- leaving
+
+    def _told_to_go(self) -> None:
+        if self._leaving:
+            return
+        self._leaving = True
+        self._send({"type": "leaving", "reason": "SIGTERM"})
+        for attempt in self._attempts.values():
+            attempt.signal(signal.SIGTERM, whole_group=self._starting.python is None)
+            attempt.deadline = self.loop.after(self._plan.limits.grace, attempt.kill)
+        if not self._attempts:
+            self._go()
+
+    def _go(self) -> None:
+        self._exit = LEAVING
+        self._farewell()
+
+    def _finish(self) -> None:
+        for attempt in self._attempts.values():
+            attempt.asked = attempt.asked or "kill"
+            attempt.kill()
+        self._farewell()
+
+    def _farewell(self) -> None:
+        self._send({"type": "left"})
+        self.loop.after(0.0, self.loop.stop)
+
+
+def main(options: Options, instance: str, number: int, beat: Callable[[Any], None]) -> int:
+    sys.stdout.flush()
+    member = Member(options, instance, number)
+    beat(member.loop)
+    return member.run()

@@ -1,0 +1,43 @@
+"""What the backend tells an agent about its host: one JSON object on the command line, without secrets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+LEASE = 10.0
+
+
+@dataclass(frozen=True)
+class Options:
+    run: str
+    host: str  # a host of the plan, or "captain"
+    plan: str  # path of plan.json
+    folder: str  # where events, logs, snapshots go
+    tls: str  # folder of certificates
+    captain: str  # host:port that members dial and the captain listens on
+    address: str = "127.0.0.1"  # how other hosts reach this one
+    listen: str = ""  # address to listen on, where it differs from the one that is dialled
+    work: str = ""  # working folder of tasks; empty: as the plan says
+    interpreter: str = ""  # what `python` in a command means; empty: the agent's own
+    cores: float = 1.0
+    devices: tuple[str, ...] = ()  # GPUs of this host
+    replaces: bool = False  # no earlier instance of this host can be running
+    lease: float = LEASE
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def parse(text: str) -> Options:
+    data = json.loads(text)
+    return Options(**{**data, "devices": tuple(data.get("devices", ()))})
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """
+    >>> endpoint("127.0.0.1:2222")
+    ('127.0.0.1', 2222)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

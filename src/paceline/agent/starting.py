@@ -1,0 +1,185 @@
+"""Starting tasks: what each is given, from a spare where one is ready, else from a fresh interpreter."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from pathlib import Path
+from typing import Callable
+
+from paceline.agent import machine, spare
+from paceline.agent.attempt import Attempt
+from paceline.agent.command import understand
+from paceline.agent.loop import Loop
+from paceline.agent.options import Options
+from paceline.frameworks import environment, server
+from paceline.plan import Plan
+
+SETTLED = 3.0  # seconds without an import after which a program has what it needs
+SPARE_DEATHS = 3
+MARGIN = 256 * 1024 * 1024
+
+
+class Starting:
+    def __init__(
+        self, plan: Plan, options: Options, loop: Loop, said: Callable[..., None], began: Callable[[Attempt], None]
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._loop = loop
+        self._said = said
+        self._began = began
+        host = plan.host(options.host)
+        self._role = plan.role(host.role)
+        self._command = list(self._role.command or server.COMMAND)
+        self._work = options.work or plan.code
+        self._interpreter = options.interpreter or sys.executable
+        self.python = understand(self._command, self._interpreter)
+        self._static = self._static_environment(len(host.tasks))
+        self._record_path = f"{options.folder}/logs/.{options.host}.imports"
+        self._spare: spare.Spare | None = None
+        self._spare_ready = False
+        self._spare_deaths = 0
+        self._wanted = plan.restart.warm and self.python is not None
+        self._pending: list[Attempt] = []
+        self._pending_environments: dict[str, dict[str, str]] = {}
+
+    def _static_environment(self, tasks: int) -> dict[str, str]:
+        """What is the same for all tasks of this host in all generations."""
+        threads = environment.threads(self._options.cores, tasks)
+        folder = self._options.folder
+        return {
+            "PYTHONUNBUFFERED": "1",
+            **{name: value for name, value in threads.items() if name not in os.environ},
+            **os.environ,
+            **self._role.env,
+            "PYTHONFAULTHANDLER": "1",
+            "PACELINE_SNAPSHOT_DIR": f"{folder}/snapshots",
+            "PACELINE_TENSORBOARD_DIR": f"{folder}/tensorboard",
+        }
+
+    def start(self, attempt: Attempt, roster: dict[str, str], restarts: int, restore: int | None) -> None:
+        """Begin the attempt; `began` is called when its process is there. OSError: the command cannot be started."""
+        task = attempt.task
+        given = {
+            **self._static,
+            **environment.late(self._plan, task, roster, self._options.run, attempt.generation, restarts),
+            **environment.gpus(self._plan, task, self._options.devices),
+            **attempt.environment(),
+            "PACELINE_RESTORE": "" if restore is None else f"{self._options.folder}/snapshots/step-{restore}",
+        }
+        if self._spare is not None and self._spare_ready:
+            try:
+                self._spare.start(given, attempt.output_end, attempt.output_end, attempt.report_end.fileno())
+            except (OSError, ValueError) as error:
+                self.no_spares(f"{self._options.host}: no spare is used: {error}")
+            else:
+                self._pending.append(attempt)
+                self._pending_environments[task.name] = given
+                return
+        self._start_cold(attempt, given)
+
+    def _start_cold(self, attempt: Attempt, given: dict[str, str]) -> None:
+        out, reports = attempt.output_end, attempt.report_end.fileno()
+        if self.python is None:
+            pid = spare.start_plain(self._command, given, self._work, out, out, reports)
+        else:
+            record = -1
+            if self._wanted and self._spare is None and attempt.task.local_index == 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                try:
+                    record = os.open(self._record_path, flags, 0o600)
+                except OSError:
+                    self._wanted = False  # no room for the record, so no spare
+            try:
+                pid = spare.start_cold(self.python, given, self._work, out, out, reports, record)
+            finally:
+                if record >= 0:
+                    os.close(record)
+        attempt.began(pid, warm=False)
+        self._began(attempt)
+
+    # ---- the spare
+
+    def consider_spare(self, attempts: dict[str, Attempt], memory: machine.Memory) -> None:
+        """Make a spare once the program has imported what it needs and shows progress, where memory allows."""
+        if not self._wanted or self._spare is not None or self.python is None:
+            return
+        first = next((attempt for attempt in attempts.values() if attempt.pid), None)
+        if first is None or not (first.step is not None or self._imports_done()):
+            return
+        need = machine.resident(first.pid) + MARGIN
+        if memory.free() < need:
+            self.no_spares(
+                f"{self._options.host}: no spare is kept: {memory.free() >> 20} MiB free, {need >> 20} MiB needed"
+            )
+            return
+        try:
+            record = spare.modules_of(Path(self._record_path))
+            self._spare = spare.Spare.spawn(self.python, self._static, self._work, record)
+        except (OSError, ValueError) as error:
+            self.no_spares(f"{self._options.host}: no spare is kept: {error}")
+            return
+        self._loop.watch(self._spare, selectors.EVENT_READ, self._spare_speaks)
+
+    def _imports_done(self) -> bool:
+        try:
+            return 0 < os.stat(self._record_path).st_mtime < time.time() - SETTLED
+        except OSError:
+            return False
+
+    def _spare_speaks(self) -> None:
+        if self._spare is None:
+            return
+        for message in self._spare.receive():
+            if isinstance(message, spare.Ready):
+                self._spare_ready = True
+            elif isinstance(message, spare.Unfit):
+                self._spare_fails(message.reason)
+                return
+            elif isinstance(message, spare.Started) and self._pending:
+                attempt = self._pending.pop(0)
+                self._pending_environments.pop(attempt.task.name, None)
+                attempt.began(message.pid, warm=True)
+                self._began(attempt)
+
+    def child_ended(self, pid: int) -> bool:
+        if self._spare is not None and pid == self._spare.pid:
+            self._spare_fails("it ended")
+            return True
+        return False
+
+    def _spare_fails(self, why: str) -> None:
+        """It may be tried again, a few times; tasks that it was to become are started cold."""
+        self._spare_deaths += 1
+        self._drop_spare()
+        if self._spare_deaths >= SPARE_DEATHS or why != "it ended":
+            self.no_spares(f"{self._options.host}: no spare is kept: {why}")
+        pending, self._pending = self._pending, []
+        for attempt in pending:
+            self._start_cold(attempt, self._pending_environments.pop(attempt.task.name))
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._loop.unwatch(self._spare)
+            self._spare.kill()
+        self._spare, self._spare_ready = None, False
+
+    def no_spares(self, why: str) -> None:
+        if self._wanted:
+            self._wanted = False
+            self._said(why)
+        if not self._pending:
+            self._drop_spare()
+
+    def pids(self) -> set[int]:
+        return {self._spare.pid} if self._spare is not None else set()
+
+    def close(self) -> None:
+        self._drop_spare()
+        try:
+            os.unlink(self._record_path)
+        except OSError:
+            pass

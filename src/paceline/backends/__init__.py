@@ -1,0 +1,1 @@
+"""Where hosts are started: on this machine now, on Kubernetes later."""

@@ -1,0 +1,153 @@
+"""Runs on this machine: hosts are processes, and a small supervisor replaces the ones that die."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.agent import machine
+from paceline.agent.journal import replace, stamp
+from paceline.backends.local import control
+from paceline.backends.local.resources import CannotRun, assign, interpreter
+from paceline.backends.local.supervisor import supervise
+from paceline.plan import Plan, to_json
+
+__all__ = ["CannotRun", "Running", "create", "home", "kill", "start", "stop"]
+
+
+def home() -> Path:
+    """Where runs live."""
+    return Path(os.environ.get("PACELINE_HOME") or "~/.local/state/paceline").expanduser().absolute()
+
+
+def create(plan: Plan, job_text: str) -> tuple[str, Path]:
+    """A new run with a folder of its own; nothing is started."""
+    runs = home() / "runs"
+    try:
+        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
+            run = f"{plan.name}-{secrets.token_hex(2)}"
+            folder = runs / run
+            try:
+                folder.mkdir(mode=0o700)
+                break
+            except FileExistsError:
+                continue
+        for name in ("logs", "snapshots", "tensorboard"):
+            (folder / name).mkdir()
+        (folder / "plan.json").write_text(to_json(plan))
+        (folder / "job.yaml").write_text(job_text)
+    except OSError as error:
+        raise CannotRun(
+            f"cannot make the run's folder in {runs}: {error.strerror}; PACELINE_HOME can name another place"
+        ) from None
+    return run, folder
+
+
+@dataclass
+class Running:
+    """A run that this process started."""
+
+    run: str
+    folder: Path
+    pid: int
+    _pipe: int  # its closing tells the supervisor that this process is gone
+    _gone: bool = False
+
+    def stop(self, reason: str) -> bool:
+        """Ask the captain: tasks get SIGTERM and limits.grace."""
+        return control.ask_to_stop(self.folder, reason)
+
+    def kill(self) -> None:
+        """End everything at once."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        elif not self._gone:
+            kill(self.folder)
+
+    def ended(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while not self._gone:
+            try:
+                pid, _ = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                pid = self.pid
+            self._gone = pid != 0
+            if self._gone or time.monotonic() >= deadline:
+                break
+            time.sleep(min(0.02, timeout))
+        return self._gone
+
+
+def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
+    """Start the run's supervisor, which starts the hosts. Not detached, all of it ends when this process does."""
+    from paceline.backends import certificates
+
+    hosts = assign(plan)
+    certificates.make(folder / "tls", run)
+    captain = f"127.0.0.1:{machine.free_port()}"
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(theirs)
+        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else ours)
+    os.close(ours)
+    os.close(lock)
+    words = {"run": run, "job": plan.name, "framework": plan.framework, "strategy": plan.strategy, "started": stamp()}
+    more = {"captain": captain, "supervisor": pid, "detached": detach, "version": _version()}
+    replace(str(folder / "run.json"), {**words, **more})
+    if detach:
+        os.close(theirs)
+        theirs = -1
+    return Running(run, folder, pid, theirs)
+
+
+def stop(folder: Path, reason: str, timeout: float) -> bool:
+    """Ask the captain of any run to stop, and wait; one whose captain does not answer is ended at once."""
+    if not control.ask_to_stop(folder, reason):
+        kill(folder)
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if not alive(folder):
+            return True
+        time.sleep(0.05)
+    return not alive(folder)
+
+
+def kill(folder: Path) -> None:
+    """End a run at once, through its supervisor."""
+    if alive(folder):
+        try:
+            os.kill(json.loads((folder / "run.json").read_text())["supervisor"], signal.SIGTERM)
+        except (OSError, ValueError, KeyError):
+            pass
+
+
+def alive(folder: Path) -> bool:
+    """Whether the run's supervisor lives: it holds a lock as long as it does."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def _version() -> str:
+    from paceline import __version__
+
+    return __version__

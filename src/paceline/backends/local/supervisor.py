@@ -1,0 +1,146 @@
+"""The supervisor of a local run: starts the hosts, replaces dead ones as a cluster would, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from paceline.agent import machine
+from paceline.agent.loop import Loop
+from paceline.agent.options import Options
+from paceline.backends.local.lastwords import write_last_words
+from paceline.backends.local.resources import Share
+from paceline.plan import CAPTAIN, Plan
+
+RUN_OVER = (0, 64)  # exit codes of a captain that has ended the run
+PATIENCE = 5.0  # seconds for members to leave after the captain
+TOO_OFTEN = 20  # replacements of one host in a minute
+AGENT = Path(__file__).parents[2] / "agent" / "__main__.py"
+
+
+def supervise(
+    plan: Plan, run: str, folder: Path, captain: str, shares: Mapping[str, Share], interpreter: str, pipe: int
+) -> NoReturn:
+    """Runs in a process of its own (forked, so that it is there at once) and never returns."""
+    code = 70
+    try:
+        os.setsid()
+        _quiet(folder)
+        machine.become_subreaper()
+        code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe).run()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        _end_children(set())
+        write_last_words(folder, run, "failed", "the supervisor crashed: see agents.log in the run's folder")
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Supervisor:
+    def __init__(
+        self, plan: Plan, run: str, folder: Path, captain: str, shares: Mapping[str, Share], interpreter: str, pipe: int
+    ) -> None:
+        self._folder = folder
+        self._run = run
+        self._options = {
+            CAPTAIN: Options(run, CAPTAIN, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain)
+        }
+        for host in plan.hosts:
+            share = shares[host.name]
+            self._options[host.name] = Options(
+                run, host.name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
+                interpreter=interpreter, cores=share.cores, devices=share.devices, replaces=True,
+            )  # fmt: skip
+        self._pids: dict[int, str] = {}
+        self._replaced: dict[str, list[float]] = {}
+        self._over = False
+        self._loop = Loop()
+        self._loop.on_child(self._child_ended)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.on_signal(number, lambda: self._end("stopped", "the supervisor was told to end"))
+        if pipe >= 0:
+            self._loop.watch(pipe, selectors.EVENT_READ, self._command_line_gone)
+        for name in self._options:
+            self._start(name)
+
+    def run(self) -> int:
+        self._loop.run()
+        _end_children(set())
+        return 0
+
+    def _start(self, host: str) -> None:
+        if self._over:
+            return
+        arguments = [sys.executable, "-I", "-S", str(AGENT), self._options[host].to_json()]
+        opened = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+        default = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE]
+        pid = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=opened, setsigdef=default)
+        self._pids[pid] = host
+
+    def _child_ended(self, pid: int, status: int) -> None:
+        host = self._pids.pop(pid, None)
+        if host is None:
+            return
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
+        _end_children(set(self._pids))  # what a killed host left behind
+        if host == CAPTAIN and code in RUN_OVER:
+            self._over = True
+            self._loop.after(PATIENCE, self._loop.stop)
+        elif not self._over and code != 0:
+            self._replace(host)
+        if self._over and not self._pids:
+            self._loop.stop()
+
+    def _replace(self, host: str) -> None:
+        now = time.monotonic()
+        times = self._replaced[host] = [at for at in self._replaced.get(host, []) if at > now - 60] + [now]
+        if len(times) > TOO_OFTEN:
+            self._end("failed", f"the agent of {host} does not stay up: see agents.log in the run's folder")
+            return
+        self._loop.after(0.0 if len(times) < 5 else 0.5, lambda: self._start(host))
+
+    def _command_line_gone(self) -> None:
+        self._end("stopped", "ended at once: the command line that ran it is gone, or asked for that")
+
+    def _end(self, status: str, reason: str) -> None:
+        if self._over:
+            return
+        self._over = True
+        _end_children(set())
+        write_last_words(self._folder, self._run, status, reason)
+        self._loop.stop()
+
+
+def _end_children(known: set[int]) -> None:
+    """Kill every process below this one but the known hosts; orphans are adopted, so what is left is found again."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        strays = [pid for pid in machine.children(os.getpid()) if pid not in known]
+        for pid in strays:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+        if not strays:
+            return
+
+
+def _quiet(folder: Path) -> None:
+    """Away from the person's terminal: what agents and supervisor have to say goes to a file."""
+    log = os.open(folder / "agents.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)

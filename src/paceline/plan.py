@@ -1,0 +1,197 @@
+"""The plan: everything that will run, as data. Made from a job without I/O; read by agents, so standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.job.models import Job
+
+VERSION = 1
+CAPTAIN = "captain"
+
+GROUP = "group"  # restarted together, as one generation
+LEAD = "lead"  # parameter-server jobs: ps and chief restart together, workers stay
+ALONE = "alone"  # restarted by itself
+
+
+@dataclass(frozen=True)
+class Role:
+    name: str
+    command: tuple[str, ...]  # empty: a plain tf.distribute.Server
+    env: dict[str, str]
+    restarts: str  # GROUP, LEAD or ALONE
+    watched: bool  # judged for hangs
+    decides: bool  # the run succeeds when all tasks of the deciding roles have succeeded
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    role: str
+    index: int
+    host: str
+    local_index: int
+    rank: int  # position among the tasks that train together; -1 for those outside (evaluator)
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    role: str
+    index: int
+    group: int
+    gpus: int
+    cpu: float | None
+    memory: int | None
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Restart:
+    limit: int
+    hang_after: float | None
+    warm: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    start: float
+    runtime: float | None
+    grace: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    version: int
+    name: str
+    framework: str
+    strategy: str  # "" where the framework has none
+    code: str
+    roles: tuple[Role, ...]
+    hosts: tuple[Host, ...]
+    tasks: tuple[Task, ...]
+    restart: Restart
+    limits: Limits
+
+    def role(self, name: str) -> Role:
+        return next(role for role in self.roles if role.name == name)
+
+    def host(self, name: str) -> Host:
+        return next(host for host in self.hosts if host.name == name)
+
+    def tasks_of(self, role: str) -> list[Task]:
+        return [task for task in self.tasks if task.role == role]
+
+    @property
+    def world_size(self) -> int:
+        return sum(1 for task in self.tasks if task.rank >= 0)
+
+
+ORDER = ("chief", "worker", "ps", "evaluator")
+
+
+def make(job: Job) -> Plan:
+    """The plan of a checked job. The same job gives the same plan, byte for byte."""
+    roles: list[Role] = []
+    hosts: list[Host] = []
+    tasks: list[Task] = []
+    rank = 0
+    parameter_server = job.strategy == "parameter-server"
+    for name in ORDER:
+        groups = job.roles.get(name)
+        if not groups:
+            continue
+        first = groups[0]
+        roles.append(
+            Role(
+                name=name,
+                command=tuple(first.command if first.command is not None else _default_command(job, name)),
+                env={**job.env, **first.env},
+                restarts=_restarts(name, parameter_server),
+                watched=name in ("chief", "worker"),
+                decides=name == ("chief" if "chief" in job.roles else "worker"),
+            )
+        )
+        in_group = name in ("chief", "worker") and not parameter_server
+        host_index = task_index = 0
+        for group_index, group in enumerate(groups):
+            gpus = _first(group.gpus, job.gpus, 0)
+            per_host = _first(group.tasks_per_host, max(1, gpus))
+            for _ in range(group.replicas):
+                host = f"{name}-host-{host_index}"
+                names = tuple(f"{name}-{task_index + i}" for i in range(per_host))
+                hosts.append(
+                    Host(
+                        host, name, host_index, group_index, gpus,
+                        _first(group.cpu, job.cpu, None), _first(group.memory, job.memory, None), names,
+                    )
+                )  # fmt: skip
+                for local, task in enumerate(names):
+                    tasks.append(Task(task, name, task_index + local, host, local, rank if in_group else -1))
+                    rank += in_group
+                host_index += 1
+                task_index += per_host
+    return Plan(
+        version=VERSION,
+        name=job.name,
+        framework=job.framework,
+        strategy=job.strategy or "",
+        code=job.code,
+        roles=tuple(roles),
+        hosts=tuple(hosts),
+        tasks=tuple(tasks),
+        restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm),
+        limits=Limits(job.limits.start, job.limits.runtime, job.limits.grace),
+    )
+
+
+def _default_command(job: Job, role: str) -> list[str]:
+    return job.command or []
+
+
+def _restarts(role: str, parameter_server: bool) -> str:
+    if role == "evaluator":
+        return ALONE
+    if parameter_server:
+        return ALONE if role == "worker" else LEAD
+    return GROUP
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def to_data(plan: Plan) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(plan)))
+    return data
+
+
+def from_data(data: dict[str, Any]) -> Plan:
+    if data.get("version") != VERSION:
+        raise ValueError(f"plan version {data.get('version')!r} is not {VERSION}: made by another version of Paceline")
+    return Plan(
+        **{
+            **data,
+            "roles": tuple(Role(**{**role, "command": tuple(role["command"])}) for role in data["roles"]),
+            "hosts": tuple(Host(**{**host, "tasks": tuple(host["tasks"])}) for host in data["hosts"]),
+            "tasks": tuple(Task(**task) for task in data["tasks"]),
+            "restart": Restart(**data["restart"]),
+            "limits": Limits(**data["limits"]),
+        }
+    )
+
+
+def to_json(plan: Plan) -> str:
+    return json.dumps(to_data(plan), indent=1, sort_keys=True) + "\n"
+
+
+def cluster(plan: Plan) -> Iterator[tuple[str, list[Task]]]:
+    """The roles that belong to a TensorFlow cluster spec, in order: never the evaluator."""
+    for role in plan.roles:
+        if role.name != "evaluator":
+            yield role.name, plan.tasks_of(role.name)

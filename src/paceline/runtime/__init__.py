@@ -1,0 +1,1 @@
+"""What training scripts may use. Standard library only."""

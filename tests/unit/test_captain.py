@@ -1,0 +1,357 @@
+"""What the captain decides, one situation at a time."""
+
+from __future__ import annotations
+
+import pytest
+from worlds import LEASE, World, make_plan, up
+
+
+def generations(world: World) -> set[int]:
+    return {process.generation for _, process in world.running()}
+
+
+def names(world: World) -> list[str]:
+    return sorted(name for name, _ in world.running())
+
+
+def test_the_first_generation_waits_for_all_hosts() -> None:
+    world = World(make_plan(2))
+    world.join("worker-host-0")
+    world.deliver_all()
+    assert names(world) == []
+    world.join("worker-host-1")
+    world.deliver_all()
+    assert names(world) == ["worker-0", "worker-1"]
+    assert generations(world) == {1}
+
+
+def test_a_dead_worker_restarts_the_group() -> None:
+    world = up(make_plan(2, evaluator=True))
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    assert {n: p.generation for n, p in world.running()} == {"worker-0": 2, "worker-1": 2, "evaluator-0": 1}
+    assert world.last("restart")["cause"] == "signal"
+    assert world.last("restart")["scope"] == ["worker-0", "worker-1"]
+
+
+def test_a_dead_evaluator_restarts_alone() -> None:
+    world = up(make_plan(2, evaluator=True))
+    world.exit("evaluator-0", "signal")
+    world.deliver_all()
+    assert {n: p.attempt for n, p in world.running()} == {"worker-0": 1, "worker-1": 1, "evaluator-0": 2}
+    assert generations(world) == {1}
+
+
+def test_a_broken_evaluator_is_given_up_and_training_goes_on() -> None:
+    world = up(make_plan(2, evaluator=True))
+    for _ in range(2):
+        world.exit("evaluator-0", "program-error", "x.py:1")
+        world.deliver_all()
+        world.pass_time(5)
+        world.deliver_all()
+    assert names(world) == ["worker-0", "worker-1"]
+    assert "given up" in world.last("warning")["text"]
+    for task in ("worker-0", "worker-1"):
+        world.exit(task, "")
+    world.deliver_all()
+    assert world.over is not None and world.over.status == "succeeded"
+
+
+def test_parameter_server_worker_restarts_alone_and_chief_with_ps() -> None:
+    world = up(make_plan(2, ps=1, chief=True))
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    assert {n: p.attempt for n, p in world.running()} == {"worker-0": 1, "worker-1": 2, "chief-0": 1, "ps-0": 1}
+    assert world.captain.generation == 1
+    world.exit("ps-0", "signal")
+    world.deliver_all()
+    assert {n: p.attempt for n, p in world.running()} == {"worker-0": 1, "worker-1": 2, "chief-0": 2, "ps-0": 2}
+    assert world.captain.generation == 2
+
+
+def test_the_chief_decides_success_and_servers_end() -> None:
+    world = up(make_plan(2, ps=1, chief=True))
+    world.exit("chief-0", "")
+    world.deliver_all()
+    assert names(world) == []
+    assert world.over is not None and world.over.status == "succeeded"
+
+
+def test_without_a_chief_all_workers_decide() -> None:
+    world = up(make_plan(2, ps=1))
+    world.exit("worker-0", "")
+    world.deliver_all()
+    assert world.over is None
+    world.exit("worker-1", "")
+    world.deliver_all()
+    assert names(world) == []
+    assert world.over is not None and world.over.status == "succeeded"
+
+
+def test_the_evaluator_may_finish_after_training() -> None:
+    world = up(make_plan(1, evaluator=True))
+    world.exit("worker-0", "")
+    world.deliver_all()
+    assert names(world) == ["evaluator-0"] and world.over is None
+    world.exit("evaluator-0", "")
+    world.deliver_all()
+    assert world.over is not None and world.over.status == "succeeded"
+
+
+def test_an_evaluator_that_does_not_finish_is_ended_after_the_grace() -> None:
+    world = up(make_plan(1, evaluator=True))
+    world.exit("worker-0", "")
+    world.pass_time(world.plan.limits.grace + 1)
+    world.deliver_all()
+    assert names(world) == []
+    assert world.over is not None and world.over.status == "succeeded"
+
+
+def test_the_same_program_error_twice_ends_the_run() -> None:
+    world = up(make_plan(2))
+    world.exit("worker-0", "program-error", "train.py:10")
+    world.deliver_all()
+    assert len(world.running()) == 2
+    world.exit("worker-1", "program-error", "train.py:10")
+    world.deliver_all()
+    assert world.over is not None
+    assert (world.over.status, world.over.cause) == ("failed", "program-error")
+    assert "twice" in world.over.reason
+
+
+def test_the_same_program_error_after_progress_is_tried_again() -> None:
+    world = up(make_plan(2))
+    for step in (10, 20, 30):
+        world.step(step)
+        world.exit("worker-0", "program-error", "train.py:10")
+        world.deliver_all()
+        assert len(world.running()) == 2
+    assert [record["cause"] for record in world.captain.restarts] == ["program-error"] * 3
+
+
+def test_steps_that_were_done_before_are_no_progress() -> None:
+    world = up(make_plan(2, limit=2, hang_after=None))
+    for _ in range(3):
+        world.step(5)
+        world.exit("worker-0", "signal")
+        world.deliver_all()
+        world.pass_time(70)
+        world.deliver_all()
+    assert world.over is not None and world.over.cause == "signal"
+    assert "restart.limit is 2" in world.over.reason
+
+
+def test_restarts_without_progress_wait_longer_each_time() -> None:
+    world = up(make_plan(2, limit=5, hang_after=None))
+    for _ in range(4):
+        world.exit("worker-0", "signal")
+        world.deliver_all()
+        world.pass_time(70)
+        world.deliver_all()
+    delays = [fields["delay_s"] for kind, _, fields in world.events if kind == "restart"]
+    assert delays[0] == 0 and delays == sorted(delays) and delays[-1] > delays[1]
+
+
+@pytest.mark.parametrize("order", [["survivor", "culprit"], ["culprit", "survivor"]])
+def test_the_cause_is_never_a_survivors(order: list[str]) -> None:
+    world = up(make_plan(2))
+    for who in order:
+        if who == "survivor":
+            world.exit("worker-0", "program-error", "tf.py:1", survivor=True)
+        else:
+            world.exit("worker-1", "signal")
+    world.deliver_all()
+    assert (world.last("restart")["cause"], world.last("restart")["task"]) == ("signal", "worker-1")
+
+
+def test_a_lost_host_is_the_cause_though_survivors_speak_first() -> None:
+    world = up(make_plan(2))
+    world.disconnect("worker-host-1")
+    world.exit("worker-0", "program-error", "tf.py:1", survivor=True)
+    world.deliver_all()
+    assert world.captain.generation == 1, "the lost host may still run: its lease has not ended"
+    world.pass_time(LEASE + 2)
+    world.host_is_replaced("worker-host-1", dead=True)
+    world.join_all()
+    world.deliver_all()
+    assert world.last("restart")["cause"] == "host-lost"
+    assert generations(world) == {2}
+
+
+def test_a_short_cut_of_the_connection_is_not_noticed_by_training() -> None:
+    world = up(make_plan(2))
+    world.disconnect("worker-host-1")
+    world.pass_time(3)
+    world.join("worker-host-1")
+    world.deliver_all()
+    world.pass_time(3)
+    assert generations(world) == {1} and "restart" not in world.kinds()
+
+
+def test_an_agent_that_was_started_again_has_lost_its_tasks() -> None:
+    world = up(make_plan(2))
+    world.agent_dies("worker-host-0")
+    world.join("worker-host-0")
+    world.deliver_all()
+    assert generations(world) == {2} and len(world.running()) == 2
+    assert world.last("restart")["cause"] == "host-lost"
+
+
+def test_a_replaced_host_is_awaited_until_its_lease_has_run_out() -> None:
+    world = up(make_plan(2))
+    world.host_is_replaced("worker-host-1", dead=False)
+    world.join("worker-host-1")
+    world.deliver_all()
+    assert generations(world) == {1}, "the old instance may still train"
+    world.pass_time(LEASE + 2)
+    world.deliver_all()
+    assert generations(world) == {2} and len(world.running()) == 2
+
+
+def test_a_captain_back_within_the_lease_adopts_the_generation() -> None:
+    world = up(make_plan(2, evaluator=True))
+    world.step(7)
+    world.restart_captain()
+    world.pass_time(2)
+    world.join_all()
+    world.deliver_all()
+    world.pass_time(2)
+    assert world.last("captain-returned") == {"adopted": True}
+    assert generations(world) == {1} and len(world.running()) == 3
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    assert world.captain.generation == 2
+
+
+def test_a_captain_without_notes_learns_from_its_members() -> None:
+    world = up(make_plan(2))
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    world.restart_captain(with_notes=False)
+    world.join_all()
+    world.deliver_all()
+    world.pass_time(2)
+    assert generations(world) == {2} and world.captain.generation == 2
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    assert generations(world) == {3}
+
+
+def test_a_captain_back_after_the_lease_numbers_higher() -> None:
+    world = up(make_plan(2))
+    world.restart_captain()
+    world.pass_time(LEASE + 2)
+    assert world.running() == []
+    world.join_all()
+    world.deliver_all()
+    world.pass_time(LEASE + 2)
+    world.deliver_all()
+    assert generations(world) == {2} and len(world.running()) == 2
+
+
+def test_missing_members_end_the_wait_with_their_names() -> None:
+    world = World(make_plan(3, start=30))
+    world.join("worker-host-0")
+    world.pass_time(31)
+    world.deliver_all()
+    assert world.over is not None and world.over.cause == "start-timeout"
+    assert "worker-1, worker-2" in world.over.reason
+    waits = [fields for kind, _, fields in world.events if kind == "waiting"]
+    assert waits and waits[0]["missing"] == ["worker-host-1", "worker-host-2"]
+
+
+def test_hours_in_a_queue_are_no_failure_before_the_first_host() -> None:
+    world = World(make_plan(3, start=30))
+    world.pass_time(500)
+    assert world.over is None
+
+
+def test_no_step_for_hang_after_is_a_hang_of_the_group() -> None:
+    world = up(make_plan(2, hang_after=20))
+    world.step(1)
+    for _ in range(19):
+        world.pass_time(1)
+        world.output()
+    assert "hang" not in world.kinds()
+    world.pass_time(3)
+    world.deliver_all()
+    assert world.last("hang")["progress"] == "step"
+    assert world.last("restart")["cause"] == "hang"
+    assert generations(world) == {2}
+
+
+def test_output_counts_until_steps_are_reported() -> None:
+    world = up(make_plan(2, hang_after=20))
+    for _ in range(50):
+        world.output()
+        world.pass_time(1)
+    assert "hang" not in world.kinds()
+    world.pass_time(25)
+    assert world.last("hang")["progress"] == "output"
+
+
+def test_an_unset_hang_after_grows_with_the_longest_gap() -> None:
+    world = up(make_plan(2, hang_after=None))
+    world.step(1)
+    world.pass_time(300)
+    world.step(2)
+    world.pass_time(1200)
+    assert "hang" not in world.kinds()
+    world.pass_time(400)
+    assert "hang" in world.kinds()
+
+
+def test_ps_and_evaluator_are_never_judged() -> None:
+    world = up(make_plan(1, ps=1, chief=True, evaluator=True, hang_after=20))
+    for step in range(1, 60):
+        world.step(step, ["chief-0"])
+        world.pass_time(1)
+    assert "hang" not in world.kinds()
+
+
+def test_a_chief_that_hangs_takes_its_workers_along() -> None:
+    world = up(make_plan(2, ps=1, chief=True, hang_after=20))
+    world.step(1, ["chief-0"])
+    world.pass_time(25)
+    world.deliver_all()
+    assert {n: p.attempt for n, p in world.running()} == {"chief-0": 2, "worker-0": 2, "worker-1": 2, "ps-0": 2}
+
+
+def test_a_worker_that_reports_steps_is_judged_by_itself() -> None:
+    world = up(make_plan(2, ps=1, hang_after=20))
+    world.step(1)
+    for step in range(2, 30):
+        world.step(step, ["worker-0"])
+        world.pass_time(1)
+    world.deliver_all()
+    assert world.last("restart")["task"] == "worker-1"
+    assert {n: p.attempt for n, p in world.running()} == {"worker-0": 1, "worker-1": 2, "ps-0": 1}
+
+
+def test_the_runtime_limit_has_its_own_reason() -> None:
+    world = up(make_plan(2, runtime=100, hang_after=None))
+    world.pass_time(101)
+    world.deliver_all()
+    assert world.over is not None and world.over.cause == "runtime-limit"
+    assert "limits.runtime" in world.over.reason and world.running() == []
+
+
+def test_stop_ends_everything() -> None:
+    from paceline.agent import events as ev
+
+    world = up(make_plan(2, evaluator=True))
+    world.tell(ev.Stop("a person said so"))
+    world.deliver_all()
+    assert world.running() == [] and world.over is not None
+    assert (world.over.status, world.over.reason) == ("stopped", "a person said so")
+
+
+def test_recovery_is_timed_from_failure_to_the_next_step() -> None:
+    world = up(make_plan(2))
+    world.step(10)
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    world.now += 1.5
+    world.step(11)
+    assert world.last("recovered")["first_step_after_s"] == pytest.approx(1.5)
+    assert world.captain.restarts[0]["first_step_after_s"] == pytest.approx(1.5)

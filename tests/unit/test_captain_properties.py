@@ -1,0 +1,161 @@
+"""The captain under any order of events: hosts, agents, connections, tasks and captains come and go as they like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from worlds import LEASE, World, make_plan
+
+from paceline.agent import events as ev
+from paceline.plan import GROUP, LEAD
+
+LIMIT = 4
+
+
+class AnyOrder(RuleBasedStateMachine):
+    world: World
+
+    @initialize(
+        workers=st.integers(1, 3),
+        evaluator=st.booleans(),
+        servers=st.sampled_from([(0, False), (0, True), (1, True), (2, False)]),
+        per_host=st.integers(1, 2),
+    )
+    def begin(self, workers: int, evaluator: bool, servers: tuple[int, bool], per_host: int) -> None:
+        ps, chief = servers
+        plan = make_plan(workers, evaluator=evaluator, ps=ps, chief=chief, per_host=per_host, limit=LIMIT, start=1e6)
+        self.world = World(plan)
+        self.step = 0
+
+    def _host(self, data: Any) -> str:
+        return str(data.draw(st.sampled_from(sorted(self.world.machines))))
+
+    def _together(self) -> set[str]:
+        plan = self.world.plan
+        return {task.name for task in plan.tasks if plan.role(task.role).restarts in (GROUP, LEAD)}
+
+    def _running(self) -> list[str]:
+        return sorted({name for m in self.world.machines.values() for name in m.processes})
+
+    @rule(data=st.data())
+    def member_joins(self, data: Any) -> None:
+        self.world.join(self._host(data))
+
+    @rule()
+    def all_members_join(self) -> None:
+        self.world.join_all()
+
+    @rule(data=st.data())
+    def connection_ends(self, data: Any) -> None:
+        self.world.disconnect(self._host(data))
+
+    @rule(data=st.data())
+    def messages_arrive(self, data: Any) -> None:
+        self.world.deliver(self._host(data))
+
+    @rule()
+    def all_messages_arrive(self) -> None:
+        self.world.deliver_all()
+
+    @rule(data=st.data())
+    def agent_dies(self, data: Any) -> None:
+        self.world.agent_dies(self._host(data))
+
+    @rule(data=st.data(), dead=st.booleans())
+    def host_is_replaced(self, data: Any, dead: bool) -> None:
+        host = self._host(data)
+        if not self.world.machines[host].finished:
+            self.world.host_is_replaced(host, dead)
+
+    @precondition(lambda self: self._running())
+    @rule(
+        data=st.data(), cause=st.sampled_from(["signal", "program-error", "out-of-memory", ""]), survivor=st.booleans()
+    )
+    def task_ends(self, data: Any, cause: str, survivor: bool) -> None:
+        task = data.draw(st.sampled_from(self._running()))
+        place = data.draw(st.sampled_from(["a.py:1", "b.py:2"])) if cause == "program-error" else ""
+        self.world.exit(task, cause, place, survivor)
+
+    @precondition(lambda self: self._running())
+    @rule()
+    def training_steps(self) -> None:
+        self.step += 1
+        self.world.step(self.step)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, LEASE + 1.5, 70.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule(notes=st.booleans())
+    def captain_dies_and_returns(self, notes: bool) -> None:
+        known = max(machine.generation for machine in self.world.machines.values())
+        if not self.world.is_over:
+            self.world.restart_captain(notes or known < self.world.captain.generation)
+
+    @rule(stop=st.integers(0, 9))
+    def a_person_stops_it(self, stop: int) -> None:
+        if stop == 0:
+            self.world.tell(ev.Stop("stop"))
+
+    @invariant()
+    def at_most_one_generation_lives(self) -> None:
+        """No task of an old generation runs once a new one has started, and no task runs twice."""
+        if not hasattr(self, "world"):
+            return
+        together = self._together()
+        running = self.world.running()
+        generations = {process.generation for name, process in running if name in together}
+        assert len(generations) <= 1, running
+        names = [name for name, _ in running]
+        assert len(names) == len(set(names)), running
+
+    @invariant()
+    def generations_only_grow(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        started = [generation for name, generation in self.world.started if name in self._together()]
+        assert started == sorted(started)
+
+    @invariant()
+    def budgets_are_kept(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for unit in self.world.captain.units:
+            assert all(count <= LIMIT + 1 for count in unit.budget.counts.values())
+
+    def teardown(self) -> None:
+        """From wherever this ended: with all hosts back, the run runs on to its end."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for _ in range(12):
+            for host, machine in list(world.machines.items()):
+                if machine.finished and not world.is_over:
+                    world.host_is_replaced(host, dead=True)
+            world.join_all()
+            world.deliver_all()
+            world.pass_time(LEASE + 2)
+            world.deliver_all()
+            if world.is_over:
+                break
+            self.step += 1
+            world.step(self.step)
+            for task in self._running():
+                world.exit(task, "")
+        assert world.is_over, (world.captain.phase, [(u.name, u.phase, u.lacking, u.live) for u in world.captain.units])
+        world.deliver_all()
+        assert world.running() == []
+        assert world.over is not None and world.over.status in ("succeeded", "failed", "stopped")
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=100,
+    report_multiple_bugs=False,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestAnyOrder = AnyOrder.TestCase

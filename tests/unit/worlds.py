@@ -1,0 +1,276 @@
+"""A world around a captain, without sockets: members with leases, messages that wait, hosts that come and go."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.agent import events as ev
+from paceline.agent.captain import OVER, Captain
+from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
+
+LEASE = 10.0
+
+
+def make_plan(
+    workers: int = 2,
+    *,
+    evaluator: bool = False,
+    ps: int = 0,
+    chief: bool = False,
+    per_host: int = 1,
+    limit: int = 3,
+    hang_after: float | None = 60.0,
+    runtime: float | None = None,
+    start: float = 300.0,
+) -> Plan:
+    """A plan by hand: the captain's tests do not need a job file."""
+    roles, hosts, tasks = [], [], []
+    counts = {"chief": int(chief), "worker": workers, "ps": ps, "evaluator": int(evaluator)}
+    rank = 0
+    for name, count in counts.items():
+        if not count:
+            continue
+        if name == "evaluator" or (ps and name == "worker"):
+            restarts = ALONE
+        else:
+            restarts = LEAD if ps else GROUP
+        decides = name == ("chief" if chief else "worker")
+        roles.append(Role(name, ("python", "train.py"), {}, restarts, name in ("chief", "worker"), decides))
+        for index in range(0, count, per_host):
+            names = tuple(f"{name}-{i}" for i in range(index, min(count, index + per_host)))
+            host = f"{name}-host-{index // per_host}"
+            hosts.append(Host(host, name, index // per_host, 0, 0, None, None, names))
+            for local, task in enumerate(names):
+                tasks.append(Task(task, name, index + local, host, local, rank if restarts == GROUP else -1))
+                rank += 1
+    strategy = "parameter-server" if ps else "multi-worker"
+    limits = Limits(start, runtime, 5.0)
+    return Plan(
+        VERSION, "job", "tensorflow", strategy, "/", tuple(roles), tuple(hosts), tuple(tasks),
+        Restart(limit, hang_after, True), limits,
+    )  # fmt: skip
+
+
+@dataclass
+class Process:
+    attempt: int
+    generation: int
+    step: int | None = None
+    step_at: float = 0.0
+    output_at: float = 0.0
+
+
+@dataclass
+class Machine:
+    """A host as it really is, whatever the captain believes."""
+
+    host: str
+    instance: str
+    agent: int = 1
+    replaces: bool = True
+    connected: bool = False
+    generation: int = 0
+    lease_from: float = 0.0
+    processes: dict[str, Process] = field(default_factory=dict)
+    exits: dict[str, ev.Exit] = field(default_factory=dict)
+    inbox: deque[ev.Instruction] = field(default_factory=deque)
+    finished: bool = False
+
+
+class World:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.now = 1000.0
+        self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now)
+        self.machines = {host.name: Machine(host.name, f"{host.name}-a") for host in plan.hosts}
+        self.ghosts: list[Machine] = []  # replaced hosts that still run until their lease ends
+        self.events: list[tuple[str, int, dict[str, Any]]] = []
+        self.over: ev.Over | None = None
+        self._instances = 0
+        self.started: list[tuple[str, int]] = []  # tasks and their generations in the order in which they began
+
+    # ---- the captain
+
+    def tell(self, told: ev.Told) -> None:
+        for instruction in self.captain.handle(told, self.now):
+            if isinstance(instruction, ev.Emit):
+                self.events.append((instruction.kind, instruction.generation, instruction.fields))
+            elif isinstance(instruction, ev.Over):
+                self.over = instruction
+            elif isinstance(instruction, ev.Start):
+                for host, tasks in instruction.hosts.items():
+                    self.machines[host].inbox.append((instruction.generation, tasks))
+            else:
+                self.machines[instruction.host].inbox.append(instruction)
+
+    def restart_captain(self, with_notes: bool = True) -> None:
+        saved = self.captain.saved() if with_notes else None
+        for machine in self.machines.values():
+            machine.connected = False
+            machine.inbox.clear()
+        self.captain = Captain(self.plan, "run", LEASE, self.now, self.now, saved)
+
+    # ---- members
+
+    def join(self, host: str) -> None:
+        machine = self.machines[host]
+        if machine.connected or machine.finished:
+            return
+        machine.connected = True
+        machine.inbox.clear()
+        machine.lease_from = self.now
+        running = {name: process.attempt for name, process in machine.processes.items()}
+        idle = [name for name in self.plan.host(host).tasks if name not in running]
+        self.tell(
+            ev.Joined(
+                host,
+                machine.instance,
+                machine.agent,
+                machine.replaces,
+                machine.generation,
+                running,
+                tuple(e for n, e in machine.exits.items() if n in idle),
+                {name: f"h:{name}" for name in idle},
+            )  # fmt: skip
+        )
+
+    def join_all(self) -> None:
+        for host in self.machines:
+            self.join(host)
+
+    def disconnect(self, host: str) -> None:
+        machine = self.machines[host]
+        if machine.connected:
+            machine.connected = False
+            machine.inbox.clear()
+            self.tell(ev.Disconnected(host))
+
+    def agent_dies(self, host: str) -> None:
+        machine = self.machines[host]
+        machine.processes.clear()
+        machine.exits.clear()
+        machine.agent += 1
+        self.disconnect(host)
+
+    def host_is_replaced(self, host: str, dead: bool) -> None:
+        """`dead`: the backend vouches for it; otherwise the old one runs on until its lease ends."""
+        old = self.machines[host]
+        self.disconnect(host)
+        if not dead and old.processes:
+            self.ghosts.append(old)
+        self._instances += 1
+        self.machines[host] = Machine(host, f"{host}-{self._instances}", replaces=dead)
+
+    def deliver(self, host: str) -> None:
+        machine = self.machines[host]
+        while machine.connected and machine.inbox:
+            instruction = machine.inbox.popleft()
+            if isinstance(instruction, ev.End):
+                self._end(machine, instruction)
+            elif isinstance(instruction, ev.Finish):
+                machine.processes.clear()
+                machine.finished = True
+                self.tell(ev.Left(host))
+            else:
+                self._start(machine, *instruction)
+
+    def deliver_all(self) -> None:
+        for _ in range(20):
+            for host in list(self.machines):
+                self.deliver(host)
+
+    def _start(self, machine: Machine, generation: int, tasks: dict[str, int]) -> None:
+        machine.generation = max(machine.generation, generation)
+        for name, attempt in tasks.items():
+            assert name not in machine.processes, "a task was started twice on one host"
+            machine.processes[name] = Process(attempt, generation, None, self.now, self.now)
+            self.started.append((name, generation))
+            self.tell(ev.Started(machine.host, name, attempt, 1, False))
+
+    def _end(self, machine: Machine, end: ev.End) -> None:
+        for name, attempt in end.tasks.items():
+            if name in machine.processes and machine.processes[name].attempt == attempt:
+                del machine.processes[name]
+                machine.exits[name] = ev.Exit(name, attempt, expected=True)
+        offers = {name: f"h:{name}" for name in self.plan.host(machine.host).tasks if name not in machine.processes}
+        self.tell(ev.Ended(machine.host, end.tasks, offers))
+
+    def exit(self, task: str, cause: str = "signal", place: str = "", survivor: bool = False) -> None:
+        """A task ends by itself."""
+        host = next(t.host for t in self.plan.tasks if t.name == task)
+        machine = self.machines[host]
+        process = machine.processes.pop(task, None)
+        if process is None:
+            return
+        gone = ev.Exit(
+            task, process.attempt, 1 if cause else 0, None, False, cause, f"{cause} of {task}", place, survivor
+        )
+        machine.exits[task] = gone
+        if machine.connected:
+            self.tell(ev.Exited(host, gone))
+            offers = {name: f"h:{name}" for name in self.plan.host(host).tasks if name not in machine.processes}
+            self.tell(ev.Ended(host, {}, offers))
+
+    def step(self, step: int, tasks: list[str] | None = None) -> None:
+        for machine in self.machines.values():
+            for name, process in machine.processes.items():
+                if tasks is None or name in tasks:
+                    process.step, process.step_at, process.output_at = step, self.now, self.now
+        self.beat_all()
+
+    def output(self) -> None:
+        for machine in self.machines.values():
+            for process in machine.processes.values():
+                process.output_at = self.now
+
+    def beat_all(self) -> None:
+        for machine in self.machines.values():
+            if machine.connected and not machine.finished:
+                machine.lease_from = self.now
+                progress = {
+                    name: ev.Progress(p.step, self.now - p.step_at, self.now - p.output_at)
+                    for name, p in machine.processes.items()
+                }
+                self.tell(ev.Beat(machine.host, progress))
+
+    # ---- time
+
+    def pass_time(self, seconds: float) -> None:
+        """Members keep their leases, or end their tasks themselves, as real ones do."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            for machine in [*self.machines.values(), *self.ghosts]:
+                if machine.processes and self.now - machine.lease_from > LEASE and not machine.connected:
+                    for name, process in machine.processes.items():
+                        machine.exits[name] = ev.Exit(name, process.attempt, expected=True)
+                    machine.processes.clear()
+            self.beat_all()
+            self.tell(ev.Tick())
+
+    # ---- what is true
+
+    def running(self) -> list[tuple[str, Process]]:
+        """Every process there is, those on lost hosts included."""
+        everyone = [*self.machines.values(), *self.ghosts]
+        return [(name, process) for machine in everyone for name, process in machine.processes.items()]
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _, _ in self.events]
+
+    def last(self, kind: str) -> dict[str, Any]:
+        return next(fields for name, _, fields in reversed(self.events) if name == kind)
+
+    @property
+    def is_over(self) -> bool:
+        return self.captain.phase == OVER
+
+
+def up(plan: Plan) -> World:
+    """A world in which the first generation runs."""
+    world = World(plan)
+    world.join_all()
+    world.deliver_all()
+    return world
