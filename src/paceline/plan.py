@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.job.models import Job
+    from paceline.job.models import Group, Job
 
 VERSION = 1
 CAPTAIN = "captain"
@@ -120,8 +120,8 @@ def make(job: Job) -> Plan:
         in_group = name in ("chief", "worker") and not parameter_server
         host_index = task_index = 0
         for group_index, group in enumerate(groups):
-            gpus = _first(group.gpus, job.gpus, 0)
-            per_host = _first(group.tasks_per_host, max(1, gpus))
+            gpus = gpus_of(job, name, group)
+            per_host = tasks_per_host(job, name, group)
             for _ in range(group.replicas):
                 host = f"{name}-host-{host_index}"
                 names = tuple(f"{name}-{task_index + i}" for i in range(per_host))
@@ -148,6 +148,15 @@ def make(job: Job) -> Plan:
         restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm),
         limits=Limits(job.limits.start, job.limits.runtime, job.limits.grace),
     )
+
+
+def gpus_of(job: Job, role: str, group: Group) -> int:
+    """GPUs of each host. The job's own number is for the roles that train: ps and evaluator ask for themselves."""
+    return int(_first(group.gpus, job.gpus if role in ("chief", "worker") else None, 0))
+
+
+def tasks_per_host(job: Job, role: str, group: Group) -> int:
+    return int(_first(group.tasks_per_host, max(1, gpus_of(job, role, group))))
 
 
 def _default_command(job: Job, role: str) -> list[str]:

@@ -1,0 +1,121 @@
+"""Data to Job: pydantic's errors as findings, and the part of the job that is right, so that all is checked at once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from paceline.job.errors import BadValueError, Finding, described, did_you_mean, listed, visible
+from paceline.job.models import FRAMEWORKS, SECTIONS, Group, Job
+
+Path = tuple[str | int, ...]
+
+MOST_ERRORS = 100
+_STAND_INS = {"name": "job", "framework": "none"}
+
+
+def validate(data: dict[str, Any]) -> tuple[Job, list[Finding], list[Path]]:
+    """The job, what is wrong with its fields, and the paths whose values were left out for that."""
+    findings: list[Finding] = []
+    broken: list[Path] = []
+    for _ in range(5):  # a value left out can bring others into view, never many times
+        try:
+            return Job.model_validate(data), findings, broken
+        except ValidationError as error:
+            data = copy.deepcopy(data)
+            found: list[Finding] = []
+            # From the back: taking items out of a list moves those that follow.
+            for number, item in reversed(list(enumerate(error.errors(include_url=False)))):
+                path = _path(item)
+                if number < MOST_ERRORS:
+                    found.insert(0, _finding(path, item))
+                broken.append(path)
+                _leave_out(data, path)
+            findings += found
+    return Job(name="job", framework="none"), findings, [*broken, ("roles",), ("framework",)]
+
+
+def _path(item: Any) -> Path:
+    """Where pydantic found the error; for a wrong key it adds one more step."""
+    path: Path = tuple(item["loc"])
+    return path[:-1] if path and path[-1] == "[key]" else path
+
+
+def _finding(path: Path, item: Any) -> Finding:
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        return _unknown(path)
+    if kind == "missing":
+        return _missing(path)
+    if kind == "value_error":
+        return _refused(path, item, at_key=item["loc"][-1] == "[key]")
+    hint = allowed = None
+    if path == ("roles",):
+        hint = "write roles: {worker: {replicas: 2}}"
+    elif path[-1] == "env":
+        hint = "write env: {NAME: value}"
+    else:
+        allowed = listed(sorted(_model_at(path).model_fields))
+    return Finding(path, f"must be a mapping, got {described(item['input'])}", hint, allowed)
+
+
+def _refused(path: Path, item: Any, at_key: bool) -> Finding:
+    error = item["ctx"]["error"]
+    if not isinstance(error, BadValueError):
+        raise error
+    return Finding(path, error.message, error.hint, error.allowed, at_key)
+
+
+def _missing(path: Path) -> Finding:
+    field = Job.model_fields[str(path[-1])]
+    if path == ("framework",):
+        return Finding(path, "is missing", "write framework: none for a program of no framework", listed(FRAMEWORKS))
+    example = field.examples[0] if field.examples else None
+    return Finding(path, "is missing", f"write {path[-1]}: {example}" if example else None)
+
+
+def _unknown(path: Path) -> Finding:
+    key = str(path[-1])
+    names = sorted(_model_at(path[:-1]).model_fields)
+    hint = did_you_mean(key, names) or _elsewhere(key)
+    return Finding(path, f'unknown key "{visible(key, 60)}"', hint, listed(names), at_key=True)
+
+
+def _model_at(path: Path) -> type[BaseModel]:
+    if not path:
+        return Job
+    return SECTIONS.get(str(path[0]), Group)
+
+
+def _elsewhere(key: str) -> str | None:
+    """For a key that is right in another place: that place."""
+    if key in ("worker", "chief", "ps", "evaluator"):
+        return f'did you mean "roles.{key}"?'
+    if key == "workers":
+        return 'did you mean "roles.worker.replicas"?'
+    places: dict[str, type[BaseModel]] = {**SECTIONS, "roles.worker": Group}
+    for section, model in places.items():
+        if key in model.model_fields:
+            return f'did you mean "{section}.{key}"?'
+    return f'did you mean "{key}", one level up?' if key in Job.model_fields else None
+
+
+def _leave_out(data: dict[str, Any], path: Path) -> None:
+    if path in (("name",), ("framework",)):
+        data[str(path[0])] = _STAND_INS[str(path[0])]
+        return
+    holder: Any = data
+    for step in path[:-1]:
+        # A role that is one mapping has an index in pydantic's paths, but not in the data.
+        if not (isinstance(holder, dict) and step == 0):
+            holder = holder[step]
+    if isinstance(holder, dict) and path[-1] == 0:
+        holder.clear()
+    elif isinstance(holder, list) and len(holder) > 1:
+        del holder[path[-1]]  # type: ignore[arg-type]
+    elif isinstance(holder, list):
+        holder[0] = {} if path[0] == "roles" and len(path) == 3 else "left-out"
+    else:
+        holder.pop(path[-1], None)

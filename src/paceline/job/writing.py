@@ -1,0 +1,119 @@
+"""Job data to YAML text, in the form that a person would write, and the text for a job given on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from paceline.job.tree import scalar
+from paceline.job.values import slug
+
+WIDTH = 100
+_PLAIN = re.compile(r"(?:[A-Za-z0-9_./]|--?[A-Za-z0-9])[A-Za-z0-9_./@%+=~^-]*(?:[:@][A-Za-z0-9_./@%+=~^-]+)*", re.ASCII)
+_DATE = re.compile(r"[0-9]{4}-")
+
+
+def write(data: dict[str, Any]) -> str:
+    """The text of a job. Reading it gives the same data.
+
+    >>> print(write({"name": "a", "command": ["python", "t.py", "3"], "roles": {"worker": {"replicas": 2}}}), end="")
+    name: a
+    command: [python, t.py, "3"]
+    roles:
+      worker: {replicas: 2}
+    """
+    return "".join(_entry(key, value, 0) for key, value in data.items())
+
+
+def from_command(
+    framework: str,
+    workers: int,
+    strategy: str | None = None,
+    ps: int = 0,
+    chief: bool = False,
+    evaluator: bool = False,
+    gpus: int | None = None,
+    name: str | None = None,
+    *,
+    command: Sequence[str],
+    folder: Path,
+) -> str:
+    """The text of the job that `paceline run --framework ... -- command` stands for."""
+    if strategy is None and ps and framework == "tensorflow":
+        strategy = "parameter-server"
+    training = {} if gpus is None else {"gpus": gpus}
+    roles: dict[str, Any] = {}
+    if chief:
+        roles["chief"] = {"replicas": 1} | ({} if gpus is None else {"gpus": min(gpus, 1)})
+    if workers or not chief:
+        roles["worker"] = {"replicas": workers, **training}
+    if ps:
+        roles["ps"] = {"replicas": ps}
+    if evaluator:
+        roles["evaluator"] = {"replicas": 1}
+    return write(
+        {
+            "name": name if name is not None else _name(command, folder),
+            "framework": framework,
+            **({} if strategy is None else {"strategy": strategy}),
+            "command": list(command),
+            "roles": roles,
+        }
+    )
+
+
+def _name(command: Sequence[str], folder: Path) -> str:
+    """From the script's name, or the program's, or the folder's."""
+    from paceline.job.files import script_of
+
+    words = []
+    if command:
+        script = script_of(command)
+        if script is not None:
+            _, word, module = script
+            words.append(word.rpartition(".")[2] if module else PurePath(word).stem)
+        words.append(PurePath(command[0]).stem)
+    words.append(folder.absolute().name)
+    return next((found for found in map(slug, words) if found), "job")
+
+
+def _entry(key: str, value: Any, depth: int) -> str:
+    indent = "  " * depth
+    flow = _flow(value)
+    # Roles and variables read best one a line; what holds no mapping stays on one.
+    block = isinstance(value, dict) and value and (depth == 0 and key in ("roles", "env"))
+    if not block and len(indent) + len(key) + len(flow) < WIDTH:
+        return f"{indent}{_word(key)}: {flow}\n"
+    if isinstance(value, dict) and value:
+        return f"{indent}{_word(key)}:\n" + "".join(_entry(inner, item, depth + 1) for inner, item in value.items())
+    if isinstance(value, list) and value:
+        return f"{indent}{_word(key)}:\n" + "".join(f"{indent}  - {_flow(item)}\n" for item in value)
+    return f"{indent}{_word(key)}: {flow}\n"
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_word(key)}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _word(value) if isinstance(value, str) else repr(value)
+
+
+def _word(word: str) -> str:
+    if _PLAIN.fullmatch(word) and isinstance(scalar(word), str) and not _DATE.match(word):
+        return word
+    return '"' + "".join(map(_escaped, word)) + '"'
+
+
+def _escaped(char: str) -> str:
+    known = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    if char in known:
+        return known[char]
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,267 @@
+"""Any input at all ends in a plan or in a clear error: 10,000 examples, of which most are jobs with something wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline import job, plan
+from paceline.job.models import Group, Job, Kubernetes, Limits, Restart
+from paceline.job.writing import write
+
+COMMON = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+PARAMETER_SERVER = {
+    "name": "a",
+    "framework": "tensorflow",
+    "strategy": "parameter-server",
+    "roles": {
+        "chief": {"command": ["python", "train.py"]},
+        "worker": [{"replicas": 2}, {"replicas": 1, "gpus": 2}],
+        "ps": {"replicas": 2, "env": {"A": "b"}},
+        "evaluator": {"command": ["python", "train.py", "--eval"]},
+    },
+    "kubernetes": {"image": "a:b", "namespace": "c"},
+}
+MULTI_WORKER = {
+    "name": "digits",
+    "framework": "tensorflow",
+    "command": ["python", "train.py", "--epochs", "20"],
+    "roles": {"worker": {"replicas": 3, "gpus": 1, "cpu": 4, "memory": "8Gi"}, "evaluator": {"tasks_per_host": 1}},
+    "restart": {"limit": 10, "hang_after": "10m", "warm": True},
+    "limits": {"start": "30m", "runtime": "6h", "grace": 30},
+}
+SMALL = {"name": "s", "framework": "torch", "command": ["python", "-m", "pkg.train"], "code": "."}
+JOBS = [PARAMETER_SERVER, MULTI_WORKER, SMALL, {**SMALL, "framework": "none", "env": {"X": "1"}, "cpu": "500m"}]
+
+KEYS = sorted({name for model in (Job, Group, Limits, Restart, Kubernetes) for name in model.model_fields})
+WORDS = [*KEYS, "chief", "worker", "ps", "evaluator", "tensorflow", "torch", "jax", "none", "parameter-server", "a"]
+words = st.sampled_from(
+    [*WORDS, "python", "train.py", "8Gi", "10m", "500m", "", "yes", "0", "replics", "PATH", "RANK", ".."]
+)
+numbers = st.sampled_from([0, 1, 2, 3, -1, 7, 64, 100_001, 10**30, 0.5, -0.0, 1e300, float("inf"), float("nan")])
+scalars = st.one_of(st.none(), st.booleans(), numbers, words, st.text(max_size=12))
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as made:
+        (Path(made) / "train.py").write_text("")
+        (Path(made) / "pkg").mkdir()
+        for name in ("__init__", "train"):
+            (Path(made) / "pkg" / f"{name}.py").write_text("")
+        yield Path(made)
+
+
+def ends_well(text: str, folder: Path, overrides: Sequence[str] = ()) -> bool:
+    """Whether the text is a job; that it is either a plan or an error with something to read, nothing else."""
+    try:
+        loaded = job.load_text(text, "job.yaml", folder, overrides)
+    except job.JobError as error:
+        assert error.problems and all(problem.message for problem in error.problems)
+        assert str(error).strip() and all(line.isprintable() for line in str(error).split("\n"))
+        return False
+    made = plan.to_json(plan.make(loaded.job))
+    assert plan.to_json(plan.make(loaded.job)) == made
+    again = job.load_text(loaded.text, "job.yaml", folder)
+    assert plan.to_json(plan.make(again.job)) == made
+    return True
+
+
+def paths(data: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [at, *(path for key, value in inner for path in paths(value, (*at, key)))]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> dict[str, Any]:
+    """A job with up to three changes: a value replaced, removed, added or moved under another name."""
+    data = copy.deepcopy(draw(st.sampled_from(JOBS)))
+    for _ in range(draw(st.integers(0, 3))):
+        path = draw(st.sampled_from(paths(data)[1:] or [("name",)]))
+        holder: Any = data
+        for step in path[:-1]:
+            holder = holder[step]
+        change = draw(st.sampled_from(["replace", "remove", "add", "rename"]))
+        if change == "replace" or isinstance(holder, list):
+            holder[path[-1]] = draw(anything)
+        elif change == "remove":
+            holder.pop(path[-1], None)
+        elif change == "add":
+            holder[draw(words | st.text(max_size=8))] = draw(anything)
+        else:
+            holder[draw(words)] = holder.pop(path[-1], None)
+    return data
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+times = st.sampled_from(["90s", "1h30m", "2d", "0.5h", 1, 0.25, 86400])
+sizes = {
+    "gpus": st.integers(0, 3),
+    "cpu": st.sampled_from([1, 0.5, "500m", "2", "1.5"]),
+    "memory": st.sampled_from(["8Gi", "512Mi", "1.5G", 2**20, "2000000k"]),
+}
+letters = st.characters(codec="utf-8", exclude_characters="\0")
+variables = st.dictionaries(
+    st.from_regex(r"[A-Z][A-Z0-9_]{0,5}x", fullmatch=True), st.text(letters, max_size=8), max_size=3
+)
+groups = some(replicas=st.integers(1, 4), tasks_per_host=st.integers(1, 3), **sizes)
+hosts = groups | st.lists(groups, min_size=1, max_size=3)
+command = st.lists(st.text(letters, min_size=1, max_size=8), max_size=3).map(lambda more: ["python", "train.py", *more])
+rest = some(
+    env=variables,
+    code=st.sampled_from([".", "./pkg/.."]),
+    restart=some(limit=st.integers(0, 20), hang_after=times, warm=st.booleans()),
+    limits=some(start=times, runtime=times, grace=times),
+    kubernetes=some(image=st.just("a/b:c"), namespace=st.just("1a")),
+    **sizes,
+)
+chief = st.fixed_dictionaries({"tasks_per_host": st.just(1)}, optional={"env": variables})
+right_jobs = st.one_of(
+    st.fixed_dictionaries(
+        {"framework": st.sampled_from(["torch", "jax", "none"])},
+        optional={"roles": st.fixed_dictionaries({"worker": hosts})},
+    ),
+    st.fixed_dictionaries(
+        {"framework": st.just("tensorflow")},
+        optional={
+            "strategy": st.just("multi-worker"),
+            "roles": st.fixed_dictionaries({"worker": hosts}, optional={"chief": chief, "evaluator": hosts}),
+        },
+    ),
+    st.fixed_dictionaries(
+        {
+            "framework": st.just("tensorflow"),
+            "strategy": st.just("parameter-server"),
+            "roles": st.fixed_dictionaries(
+                {"worker": hosts, "ps": hosts}, optional={"chief": chief, "evaluator": hosts}
+            ),
+        }
+    ),
+)
+
+
+def test_the_unchanged_jobs_are_right(folder: Path) -> None:
+    for data in JOBS:
+        assert ends_well(write(data), folder)
+
+
+@settings(max_examples=3500, **COMMON)
+@given(data=mutated())
+def test_jobs_with_something_changed(data: dict[str, Any], folder: Path) -> None:
+    ends_well(json.dumps(data), folder)
+
+
+@settings(max_examples=1500, **COMMON)
+@given(kind=right_jobs, rest=rest, command=command, as_json=st.booleans())
+def test_jobs_that_are_right(
+    kind: dict[str, Any], rest: dict[str, Any], command: list[str], as_json: bool, folder: Path
+) -> None:
+    data = {"name": "right", "command": command, **kind, **rest}
+    assert ends_well(json.dumps(data) if as_json else write(data), folder)
+
+
+@settings(max_examples=1500, **COMMON)
+@given(
+    data=st.sampled_from(JOBS),
+    overrides=st.lists(
+        st.builds(
+            lambda steps, value: f"{'.'.join(steps)}={value}",
+            st.lists(words | st.sampled_from(["0", "1"]), min_size=1, max_size=4),
+            words | st.sampled_from(["{a: b}", "[python, train.py]", "{replicas: 2}", "[", "&a *a", "3", "0", "1.5"]),
+        )
+        | st.text(max_size=20),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_overrides(data: dict[str, Any], overrides: list[str], folder: Path) -> None:
+    ends_well(write(data), folder, overrides)
+
+
+PIECES = ["name: a\n", "framework: torch\n", "command: [python, train.py]\n", "roles:\n", "  worker: {replicas: 2}\n"]
+SIGNS = [
+    "- ",
+    ": ",
+    "? ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ", ",
+    "&a ",
+    "*a",
+    "<<: ",
+    "!!set ",
+    "!",
+    "|\n",
+    ">\n",
+    "'",
+    '"',
+    "#",
+    "%",
+    "@",
+]
+SPACES = [
+    "\n",
+    "\t",
+    "  ",
+    "\r\n",
+    "\ufeff",
+    "\x00",
+    "---\n",
+    "...\n",
+    "~",
+    "\\",
+    '"\\x',
+    '"\\U00110000"',
+    "1e3",
+    "\u2028",
+]
+
+
+@settings(max_examples=1500, **COMMON)
+@given(pieces=st.lists(st.sampled_from(PIECES) | st.sampled_from(SIGNS) | st.sampled_from(SPACES) | words, max_size=25))
+def test_pieces_of_yaml_in_any_order(pieces: list[str], folder: Path) -> None:
+    ends_well("".join(pieces), folder)
+
+
+@settings(max_examples=1000, **COMMON)
+@given(data=st.sampled_from(JOBS), at=st.floats(0, 1), cut=st.integers(0, 12), put=st.text(max_size=6))
+def test_text_damaged_in_one_place(data: dict[str, Any], at: float, cut: int, put: str, folder: Path) -> None:
+    text = write(data)
+    start = int(at * len(text))
+    ends_well(text[:start] + put + text[start + cut :], folder)
+
+
+@settings(max_examples=500, **COMMON)
+@given(text=st.text(max_size=200))
+def test_any_text(text: str, folder: Path) -> None:
+    ends_well(text, folder)
+
+
+@settings(max_examples=500, **COMMON)
+@given(content=st.binary(max_size=200), start=st.sampled_from([b"", b"name: a\n", b"\xff\xfe", b"\xef\xbb\xbf"]))
+def test_any_bytes(content: bytes, start: bytes, folder: Path) -> None:
+    path = folder / "job.yaml"
+    path.write_bytes(start + content)
+    try:
+        job.load(path)
+    except job.JobError as error:
+        assert error.problems and str(error).strip()

@@ -1,0 +1,502 @@
+"""Every mistake in a job file, and the message it ends in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline import job
+
+HEAD = "name: digits\nframework: torch\ncommand: [python, train.py]\n"
+TENSORFLOW = "name: digits\nframework: tensorflow\ncommand: [python, train.py]\n"
+SERVERS = "name: digits\nframework: tensorflow\nstrategy: parameter-server\n"
+TIMES = 'allowed: a time such as "90s", "10m", "6h", "1h30m" or "2d", or a number of seconds'
+AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
+CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
+GROUP = "allowed: command, cpu, env, gpus, memory, replicas, tasks_per_host"
+NAMES = "allowed: a letter, then letters, digits and -, all lower case, at most 40 characters"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").write_text("")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("")
+    (tmp_path / "pkg").mkdir()
+    for name in ("__init__", "train"):
+        (tmp_path / "pkg" / f"{name}.py").write_text("")
+    return tmp_path
+
+
+def mistakes(text: str, folder: Path, *overrides: str) -> str:
+    with pytest.raises(job.JobError) as caught:
+        job.load_text(text, "job.yaml", folder, overrides)
+    assert all(problem.message for problem in caught.value.problems)
+    return str(caught.value).replace(str(folder), "FOLDER")
+
+
+# (what is added to HEAD, the whole message)
+FIELDS = {
+    "unknown key": (
+        "roles:\n  worker: {replics: 3}\n",
+        f'job.yaml:5: roles.worker.replics: unknown key "replics"; did you mean "replicas"? {GROUP}\n'
+        "      worker: {replics: 3}",
+    ),
+    "unknown key at the top": (
+        "comand: [a]\n",
+        'job.yaml:4: comand: unknown key "comand"; did you mean "command"? allowed: code, command, cpu, env, '
+        "framework, gpus, kubernetes, limits, memory, name, restart, roles, strategy\n    comand: [a]",
+    ),
+    "key of another place": (
+        "replicas: 2\n",
+        'job.yaml:4: replicas: unknown key "replicas"; did you mean "roles.worker.replicas"? allowed: code, command, '
+        "cpu, env, framework, gpus, kubernetes, limits, memory, name, restart, roles, strategy\n    replicas: 2",
+    ),
+    "key of the level above": (
+        "restart: {memory: 8Gi}\n",
+        'job.yaml:4: restart.memory: unknown key "memory"; did you mean "roles.worker.memory"? '
+        "allowed: hang_after, limit, warm\n    restart: {memory: 8Gi}",
+    ),
+    "not built yet": (
+        "tensorboard: true\n",
+        'job.yaml:4: tensorboard: unknown key "tensorboard"; allowed: code, command, cpu, env, framework, gpus, '
+        "kubernetes, limits, memory, name, restart, roles, strategy\n    tensorboard: true",
+    ),
+    "no replicas": (
+        "roles: {worker: {replicas: 0}}\n",
+        "job.yaml:4: roles.worker.replicas: must be at least 1, got 0; allowed: a whole number from 1 to 100000\n"
+        "    roles: {worker: {replicas: 0}}",
+    ),
+    "negative replicas in a list": (
+        "roles:\n  worker:\n    - {replicas: 1}\n    - replicas: -2\n",
+        "job.yaml:7: roles.worker.1.replicas: must be at least 1, got -2; allowed: a whole number from 1 to 100000\n"
+        "        - replicas: -2",
+    ),
+    "too many replicas": (
+        "roles: {worker: {replicas: 100001}}\n",
+        "job.yaml:4: roles.worker.replicas: must be at most 100000, got 100001; "
+        "allowed: a whole number from 1 to 100000\n    roles: {worker: {replicas: 100001}}",
+    ),
+    "text for a number": (
+        'roles: {worker: {replicas: "2"}}\n',
+        'job.yaml:4: roles.worker.replicas: must be a whole number, got the text "2"; write it without quotes; '
+        'allowed: a whole number from 1 to 100000\n    roles: {worker: {replicas: "2"}}',
+    ),
+    "half a GPU": (
+        "gpus: 0.5\n",
+        "job.yaml:4: gpus: must be a whole number, got the number 0.5; allowed: a whole number from 0 to 1024\n"
+        "    gpus: 0.5",
+    ),
+    "true for a number": (
+        "gpus: true\n",
+        "job.yaml:4: gpus: must be a whole number, got true; allowed: a whole number from 0 to 1024\n    gpus: true",
+    ),
+    "too many tasks": (
+        "roles: {worker: {replicas: 100000, tasks_per_host: 8}}\n",
+        "job.yaml:4: roles: makes 800000 tasks; a job has at most 100000\n"
+        "    roles: {worker: {replicas: 100000, tasks_per_host: 8}}",
+    ),
+    "a role that is a number": (
+        "roles: {worker: 3}\n",
+        "job.yaml:4: roles.worker: must be a mapping or a list of mappings, got the number 3; write {replicas: 3}\n"
+        "    roles: {worker: 3}",
+    ),
+    "a role without groups": (
+        "roles: {worker: []}\n",
+        "job.yaml:4: roles.worker: is an empty list: a role has at least one group\n    roles: {worker: []}",
+    ),
+    "a group that is text": (
+        "roles: {worker: [a]}\n",
+        f'job.yaml:4: roles.worker.0: must be a mapping, got the text "a"; {GROUP}\n    roles: {{worker: [a]}}',
+    ),
+    "roles that are a list": (
+        "roles: [worker]\n",
+        "job.yaml:4: roles: must be a mapping, got a list; write roles: {worker: {replicas: 2}}\n    roles: [worker]",
+    ),
+    "no roles": (
+        "roles: {}\n",
+        "job.yaml:4: roles: is empty; remove it for one worker, or write {worker: {replicas: 2}}\n    roles: {}",
+    ),
+    "evaluator in a torch job": (
+        "roles: {worker: {}, evaluator: {}}\n",
+        'job.yaml:4: roles.evaluator: a torch job has no role "evaluator"; allowed: worker\n'
+        "    roles: {worker: {}, evaluator: {}}",
+    ),
+    "unknown role": (
+        "roles: {workers: {}}\n",
+        'job.yaml:4: roles.workers: unknown role "workers"; did you mean "worker"? allowed: worker\n'
+        "    roles: {workers: {}}",
+    ),
+    "strategy without effect": (
+        "strategy: multi-worker\n",
+        "job.yaml:4: strategy: has no effect in a torch job: only tensorflow has strategies; remove it\n"
+        "    strategy: multi-worker",
+    ),
+    "unknown strategy": (
+        "strategy: MultiWorkerMirroredStrategy\n",
+        'job.yaml:4: strategy: "MultiWorkerMirroredStrategy" is not known here; did you mean "multi-worker"? '
+        "allowed: multi-worker, parameter-server\n    strategy: MultiWorkerMirroredStrategy",
+    ),
+    "groups with other commands": (
+        "roles:\n  worker:\n    - {replicas: 1}\n    - {command: [python, train.py, -x]}\n",
+        "job.yaml:7: roles.worker.1.command: differs from the command of the first group: all groups of a role have "
+        "the same; give every group of worker the same command\n        - {command: [python, train.py, -x]}",
+    ),
+    "groups with other variables": (
+        "roles:\n  worker:\n    - {env: {A: b}}\n    - {replicas: 2}\n",
+        "job.yaml:7: roles.worker.1.env: differs from the env of the first group: all groups of a role have the same; "
+        "give every group of worker the same env\n        - {replicas: 2}",
+    ),
+    "memory": (
+        "memory: 8G b\n",
+        f'job.yaml:4: memory: "8G b" is not an amount of memory; did you mean "8G"? {AMOUNTS}\n    memory: 8G b',
+    ),
+    "memory in GB": (
+        "memory: 8GiB\n",
+        f'job.yaml:4: memory: "8GiB" is not an amount of memory; did you mean "8Gi"? {AMOUNTS}\n    memory: 8GiB',
+    ),
+    "eight bytes": (
+        "memory: 8\n",
+        f'job.yaml:4: memory: must be at least 1Mi, got 8; did you mean "8Gi"? {AMOUNTS}\n    memory: 8',
+    ),
+    "memory as a list": (
+        "memory: [8Gi]\n",
+        f"job.yaml:4: memory: must be an amount of memory, got a list; {AMOUNTS}\n    memory: [8Gi]",
+    ),
+    "too much memory": (
+        "memory: 9999Pi\n",
+        f'job.yaml:4: memory: must be at most 1024Pi, got "9999Pi"; {AMOUNTS}\n    memory: 9999Pi',
+    ),
+    "cpu": (
+        "cpu: 4 cores\n",
+        f'job.yaml:4: cpu: "4 cores" is not a number of cores; did you mean 4? {CORES}\n    cpu: 4 cores',
+    ),
+    "no cpu": ("cpu: 0\n", f"job.yaml:4: cpu: must be at least 0.001, got 0; {CORES}\n    cpu: 0"),
+    "endless cpu": ("cpu: .inf\n", f"job.yaml:4: cpu: must be at most 100000, got inf; {CORES}\n    cpu: .inf"),
+    "duration": (
+        "limits: {start: soon}\n",
+        f'job.yaml:4: limits.start: "soon" is not a time; {TIMES}\n    limits: {{start: soon}}',
+    ),
+    "duration in words": (
+        "limits: {start: 5 minutes}\n",
+        f'job.yaml:4: limits.start: "5 minutes" is not a time; did you mean "5m"? {TIMES}\n'
+        "    limits: {start: 5 minutes}",
+    ),
+    "duration as a clock": (
+        "limits: {start: 1:30}\n",
+        f'job.yaml:4: limits.start: "1:30" is not a time; did you mean "1h30m"? {TIMES}\n    limits: {{start: 1:30}}',
+    ),
+    "duration of nothing": (
+        "limits: {grace: 0s}\n",
+        f'job.yaml:4: limits.grace: must be longer than 0 seconds, got "0s"; {TIMES}\n    limits: {{grace: 0s}}',
+    ),
+    "negative duration": (
+        "restart: {hang_after: -5}\n",
+        f"job.yaml:4: restart.hang_after: must be longer than 0 seconds, got -5; {TIMES}\n"
+        "    restart: {hang_after: -5}",
+    ),
+    "endless duration": (
+        "limits: {runtime: .inf}\n",
+        f"job.yaml:4: limits.runtime: must be at most 3650d, got inf; {TIMES}\n    limits: {{runtime: .inf}}",
+    ),
+    "yes for true": (
+        "restart: {warm: yes}\n",
+        'job.yaml:4: restart.warm: must be true or false, got the text "yes"; write true; allowed: true, false\n'
+        "    restart: {warm: yes}",
+    ),
+    "a variable that is a number": (
+        "env: {SEED: 07}\n",
+        'job.yaml:4: env.SEED: must be text, got the number 7; write "07"\n    env: {SEED: 07}',
+    ),
+    "a variable's name": (
+        "env: {my-seed: a}\n",
+        'job.yaml:4: env.my-seed: "my-seed" is not the name of a variable; did you mean "my_seed"? '
+        "allowed: letters, digits and _, no digit first\n    env: {my-seed: a}",
+    ),
+    "a variable of ours": (
+        'env: {TF_CONFIG: "{}", PACELINE_RUN: a}\n',
+        'job.yaml:4: env.TF_CONFIG: "TF_CONFIG" is set by Paceline itself, for each task; remove it\n'
+        '    env: {TF_CONFIG: "{}", PACELINE_RUN: a}\n'
+        'job.yaml:4: env.PACELINE_RUN: "PACELINE_RUN" is set by Paceline itself, for each task; remove it\n'
+        '    env: {TF_CONFIG: "{}", PACELINE_RUN: a}',
+    ),
+    "a variable of ours in a role": (
+        'roles: {worker: {env: {RANK: "1"}}}\n',
+        'job.yaml:4: roles.worker.env.RANK: "RANK" is set by Paceline itself, for each task; remove it\n'
+        '    roles: {worker: {env: {RANK: "1"}}}',
+    ),
+    "a section that is text": (
+        "limits: 6h\n",
+        'job.yaml:4: limits: must be a mapping, got the text "6h"; allowed: grace, runtime, start\n    limits: 6h',
+    ),
+    "variables that are a list": (
+        "env: [A=b]\n",
+        "job.yaml:4: env: must be a mapping, got a list; write env: {NAME: value}\n    env: [A=b]",
+    ),
+    "a role without a value": (
+        "roles:\n  worker:\n",
+        "job.yaml:5: roles.worker: has no value; write worker: {} for one host\n      worker:",
+    ),
+    "a key without a value": (
+        "limits:\n",
+        "job.yaml:4: limits: has no value; give it one, or remove the key\n    limits:",
+    ),
+    "a date": (
+        "env: {DAY: 2026-01-02}\n",
+        'job.yaml:4: env.DAY: 2026-01-02 is read as a date by YAML; write "2026-01-02"\n    env: {DAY: 2026-01-02}',
+    ),
+    "an image with a space": (
+        "kubernetes: {image: a b}\n",
+        'job.yaml:4: kubernetes.image: "a b" is not the name of an image: it holds a space\n'
+        "    kubernetes: {image: a b}",
+    ),
+    "a namespace": (
+        "kubernetes: {namespace: Team_A}\n",
+        'job.yaml:4: kubernetes.namespace: "Team_A" is not a valid name; did you mean "team-a"? '
+        "allowed: lower case letters, digits and -, at most 63 characters\n    kubernetes: {namespace: Team_A}",
+    ),
+    "a folder that is not there": (
+        "code: script\n",
+        'job.yaml:4: code: the folder "script" is not there: looked for FOLDER/script; did you mean "scripts"?\n'
+        "    code: script",
+    ),
+    "a folder that is a file": (
+        "code: train.py\n",
+        'job.yaml:4: code: the folder "train.py" is a file, not a folder: looked for FOLDER/train.py\n'
+        "    code: train.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_wrong_field(case: str, folder: Path) -> None:
+    added, message = FIELDS[case]
+    assert mistakes(HEAD + added, folder) == message
+
+
+# (the command, the message after "job.yaml:3: ")
+COMMANDS = {
+    "one text": (
+        "python train.py --epochs 20",
+        'command: must be a list of words, got one text; write [python, train.py, --epochs, "20"]',
+    ),
+    "a number": (
+        "[python, train.py, 20]",
+        'command.2: must be text, got the number 20; write "20"',
+    ),
+    "a number as written": (
+        "[python, train.py, 1e-3]",
+        'command.2: must be text, got the number 0.001; write "1e-3"',
+    ),
+    "a switch": ("[python, train.py, true]", 'command.2: must be text, got true; write "true"'),
+    "an empty word": ('[python, train.py, ""]', "command.2: is empty"),
+    "empty": ("[]", "command: is empty; write what to run, such as [python, train.py]"),
+    "a mapping": ("{a: b}", "command: must be a list of words, got a mapping; write [python, train.py]"),
+    "missing script": (
+        "[python, -u, trian.py]",
+        'command.2: the script "trian.py" is not there: looked in FOLDER; did you mean "train.py"?',
+    ),
+    "missing script in a folder": (
+        "[python3, scripts/trian.py]",
+        'command.1: the script "scripts/trian.py" is not there: looked in FOLDER/scripts; '
+        'did you mean "scripts/train.py"?',
+    ),
+    "script that is a folder": (
+        "[python, scripts]",
+        'command.1: the script "scripts" is a folder; did you mean "scripts/train.py"?',
+    ),
+    "missing module": (
+        "[python, -m, pkg.trian]",
+        'command.2: the module "pkg.trian" is not there: looked in FOLDER/pkg; did you mean "pkg.train"?',
+    ),
+    "package without main": (
+        "[python, -m, pkg]",
+        'command.2: "pkg" is a package without a __main__.py: Python cannot run it',
+    ),
+    "Python alone": ("[python]", "command.0: runs Python without a script: a task has no input to read one from"),
+    "unknown program": ("[bsah, run.sh]", 'command.0: the program "bsah" is not found; did you mean "bash"?'),
+    "script as program": (
+        "[train.py]",
+        'command.0: the program "train.py" is not found; did you mean [python, train.py]?',
+    ),
+    "program of the folder": ("[run.sh]", 'command.0: the program "run.sh" is not found; did you mean "./run.sh"?'),
+    "program that may not run": (
+        "[./run.sh]",
+        'command.0: the program "./run.sh" may not be executed; chmod +x ./run.sh',
+    ),
+    "program that is a folder": ("[./scripts]", 'command.0: the program "./scripts" is a folder'),
+    "missing program of the folder": (
+        "[./rn.sh]",
+        'command.0: the program "./rn.sh" is not there: looked in FOLDER; did you mean "./run.sh"?',
+    ),
+    "all words in one": (
+        '["python train.py"]',
+        'command.0: the program "python train.py" is not found; every word of the command is an item of its own',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_wrong_command(case: str, folder: Path) -> None:
+    command, message = COMMANDS[case]
+    text = f"name: digits\nframework: torch\ncommand: {command}\n"
+    assert mistakes(text, folder) == f"job.yaml:3: {message}\n    command: {command}"
+
+
+GOOD_COMMANDS = (
+    "[python, train.py]",
+    "[python3, -u, -W, ignore, train.py]",
+    "[python, -X, dev, scripts/train.py]",
+    "[python, app]",
+    "[python, -m, pkg.train]",
+    "[python, -m, some_installed_package.train]",
+    "[python, -um, pkg.train]",
+    "[python, -c, print(1)]",
+    "[sh, run.sh]",
+    "[/bin/sh, run.sh]",
+)
+
+
+@pytest.mark.parametrize("command", GOOD_COMMANDS)
+def test_a_right_command(command: str, folder: Path) -> None:
+    job.load_text(f"name: digits\nframework: torch\ncommand: {command}\n", "job.yaml", folder)
+
+
+# (the whole text, the whole message)
+JOBS = {
+    "ps under multi-worker": (
+        TENSORFLOW + "roles: {worker: {}, ps: {}}\n",
+        'job.yaml:4: roles.ps: a tensorflow job with strategy multi-worker has no role "ps"; '
+        'did you mean "strategy: parameter-server"? allowed: chief, worker, evaluator\n'
+        "    roles: {worker: {}, ps: {}}",
+    ),
+    "two chiefs": (
+        TENSORFLOW + "roles: {worker: {}, chief: {replicas: 2}}\n",
+        "job.yaml:4: roles.chief.replicas: a job has exactly one chief, got 2; allowed: 1\n"
+        "    roles: {worker: {}, chief: {replicas: 2}}",
+    ),
+    "a chief on two GPUs": (
+        TENSORFLOW + "gpus: 2\nroles: {worker: {}, chief: {}}\n",
+        "job.yaml:4: gpus: a job has exactly one chief, and this makes 2 tasks of it, one a GPU; "
+        "write tasks_per_host: 1 in roles.chief\n    gpus: 2",
+    ),
+    "only an evaluator": (
+        TENSORFLOW + "roles: {evaluator: {}}\n",
+        'job.yaml:4: roles: has no "worker": nothing would train; add worker: {replicas: 1}\n'
+        "    roles: {evaluator: {}}",
+    ),
+    "parameter-server without ps": (
+        SERVERS + "command: [python, train.py]\nroles: {worker: {}}\n",
+        'job.yaml:5: roles: a tensorflow job with strategy parameter-server needs at least one "ps"; '
+        "add ps: {replicas: 1}\n    roles: {worker: {}}",
+    ),
+    "parameter-server without roles": (
+        SERVERS + "command: [python, train.py]\n",
+        'job.yaml: roles: a tensorflow job with strategy parameter-server needs at least one "ps"; '
+        "add ps: {replicas: 1}",
+    ),
+    "parameter-server without workers": (
+        SERVERS + "command: [python, train.py]\nroles: {chief: {}, ps: {}}\n",
+        'job.yaml:5: roles: a tensorflow job with strategy parameter-server needs at least one "worker"; '
+        "add worker: {replicas: 1}\n    roles: {chief: {}, ps: {}}",
+    ),
+    "no command for the workers, without a chief": (
+        SERVERS + "roles: {worker: {}, ps: {}}\n",
+        "job.yaml: command: is missing: nothing says what to run; write command: [python, train.py]",
+    ),
+    "a command for the ps only, without a chief": (
+        SERVERS + "roles:\n  worker: {}\n  ps: {command: [python, train.py]}\n",
+        "job.yaml:5: roles.worker.command: is missing, and the job has no command either; "
+        "write command: [python, train.py]\n      worker: {}",
+    ),
+    "no command for the evaluator": (
+        SERVERS + "roles:\n  chief: {command: [python, train.py]}\n  worker: {}\n  ps: {}\n  evaluator: {}\n",
+        "job.yaml:8: roles.evaluator.command: is missing, and the job has no command either; "
+        "write command: [python, train.py]\n      evaluator: {}",
+    ),
+    "nothing but a name": (
+        "name: digits\n",
+        "job.yaml: framework: is missing; write framework: none for a program of no framework; "
+        "allowed: tensorflow, torch, jax, none\n"
+        "job.yaml: command: is missing: nothing says what to run; write command: [python, train.py]",
+    ),
+    "no name": (
+        "framework: torch\ncommand: [python, train.py]\n",
+        "job.yaml: name: is missing; write name: digits",
+    ),
+    "a name": (
+        "name: My Job\nframework: torch\ncommand: [python, train.py]\n",
+        f'job.yaml:1: name: "My Job" is not a valid name; did you mean "my-job"? {NAMES}\n    name: My Job',
+    ),
+    "a long name": (
+        f"name: {'a' * 41}\nframework: torch\ncommand: [python, train.py]\n",
+        f'job.yaml:1: name: "{"a" * 41}" is 41 characters long; {NAMES}\n    name: {"a" * 41}',
+    ),
+    "a number as name": (
+        "name: 7\nframework: torch\ncommand: [python, train.py]\n",
+        f'job.yaml:1: name: must be text, got the number 7; write "7"; {NAMES}\n    name: 7',
+    ),
+    "a framework": (
+        "name: a\nframework: pytorch\ncommand: [python, train.py]\n",
+        'job.yaml:2: framework: "pytorch" is not known here; did you mean "torch"? '
+        "allowed: tensorflow, torch, jax, none\n    framework: pytorch",
+    ),
+    "a short framework": (
+        "name: a\nframework: TF\ncommand: [python, train.py]\n",
+        'job.yaml:2: framework: "TF" is not known here; did you mean "tensorflow"? '
+        "allowed: tensorflow, torch, jax, none\n    framework: TF",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", JOBS)
+def test_a_wrong_job(case: str, folder: Path) -> None:
+    text, message = JOBS[case]
+    assert mistakes(text, folder) == message
+
+
+def test_several_mistakes_are_reported_together_in_line_order(folder: Path) -> None:
+    text = (
+        "name: A\nframework: torch\nstrategy: multi-worker\ncommand: [python, trian.py, 3]\n"
+        "roles:\n  worker: {replics: 3, replicas: 0}\n  evaluator: {}\nmemory: 8G b\n"
+    )
+    with pytest.raises(job.JobError) as caught:
+        job.load_text(text, "job.yaml", folder, ["limits.grace=0", "nonsense"])
+    problems = caught.value.problems
+    assert [(problem.line, problem.path) for problem in problems] == [
+        (1, "name"),
+        (3, "strategy"),
+        (4, "command.1"),
+        (4, "command.2"),
+        (6, "roles.worker.replics"),
+        (6, "roles.worker.replicas"),
+        (7, "roles.evaluator"),
+        (8, "memory"),
+        (None, ""),
+        (None, "limits.grace"),
+    ]
+    assert problems[2].column == 19
+    assert problems[-1].file == "--set limits.grace=0"
+    assert [str(problem) for problem in problems] == str(caught.value).replace("\n    ", "\0").replace(
+        "\n", "\1"
+    ).replace("\0", "\n    ").split("\1")
+
+
+def test_one_mistake_is_not_reported_twice(folder: Path) -> None:
+    text = "name: a\nframework: torh\ncommand: [python, train.py]\nroles: {ps: {}}\n"
+    assert mistakes(text, folder).count("job.yaml:") == 1
+
+
+def test_text_that_would_act_on_a_terminal_is_shown_harmless(folder: Path) -> None:
+    shown = mistakes(HEAD + 'memory: "\\e[31m"\n', folder)
+    assert "\x1b" not in shown and '"\\u001b[31m" is not an amount' in shown
+
+
+def test_of_very_many_mistakes_the_first_are_shown(folder: Path) -> None:
+    shown = mistakes(HEAD + "".join(f"k{number}: 1\n" for number in range(3000)), folder)
+    assert shown.splitlines()[0].startswith('job.yaml:4: k0: unknown key "k0"')
+    assert shown.splitlines()[-1] == "and 50 more problems"

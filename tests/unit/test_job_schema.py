@@ -1,0 +1,124 @@
+"""What is made from the models: the JSON Schema and the reference page, and that they say what the loader does."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from paceline import job
+from paceline.job import errors, files, published, reference, tree, values, writing
+
+DOCS = Path(__file__).parents[2] / "docs"
+HEAD = {"name": "digits", "framework": "tensorflow", "command": ["python", "train.py"]}
+
+
+def valid(data: Any) -> bool:
+    schema = job.schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(data))
+
+
+def test_the_published_schema_is_that_of_the_models() -> None:
+    assert (DOCS / "job.schema.json").read_text() == published.text(), (
+        "run: python -m paceline.job.published > docs/job.schema.json"
+    )
+    assert json.loads(published.text()) == job.schema()
+
+
+def test_the_page_is_that_of_the_models() -> None:
+    assert (DOCS / "job-file.md").read_text() == reference.page(), (
+        "run: python -m paceline.job.reference > docs/job-file.md"
+    )
+
+
+def test_every_field_has_a_description() -> None:
+    schema = job.schema()
+    models = [schema, *schema["$defs"].values()]
+    fields = [(name, field) for model in models for name, field in model["properties"].items()]
+    assert len(fields) == 13 + 7 + 3 + 3 + 2
+    assert [name for name, field in fields if not field.get("description")] == []
+    assert all("null" not in json.dumps(field) for _, field in fields)
+
+
+RIGHT: list[dict[str, Any]] = [
+    {},
+    {"roles": {"worker": {"replicas": 3, "gpus": 1, "cpu": 4, "memory": "8Gi"}}},
+    {"roles": {"worker": [{"replicas": 1}, {"gpus": 8, "tasks_per_host": 4}], "evaluator": {}}},
+    {"cpu": 0.5, "memory": 1048576, "limits": {"start": 90, "runtime": "1h30m", "grace": 0.5}},
+    {"cpu": "500m", "memory": "512Mi", "restart": {"limit": 0, "hang_after": "2d", "warm": False}},
+    {"env": {"A": "", "_B1": "x"}, "kubernetes": {"image": "a/b:c", "namespace": "team-a"}, "code": "."},
+    {"strategy": "parameter-server", "roles": {"ps": {}, "worker": {}, "chief": {"command": ["python", "train.py"]}}},
+]
+WRONG: list[dict[str, Any]] = [
+    {"nam": "a"},
+    {"name": "My Job"},
+    {"framework": "pytorch"},
+    {"strategy": "ps"},
+    {"command": "python train.py"},
+    {"command": []},
+    {"command": ["python", 3]},
+    {"env": {"A": 1}},
+    {"env": {"a-b": "c"}},
+    {"cpu": "4 cores"},
+    {"cpu": 0},
+    {"memory": "8G b"},
+    {"memory": 8},
+    {"gpus": -1},
+    {"gpus": 1.5},
+    {"roles": {}},
+    {"roles": {"worker": []}},
+    {"roles": {"worker": 3}},
+    {"roles": {"workers": {}}},
+    {"roles": {"worker": {"replicas": 0}}},
+    {"roles": {"worker": {"replics": 1}}},
+    {"restart": {"warm": "yes"}},
+    {"restart": {"limit": -1}},
+    {"limits": {"start": "soon"}},
+    {"limits": {"start": ""}},
+    {"limits": {"grace": 0}},
+    {"limits": None},
+    {"kubernetes": {"namespace": "A"}},
+    {"kubernetes": {"image": "a b"}},
+    {"code": " "},
+]
+
+
+@pytest.mark.parametrize("more", RIGHT, ids=str)
+def test_the_schema_takes_what_the_loader_takes(more: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    assert valid({**HEAD, **more})
+    job.load_text(json.dumps({**HEAD, **more}), "job.json", tmp_path)
+
+
+@pytest.mark.parametrize("more", WRONG, ids=str)
+def test_the_schema_refuses_what_the_loader_refuses(more: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    assert not valid({**HEAD, **more})
+    with pytest.raises(job.JobError):
+        job.load_text(json.dumps({**HEAD, **more}), "job.json", tmp_path)
+
+
+def test_the_examples_are_right(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    page = reference.page()
+    first = re.findall("```yaml\n(.*?)```", page, re.DOTALL)[0]
+    assert job.load_text(first, "job.yaml", tmp_path).job.name == "digits"
+    assert valid(YAML(typ="safe", pure=True).load(first))
+    schema = job.schema()
+    for model in [schema, *schema["$defs"].values()]:
+        for field in model["properties"].values():
+            checker = jsonschema.Draft202012Validator({**field, "$defs": schema["$defs"]})
+            assert all(checker.is_valid(example) for example in field.get("examples", []))
+
+
+@pytest.mark.parametrize("module", [errors, files, tree, values, writing], ids=lambda module: module.__name__)
+def test_the_examples_in_the_code_are_right(module: Any) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted > 0 and result.failed == 0
