@@ -1,4 +1,4 @@
-"""The plan: everything that will run, as data. Made from a job without I/O; read by agents, so standard library only."""
+"""The plan: everything that will run, as data. Made from a job without I/O; agents read it: standard library only."""
 
 from __future__ import annotations
 

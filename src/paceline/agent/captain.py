@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, Callable
 
 from paceline.agent import events as ev
-from paceline.agent.budget import Budget, Failure, blame
+from paceline.agent.budget import Failure, blame
+from paceline.agent.ledger import DONE, RUNNING, STOPPING, WAITING, Ledger, Member, Unit
 from paceline.agent.progress import Watch
-from paceline.plan import ALONE, GROUP, LEAD, Plan, Task
+from paceline.plan import ALONE, LEAD, Plan
 
-WAITING, RUNNING, STOPPING, DONE = "waiting", "running", "stopping", "done"  # of a unit
-RETURNING, LIVE, CLOSING, ENDING, OVER = "returning", "live", "closing", "ending", "over"  # of the run
+RETURNING, LIVE, CLOSING, ENDING, OVER = "returning", "live", "closing", "ending", "over"
 WAIT_WORDS_EVERY = 10.0
+UNKILLABLE = 120.0  # seconds after which a task that was killed and is still there ends the run
+NEARLY_FULL = 0.95  # share of memory
 FAREWELL = 5.0  # how long members may take to say that they have left
-
-
-@dataclass
-class Member:
-    host: str
-    connected: bool = False
-    instance: str = ""
-    agent: int = 0
-    lease_until: float = 0.0
-    offers: dict[str, str] = field(default_factory=dict)
-    snapshots: tuple[int, ...] = ()
-    memory: float = 0.0
-    left: bool = False
-
-
-@dataclass
-class Unit:
-    """Tasks that restart together."""
-
-    name: str
-    kind: str
-    tasks: tuple[Task, ...]
-    phase: str = WAITING
-    waiting_since: float | None = None
-    not_before: float = 0.0
-    failures: list[Failure] = field(default_factory=list)
-    budget: Budget = field(default_factory=Budget)
-    lacking: set[str] = field(default_factory=set)  # tasks whose host is away or has not offered an address
-    live: set[str] = field(default_factory=set)  # tasks that may be running
 
 
 class Captain:
@@ -53,18 +25,12 @@ class Captain:
         self.plan = plan
         self.run = run
         self.lease = lease
-        self.members = {host.name: Member(host.name) for host in plan.hosts}
-        self.units = _units(plan)
-        self._unit_of = {task.name: unit for unit in self.units for task in unit.tasks}
-        self._task = {task.name: task for task in plan.tasks}
-        self._on_host = {host.name: host.tasks for host in plan.hosts}
-        self.live: dict[str, int] = {}  # task -> attempt that may be running
-        self.ghosts: list[
-            tuple[float, dict[str, int]]
-        ] = []  # attempts on hosts that were replaced, until their lease ends
-        self.succeeded: set[str] = set()
-        self.attempts: dict[str, int] = {}
-        self.addresses: dict[str, str] = {}
+        self.books = Ledger(plan)
+        self.members = self.books.members
+        self.units = self.books.units
+        self._unit_of = self.books.unit_of
+        self._task = self.books.task
+        self._deciding = [task.name for task in plan.tasks if plan.role(task.role).decides]
         self.generation = 0
         self.restarts: list[dict[str, Any]] = []
         self.stacks: dict[str, str] = {}
@@ -112,12 +78,12 @@ class Captain:
         if self.generation == 0 and told.generation > 0 and self.phase == LIVE:
             self._return(now)  # a captain before this one has led the run, and its notes are lost
         self.generation = max(self.generation, told.generation)
-        held = self._held(told.host)
+        held = self.books.held(told.host)
         if member.instance and told.instance != member.instance and held:
             if told.replaces:
                 self._gone(held, now, "host-lost", f"{told.host} was lost and has been replaced")
             else:
-                self.ghosts.append((member.lease_until, held))
+                self.books.ghosts.append((member.lease_until, held))
                 for name in held:
                     lost = Failure("host-lost", name, f"{told.host} was lost and has been replaced", "", False, now)
                     self._fail(self._unit_of[name], lost, now, "kill")
@@ -127,17 +93,17 @@ class Captain:
             self._adopt(told)
         for name, attempt in told.running.items():
             unit = self._unit_of.get(name)
-            unwanted = unit is None or self.live.get(name) != attempt or unit.phase == STOPPING
+            unwanted = unit is None or self.books.live.get(name) != attempt or unit.phase == STOPPING
             if unwanted or self.phase == ENDING:
                 self._out.append(ev.End(told.host, {name: attempt}, "kill"))
-        self._withdraw(member)
+        self.books.withdraw(member)
         member.connected, member.left = True, False
-        member.instance, member.agent = told.instance, told.agent
+        member.instance = told.instance
         member.lease_until = now + self.lease
         member.snapshots = told.snapshots
-        self._offer(member, told.offers)
+        self.books.offer(member, told.offers)
         self._emit("member-joined", host=told.host)
-        if self.phase in (ENDING,) and not self._live_anywhere():
+        if self.phase == ENDING and not self.books.anything_live():
             self._out.append(ev.Finish(told.host, self.outcome[0], self.outcome[1]))
 
     def _compare(self, told: ev.Joined, held: dict[str, int], now: float) -> None:
@@ -155,22 +121,19 @@ class Captain:
     def _adopt(self, told: ev.Joined) -> None:
         for name, attempt in told.running.items():
             task = self._task.get(name)
-            if task is not None and task.host == told.host and attempt >= self.attempts.get(name, 0):
-                self.attempts[name] = attempt
-                self._lives(name, attempt)
-                if name in told.offers:
-                    self.addresses[name] = told.offers[name]
+            if task is not None and task.host == told.host and attempt >= self.books.attempts.get(name, 0):
+                self.books.lives(name, attempt)
         for exit in told.exits:
-            if exit.task in self._task and exit.attempt >= self.attempts.get(exit.task, 0):
-                self.attempts[exit.task] = exit.attempt
+            if exit.task in self._task and exit.attempt >= self.books.attempts.get(exit.task, 0):
+                self.books.attempts[exit.task] = exit.attempt
                 if not exit.cause and not exit.expected:
-                    self.succeeded.add(exit.task)
+                    self.books.succeeded.add(exit.task)
 
     def _on_disconnected(self, told: ev.Disconnected, now: float) -> None:
         member = self.members[told.host]
         if member.connected:
             member.connected = False
-            self._withdraw(member)
+            self.books.withdraw(member)
             if not member.left:
                 self._emit("member-lost", host=told.host, reason="the connection ended")
 
@@ -190,19 +153,13 @@ class Captain:
     def _on_tick(self, told: ev.Tick, now: float) -> None:
         for member in self.members.values():
             if not member.connected and member.instance and now >= member.lease_until:
-                held = self._held(member.host)
+                held = self.books.held(member.host)
                 if held:
-                    detail = f"{member.host}: no word for {self.lease:g} s"
-                    cause = "host-lost"
-                    if member.memory > 0.95:
-                        cause, detail = (
-                            "out-of-memory",
-                            f"{detail}; probably out of memory ({member.memory:.0%} was in use)",
-                        )
-                    self._gone(held, now, cause, detail)
-        for until, held in list(self.ghosts):
+                    cause, detail = "host-lost", f"{member.host}: no word for {self.lease:g} s"
+                    self._gone(held, now, *_perhaps_memory(cause, detail, member))
+        for until, held in list(self.books.ghosts):
             if now >= until:
-                self.ghosts.remove((until, held))
+                self.books.ghosts.remove((until, held))
                 self._gone(held, now, "host-lost", "a host was replaced and its last lease has run out")
         if self.phase == LIVE:
             self._judge(now)
@@ -212,7 +169,7 @@ class Captain:
     # ---- tasks
 
     def _on_started(self, told: ev.Started, now: float) -> None:
-        if self.live.get(told.task) == told.attempt:
+        if self.books.live.get(told.task) == told.attempt:
             self._emit("task-started", task=told.task, pid=told.pid, warm=told.warm, host=told.host)
 
     def _on_beat(self, told: ev.Beat, now: float) -> None:
@@ -226,7 +183,7 @@ class Captain:
                 self._new_progress(step)
         for name, progress in told.tasks.items():
             unit = self._unit_of.get(name)
-            if unit is None or name not in self.live or unit.phase != RUNNING:
+            if unit is None or name not in self.books.live or unit.phase != RUNNING:
                 continue
             stepped = self.watch.update(name, progress, now)
             if stepped and progress.step is not None:
@@ -253,10 +210,10 @@ class Captain:
         self._exit(told.host, told.exit, now)
 
     def _exit(self, host: str, exit: ev.Exit, now: float) -> None:
-        if self.live.get(exit.task) != exit.attempt:
+        if self.books.live.get(exit.task) != exit.attempt:
             return
         unit = self._unit_of[exit.task]
-        self._dies(exit.task)
+        self.books.dies(exit.task)
         self._emit("task-exited", task=exit.task, code=exit.code, signal=exit.signal, expected=exit.expected)
         if self.phase == ENDING:
             return
@@ -266,21 +223,20 @@ class Captain:
                 unit.failures.append(own)
             return
         if not exit.cause:
-            self.succeeded.add(exit.task)
+            self.books.succeeded.add(exit.task)
         elif self.phase == CLOSING:
             self._emit("note", text=f"{exit.task} failed after training had succeeded: {exit.detail}")
         else:
-            memory = self.members[host].memory
             cause, detail = exit.cause, exit.detail
-            if cause == "signal" and exit.signal == "SIGKILL" and memory > 0.95:
-                cause, detail = "out-of-memory", f"{detail}; probably out of memory ({memory:.0%} was in use)"
+            if cause == "signal" and exit.signal == "SIGKILL":
+                cause, detail = _perhaps_memory(cause, detail, self.members[host])
             failure = Failure(cause, exit.task, detail, exit.place, exit.survivor, now - exit.age)
             self._fail(unit, failure, now, "kill")
 
     def _on_ended(self, told: ev.Ended, now: float) -> None:
         for name, attempt in told.tasks.items():
-            if self.live.get(name) == attempt:
-                self._dies(name)
+            if self.books.live.get(name) == attempt:
+                self.books.dies(name)
                 self._emit("task-exited", task=name, code=None, signal=None, expected=True)
         for name, text in told.stacks.items():
             self.stacks[name] = text
@@ -290,15 +246,15 @@ class Captain:
             if unit is not None:
                 unit.failures = [failure.seen(name, state) for failure in unit.failures]
         member = self.members[told.host]
-        self._offer(member, told.offers)
+        self.books.offer(member, told.offers)
         member.snapshots = told.snapshots or member.snapshots
 
     def _gone(self, held: dict[str, int], now: float, cause: str, detail: str) -> None:
         """These attempts are not running any more, and nobody has said how they ended."""
         for name, attempt in held.items():
-            if self.live.get(name) != attempt:
+            if self.books.live.get(name) != attempt:
                 continue
-            self._dies(name)
+            self.books.dies(name)
             self._emit("task-exited", task=name, code=None, signal=None, expected=self.phase == ENDING)
             if self.phase in (LIVE, RETURNING):
                 self._fail(self._unit_of[name], Failure(cause, name, detail, "", False, now), now, "kill")
@@ -308,23 +264,17 @@ class Captain:
     def _fail(self, unit: Unit, failure: Failure, now: float, how: str) -> None:
         unit.failures.append(failure)
         if unit.phase != STOPPING:
-            unit.phase = STOPPING
+            unit.turn(STOPPING, now)
             self._end_tasks([task.name for task in unit.tasks], how)
 
     def _end_tasks(self, names: Iterable[str], how: str, grace: float = 0.0) -> None:
-        wanted: dict[str, dict[str, int]] = {}
-        ghosts = {name for _, held in self.ghosts for name in held}
-        for name in names:
-            if name in self.live and name not in ghosts:
-                wanted.setdefault(self._task[name].host, {})[name] = self.live[name]
-        for host, tasks in wanted.items():
-            if self.members[host].connected:
-                self._out.append(ev.End(host, tasks, how, grace))
+        for host, tasks in self.books.by_host(names).items():
+            self._out.append(ev.End(host, tasks, how, grace))
 
     def _settle(self, unit: Unit, now: float) -> None:
         """All tasks of a failed unit are gone: say why, and start again or give up."""
         failures, unit.failures = unit.failures, []
-        unit.phase, unit.waiting_since = WAITING, now
+        unit.turn(WAITING, now)
         if not failures:
             return  # ended with others, through no fault of its own
         failure = blame(failures)
@@ -344,10 +294,9 @@ class Captain:
         self.restarts.append(record)
         if unit.kind != ALONE or self.plan.strategy == "parameter-server":
             self._recovering.append(record)
-        self._emit(
-            "restart", cause=failure.cause, task=failure.task, detail=failure.detail,
-            scope=[task.name for task in unit.tasks], delay_s=verdict.delay, count=verdict.count, limit=self.plan.restart.limit,
-        )  # fmt: skip
+        what = {"cause": failure.cause, "task": failure.task, "detail": failure.detail}
+        count = {"count": verdict.count, "limit": self.plan.restart.limit}
+        self._emit("restart", **what, **count, scope=[task.name for task in unit.tasks], delay_s=verdict.delay)
 
     def _only_beside(self, unit: Unit) -> bool:
         return unit.kind == ALONE and unit.tasks[0].role == "evaluator"
@@ -357,31 +306,19 @@ class Captain:
             self.generation += 1
         hosts: dict[str, dict[str, int]] = {}
         for unit in units:
-            unit.phase, unit.waiting_since = RUNNING, None
+            unit.turn(RUNNING)
             for task in unit.tasks:
-                if task.name in self.succeeded and unit.kind == ALONE:
+                if task.name in self.books.succeeded and unit.kind == ALONE:
                     continue
-                self.succeeded.discard(task.name)
-                attempt = self.attempts[task.name] = self.attempts.get(task.name, 0) + 1
-                self._lives(task.name, attempt)
-                hosts.setdefault(task.host, {})[task.name] = attempt
-                offer = self.members[task.host].offers.pop(task.name)
-                unit.lacking.add(task.name)
-                if self.plan.strategy != "parameter-server" or task.name not in self.addresses:
-                    self.addresses[task.name] = offer
+                hosts.setdefault(task.host, {})[task.name] = self.books.begin(task)
                 self.watch.begin(task.name, now)
-        restore = self._common_snapshot(hosts)
+        restore = self.books.common_snapshot(hosts)
         if self._runtime_until is None and self.plan.limits.runtime is not None:
             self._first_generation_wall = now + self._wall_offset
             self._runtime_until = now + self.plan.limits.runtime
-        self._out.append(ev.Start(self.generation, len(self.restarts), dict(self.addresses), restore, hosts))
+        self._out.append(ev.Start(self.generation, len(self.restarts), dict(self.books.addresses), restore, hosts))
         tasks = [name for names in hosts.values() for name in names]
         self._emit("generation-formed", tasks=tasks, restore=None if restore is None else f"step-{restore}")
-
-    def _common_snapshot(self, hosts: Iterable[str]) -> int | None:
-        held = [set(self.members[host].snapshots) for host in hosts]
-        common = set.intersection(*held) if held else set()
-        return max(common) if common else None
 
     # ---- what follows from the state, whatever was told
 
@@ -410,17 +347,12 @@ class Captain:
         if ready:
             self._start(ready, now)
 
-    def missing(self) -> list[str]:
-        """Hosts that some unit waits for."""
-        wanted = {task.host for unit in self.units if unit.phase == WAITING for task in unit.tasks}
-        return [host for host in self.members if host in wanted and not self.members[host].connected]
-
     def _check_waits(self, now: float) -> None:
-        missing = self.missing()
+        missing = self.books.missing()
         if self.generation == 0:
             since = self._first_joined
         else:
-            since = min((u.waiting_since for u in self.units if u.waiting_since is not None), default=None)
+            since = min((u.since for u in self.units if u.phase == WAITING and u.since is not None), default=None)
         if not missing or since is None:
             return
         limit = self.plan.limits.start
@@ -438,30 +370,28 @@ class Captain:
             self._end("failed", reason, "runtime-limit", now, "term")
             return
         for unit in self.units:
-            hang = (
-                self.watch.hung(unit.kind, [t for t in unit.tasks if t.name in self.live], now)
-                if unit.phase == RUNNING
-                else None
-            )
+            if unit.phase == STOPPING and unit.since is not None and now - unit.since > UNKILLABLE:
+                stuck = ", ".join(sorted(unit.live))
+                reason = f"{stuck}: not gone {UNKILLABLE:g} s after it was ended; something in the kernel holds it"
+                self._end("failed", reason, "hang", now, "kill")
+                return
+            if unit.phase != RUNNING:
+                continue
+            hang = self.watch.hung(unit.kind, [task for task in unit.tasks if task.name in unit.live], now)
             if hang is None:
                 continue
-            self._emit(
-                "hang",
-                tasks=hang.tasks,
-                silent_s=round(hang.silent, 1),
-                limit_s=round(hang.limit, 1),
-                progress=hang.progress,
-            )
+            silent, limit = round(hang.silent, 1), round(hang.limit, 1)
+            self._emit("hang", tasks=hang.tasks, silent_s=silent, limit_s=limit, progress=hang.progress)
             detail = f"no {hang.progress} for {hang.silent:.1f} s (limit {hang.limit:g} s)"
             self._fail(unit, Failure("hang", hang.tasks[0], detail, "", False, now), now, "abort")
             if unit.kind == LEAD:
-                self._end_workers("abort")
+                self._end_workers(now, "abort")
 
-    def _end_workers(self, how: str) -> None:
+    def _end_workers(self, now: float, how: str) -> None:
         """A chief that hangs may wait for any of its workers: all of them start again with it."""
         for unit in self.units:
             if unit.phase == RUNNING and unit.tasks[0].role == "worker":
-                unit.phase = STOPPING
+                unit.turn(STOPPING, now)
                 self._end_tasks([task.name for task in unit.tasks], how)
 
     # ---- a captain that returns
@@ -471,8 +401,7 @@ class Captain:
         self.hold_until = now + self.lease
 
     def _settle_return(self, now: float) -> None:
-        absent = [host for host, member in self.members.items() if not member.connected]
-        if absent and now < self.hold_until:
+        if now < self.hold_until and not all(member.connected for member in self.members.values()):
             return
         self.phase = LIVE
         if self.outcome[0]:  # the captain before this one had decided how the run ends
@@ -483,8 +412,8 @@ class Captain:
         for unit in self.units:
             if unit.phase == DONE:
                 continue
-            lacking = [t for t in unit.tasks if t.name not in self.live and t.name not in self.succeeded]
-            unit.phase, unit.waiting_since = RUNNING, None
+            lacking = [t for t in unit.tasks if t.name not in self.books.live and t.name not in self.books.succeeded]
+            unit.turn(RUNNING)
             for task in unit.tasks:
                 self.watch.begin(task.name, now)
             if lacking:
@@ -498,8 +427,7 @@ class Captain:
     # ---- ending
 
     def _training_succeeded(self) -> bool:
-        deciding = {role.name for role in self.plan.roles if role.decides}
-        return all(task.name in self.succeeded for task in self.plan.tasks if task.role in deciding)
+        return all(name in self.books.succeeded for name in self._deciding)
 
     def _close(self, now: float) -> None:
         """Training has succeeded: servers end at once, evaluator and peers may finish what they do."""
@@ -509,113 +437,69 @@ class Captain:
             servers = [task.name for task in self.plan.tasks if task.role in ("ps", "worker")]
             self._end_tasks(servers, "term", self.plan.limits.grace)
         self._closing_until = now + self.plan.limits.grace
-        beside = [name for name in self.live if self._task[name].role == "evaluator"]
+        beside = [name for name in self.books.live if self._task[name].role == "evaluator"]
         if beside:
             text = f"training has succeeded; {', '.join(beside)} may finish"
             self._emit("ending", reason=text, grace_s=self.plan.limits.grace)
 
     def _closing(self, now: float) -> None:
-        if not self._live_anywhere() or now >= self._closing_until:
+        if not self.books.anything_live() or now >= self._closing_until:
             self._end(*self.outcome, now, "term")
 
     def _end(self, status: str, reason: str, cause: str | None, now: float, how: str) -> None:
         self.phase = ENDING
         self.outcome = (status, reason, cause)
         grace = self.plan.limits.grace if how == "term" else 0.0
-        if self._live_anywhere():
+        if self.books.anything_live():
             self._emit("ending", reason=reason, grace_s=grace)
-        self._end_tasks(list(self.live), how, grace)
+        self._end_tasks(list(self.books.live), how, grace)
         self._farewell_until = now + grace + self.lease + FAREWELL
 
     def _ending(self, now: float) -> None:
-        if self._finished_at is None and (not self._live_anywhere() or now >= self._farewell_until):
+        if self._finished_at is None and (not self.books.anything_live() or now >= self._farewell_until):
             self._finished_at = now
             for member in self.members.values():
                 if member.connected:
                     self._out.append(ev.Finish(member.host, self.outcome[0], self.outcome[1]))
         if self._finished_at is None:
             return
-        staying = [member for member in self.members.values() if member.connected and not member.left]
+        staying = any(member.connected and not member.left for member in self.members.values())
         if not staying or now >= self._finished_at + FAREWELL:
             self.phase = OVER
             status, reason, cause = self.outcome
             self._emit("run-ended", status=status, reason=reason, cause=cause)
             self._out.append(ev.Over(status, reason, cause, dict(self.stacks)))
 
-    def _live_anywhere(self) -> bool:
-        return bool(self.live) or bool(self.ghosts)
-
-    def _held(self, host: str) -> dict[str, int]:
-        """What runs on the host as it is now; attempts on an earlier instance of it are ghosts."""
-        ghosts = {name for _, tasks in self.ghosts for name in tasks}
-        return {name: self.live[name] for name in self._on_host[host] if name in self.live and name not in ghosts}
-
-    def _lives(self, task: str, attempt: int) -> None:
-        self.live[task] = attempt
-        self._unit_of[task].live.add(task)
-
-    def _dies(self, task: str) -> None:
-        del self.live[task]
-        self._unit_of[task].live.discard(task)
-
-    def _offer(self, member: Member, offers: Mapping[str, str]) -> None:
-        for name, address in offers.items():
-            if name in self._on_host[member.host]:
-                member.offers[name] = address
-                self._unit_of[name].lacking.discard(name)
-
-    def _withdraw(self, member: Member) -> None:
-        member.offers = {}
-        for name in self._on_host[member.host]:
-            self._unit_of[name].lacking.add(name)
-
     # ---- notes for the next captain
 
     def saved(self) -> dict[str, Any]:
         return {
             "generation": self.generation,
-            "attempts": self.attempts,
-            "succeeded": sorted(self.succeeded),
-            "addresses": self.addresses,
             "restarts": [{k: v for k, v in record.items() if k != "_at"} for record in self.restarts],
             "best": self._best,
             "first_generation": self._first_generation_wall,
-            "budgets": {unit.name: unit.budget.saved() for unit in self.units},
-            "given_up": [unit.name for unit in self.units if unit.phase == DONE],
-            "watch": self.watch.saved(),
             "stacks": self.stacks,
             "outcome": list(self.outcome),
+            "books": self.books.saved(),
+            "watch": self.watch.saved(),
         }
 
     def _load(self, saved: dict[str, Any]) -> None:
         self.generation = saved["generation"]
-        self.attempts = dict(saved["attempts"])
-        self.succeeded = set(saved["succeeded"])
-        self.addresses = dict(saved["addresses"])
         self.restarts = list(saved["restarts"])
         self._best = saved["best"]
         self.stacks = dict(saved["stacks"])
         status, reason, cause = saved["outcome"]
         self.outcome = (status, reason, cause)
+        self.books.load(saved["books"])
         self.watch.load(saved["watch"])
         self._first_generation_wall = saved["first_generation"]
         if self._first_generation_wall is not None and self.plan.limits.runtime is not None:
             self._runtime_until = self._first_generation_wall + self.plan.limits.runtime - self._wall_offset
-        for unit in self.units:
-            unit.budget.load(saved["budgets"].get(unit.name, {}))
-            if unit.name in saved["given_up"]:
-                unit.phase = DONE
 
 
-def _units(plan: Plan) -> list[Unit]:
-    together: dict[str, list[Task]] = {}
-    alone: list[Unit] = []
-    for task in plan.tasks:
-        kind = plan.role(task.role).restarts
-        if kind == ALONE:
-            alone.append(Unit(task.name, ALONE, (task,), lacking={task.name}))
-        else:
-            together.setdefault(kind, []).append(task)
-    units = [Unit(kind, kind, tuple(tasks), lacking={t.name for t in tasks}) for kind, tasks in together.items()]
-    assert {unit.kind for unit in units} <= {GROUP, LEAD}
-    return units + alone
+def _perhaps_memory(cause: str, detail: str, member: Member) -> tuple[str, str]:
+    """What vanished while memory was almost used up was probably killed for that."""
+    if member.memory <= NEARLY_FULL:
+        return cause, detail
+    return "out-of-memory", f"{detail}; probably out of memory ({member.memory:.0%} was in use)"

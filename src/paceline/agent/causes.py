@@ -19,11 +19,12 @@ _PORT_IN_USE = re.compile(
 )
 _SURVIVOR = re.compile(
     r"connection reset by peer|connection closed by peer|connection refused|broken pipe|socket closed|"
-    r"UnavailableError|AbortedError|CancelledError|DeadlineExceeded|DEADLINE_EXCEEDED|failed to connect to all addresses|"
+    r"UnavailableError|AbortedError|CancelledError|DeadlineExceeded|DEADLINE_EXCEEDED|"
+    r"failed to connect to all addresses|"
     r"Collective ops is aborted|coordination service|CoordinationService|heartbeat timeout|"
     r"The tasks have crashed|task .* unexpectedly|RPC: /tensorflow|JaxRuntimeError: (?:UNAVAILABLE|ABORTED|INTERNAL)|"
-    r"DistBackendError|DistNetworkError|remote process exited|NCCL (?:error|communicator)|gloo.*(?:timed out|Timed out|closed)|"
-    r"Preemption|JAX distributed service detected fatal errors|Terminating process because|recvValue failed|Socket Timeout",
+    r"DistBackendError|DistNetworkError|remote process exited|NCCL (?:error|communicator)|gloo.*(?:timed out|closed)|"
+    r"JAX distributed service detected fatal errors|Terminating process because|recvValue failed|Socket Timeout",
     re.I,
 )
 _LOOK_BACK = 60  # lines of the log that count as its end

@@ -1,4 +1,4 @@
-"""What the agent asks its machine: memory, free ports, the state of processes. Answers are best efforts where /proc is missing."""
+"""What the agent asks its machine: memory, ports, the state of processes; best efforts where there is no /proc."""
 
 from __future__ import annotations
 

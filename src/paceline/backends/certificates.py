@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from pathlib import Path
 
 from cryptography import x509
@@ -12,20 +11,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from paceline.agent.link import SERVER_NAME
+from paceline.backends.files import write
 
 VALID = datetime.timedelta(days=3 * 365)  # longer than any queue and any run
 CLOCK_SKEW = datetime.timedelta(days=1)
 
 
-def make(folder: Path, run: str, valid: datetime.timedelta = VALID) -> None:
-    """Write ca.pem, and pem and key for the captain and for members, into a folder only its owner can read."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+def make(folder: Path, valid: datetime.timedelta = VALID) -> None:
+    write(folder, generate(valid))
+
+
+def generate(valid: datetime.timedelta = VALID) -> dict[str, str]:
+    """ca.pem, and pem and key for the captain and for members: name of the file -> its text."""
     begin = datetime.datetime.now(datetime.UTC) - CLOCK_SKEW
     end = datetime.datetime.now(datetime.UTC) + valid
     authority = ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"paceline {run}")])
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a run of paceline")])
 
-    def sign(name: x509.Name, key: ec.EllipticCurvePrivateKey, server_name: str | None, is_authority: bool) -> bytes:
+    def sign(name: x509.Name, key: ec.EllipticCurvePrivateKey, server_name: str | None, is_authority: bool) -> str:
         builder = (
             x509.CertificateBuilder()
             .subject_name(name)
@@ -48,19 +51,15 @@ def make(folder: Path, run: str, valid: datetime.timedelta = VALID) -> None:
             builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         if server_name:
             builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name)]), critical=False)
-        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
-    _write(folder / "ca.pem", sign(issuer, authority, None, True))
+    files = {"ca.pem": sign(issuer, authority, None, True)}
     for name, server_name in (("captain", SERVER_NAME), ("member", None)):
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {run}"[:64])])
-        _write(folder / f"{name}.pem", sign(subject, key, server_name, False))
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        files[f"{name}.pem"] = sign(subject, key, server_name, False)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        _write(folder / f"{name}.key", private)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
+        files[f"{name}.key"] = private.decode()
+    return files

@@ -11,7 +11,7 @@ Roster = Mapping[str, str]  # task -> host:port
 
 
 def late(plan: Plan, task: Task, roster: Roster, run: str, generation: int, restarts: int) -> dict[str, str]:
-    """The variables that differ between tasks of a host or between generations: set when a task starts, never before."""
+    """What differs between tasks of a host or between generations: set when a task starts, never before."""
     given = {
         "PACELINE_RUN": run,
         "PACELINE_ROLE": task.role,

@@ -13,7 +13,7 @@ _descriptor = _UNKNOWN
 
 
 def report(step: int | None = None, **metrics: Any) -> None:
-    """Say that `step` is done, with any numbers worth showing. Takes microseconds, never blocks, does nothing outside a run.
+    """Say that `step` is done, with any numbers worth showing. Never blocks, takes microseconds, a no-op outside a run.
 
     >>> report(step=12, loss=0.5)
     """

@@ -28,6 +28,7 @@ def home() -> Path:
 
 def create(plan: Plan, job_text: str) -> tuple[str, Path]:
     """A new run with a folder of its own; nothing is started."""
+    assign(plan)
     runs = home() / "runs"
     try:
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -88,10 +89,10 @@ class Running:
 
 def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
     """Start the run's supervisor, which starts the hosts. Not detached, all of it ends when this process does."""
-    from paceline.backends import certificates
+    from paceline.backends import ahead
 
     hosts = assign(plan)
-    certificates.make(folder / "tls", run)
+    ahead.finish(folder / "tls")
     captain = f"127.0.0.1:{machine.free_port()}"
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

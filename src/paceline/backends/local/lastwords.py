@@ -25,7 +25,8 @@ def write_last_words(folder: Path, run: str, status: str, reason: str) -> None:
     report = {
         "run": run, "status": status, "reason": reason, "cause": None, "generations": generation, "restarts": restarts,
         "steps": watch.get("steps", 0), "steps_per_s": None, "metrics": watch.get("metrics", {}),
-        "started": notes.get("started") or stamp(), "ended": stamp(), "folder": str(folder), "stacks": captain.get("stacks", {}),
+        "started": notes.get("started") or stamp(), "ended": stamp(), "folder": str(folder),
+        "stacks": captain.get("stacks", {}),
     }  # fmt: skip
     line = {
         "at": stamp(),
