@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["run"]:
+    if sys.argv[1:2] == ["run"] and not {"--help", "--dry-run"} & set(sys.argv):
         from paceline.backends import ahead
 
         ahead.begin()

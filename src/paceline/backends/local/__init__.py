@@ -17,19 +17,15 @@ from paceline.backends.local import control
 from paceline.backends.local.resources import CannotRun, assign, interpreter
 from paceline.backends.local.supervisor import supervise
 from paceline.plan import Plan, to_json
+from paceline.view.runs import alive, runs_folder
 
-__all__ = ["CannotRun", "Running", "create", "home", "kill", "start", "stop"]
-
-
-def home() -> Path:
-    """Where runs live."""
-    return Path(os.environ.get("PACELINE_HOME") or "~/.local/state/paceline").expanduser().absolute()
+__all__ = ["CannotRun", "Running", "create", "kill", "start", "stop"]
 
 
 def create(plan: Plan, job_text: str) -> tuple[str, Path]:
     """A new run with a folder of its own; nothing is started."""
     assign(plan)
-    runs = home() / "runs"
+    runs = runs_folder()
     try:
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
@@ -131,21 +127,6 @@ def kill(folder: Path) -> None:
             os.kill(json.loads((folder / "run.json").read_text())["supervisor"], signal.SIGTERM)
         except (OSError, ValueError, KeyError):
             pass
-
-
-def alive(folder: Path) -> bool:
-    """Whether the run's supervisor lives: it holds a lock as long as it does."""
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
 
 
 def _version() -> str:

@@ -1,0 +1,155 @@
+"""Puts the verbs together, calls one, and turns whatever goes wrong into a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.cli.say import Failure, complain
+from paceline.cli.verb import SETTINGS, load, plain, plain_parameter
+
+PROGRAM = "paceline"
+VERBS = {
+    "init": "Write a job file for a training script.",
+    "validate": "Check a job file.",
+    "plan": "Show what a job file would run.",
+    "schema": "Print the JSON Schema of job files.",
+    "run": "Run a job on this machine.",
+    "ls": "List runs.",
+    "status": "Show how a run stands.",
+    "logs": "Show the output of a run's tasks.",
+    "events": "Show what happened in a run.",
+    "stop": "Stop a run.",
+    "delete": "Delete runs with all they wrote.",
+    "doctor": "Check this machine.",
+}
+_EXPLAINED = (
+    ("paceline.job", "JobError", 2),
+    ("paceline.backends.local", "CannotRun", 2),
+    ("paceline.view.runs", "NoRun", 2),
+)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if args is None else args)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if arguments[:1] != ["run"]:
+        # A reader whose reader has gone (`paceline logs | head`) ends as any other Unix program does.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        code = _command().main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except Failure as failure:
+        complain(failure.message)
+        return failure.code
+    except typer.Abort:
+        return 130
+    except typer.TyperException as error:
+        error.show() if hasattr(error, "show") else complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return _explain(error, arguments)
+
+
+def _command() -> Any:
+    app = typer.Typer(
+        name=PROGRAM,
+        cls=Verbs,
+        callback=_about,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=False,
+        invoke_without_command=True,
+        context_settings=SETTINGS,
+    )
+    return plain(typer.main.get_command(app))
+
+
+def _about(context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version.")) -> int:
+    """One job file for distributed training: TensorFlow, torch, JAX or anything else, as real processes.
+
+    \b
+    paceline init             writes job.yaml for the training script of this folder
+    paceline run job.yaml     trains, and survives what fails on the way
+    paceline run --framework torch --workers 4 -- python train.py
+    """
+    if version:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as installed
+
+        try:
+            print(f"{PROGRAM} {installed('paceline')}")
+        except PackageNotFoundError:
+            print(f"{PROGRAM} (not installed)")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+    return 0
+
+
+class Verbs(TyperGroup):
+    def get_help_option(self, ctx: Any) -> Any:
+        return plain_parameter(super().get_help_option(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name, VERBS[cmd_name]) if cmd_name in VERBS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in VERBS and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(VERBS)}"
+            raise Failure(f"there is no verb {args[0]!r}; {hint}", 2)
+        return super().resolve_command(ctx, args)
+
+
+def _explain(error: Exception, arguments: list[str]) -> int:
+    for module, name, code in _EXPLAINED:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            complain(str(error))
+            return code
+    if isinstance(error, OSError) and error.filename is not None:
+        complain(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return 1
+    complain(f"this is a bug in Paceline, not a mistake of yours: {type(error).__name__}: {error}")
+    where = _keep_traceback(error, arguments)
+    if where:
+        complain(f"the traceback is in {where}", word="note")
+    return 1
+
+
+def _keep_traceback(error: Exception, arguments: list[str]) -> str | None:
+    import tempfile
+    import traceback
+
+    from paceline.view.runs import home
+
+    told = f"paceline {' '.join(arguments[:1])}\n" + "".join(traceback.format_exception(error))
+    for folder in (str(home()), None):
+        try:
+            handle, path = tempfile.mkstemp(prefix="paceline-bug-", suffix=".txt", dir=folder)
+        except OSError:
+            continue
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(told)
+        return path
+    return None

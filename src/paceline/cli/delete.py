@@ -1,0 +1,91 @@
+"""`paceline delete`: removes runs with all they wrote, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import complete_runs
+from paceline.cli.say import complain, fail, tell
+
+if TYPE_CHECKING:
+    from paceline.view.runs import Run
+
+
+def main(
+    run: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN", help="Ids, or beginnings of them.", show_default=False, autocompletion=complete_runs
+        ),
+    ] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="All runs that have ended.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also runs that still run: they are ended first.")] = False,
+) -> int:
+    """Delete runs with their logs, snapshots and TensorBoard files."""
+    from paceline.view import runs
+
+    if bool(run) == finished:
+        fail("name the runs to delete, or say --finished" if not run else "name runs or say --finished, not both")
+    chosen = [r for r in runs.every() if not runs.alive(r.folder)] if finished else _named(run or [])
+    if not chosen:
+        tell("nothing to delete")
+        return 0
+    running = [r.name for r in chosen if runs.alive(r.folder)]
+    if running and not force:
+        fail(f"{', '.join(running)} still runs: `paceline stop {running[0]}` first, or say --force", 1)
+    if not yes:
+        _ask(chosen)
+    return max(_delete(r) for r in chosen)
+
+
+def _named(names: list[str]) -> list[Run]:
+    from paceline.view import runs
+
+    return list({found.name: found for found in map(runs.find, names)}.values())
+
+
+def _ask(chosen: list[Run]) -> None:
+    names = ", ".join(run.name for run in chosen)
+    if not sys.stdin.isatty():
+        fail(f"say --yes to delete {names}")
+    sys.stderr.write(f"delete {names} with all logs, snapshots and TensorBoard files? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        fail("nothing was deleted", 1)
+
+
+def _delete(run: Run) -> int:
+    import shutil
+
+    from paceline.view import runs
+
+    if runs.alive(run.folder):
+        from paceline.backends import local
+        from paceline.cli.stop import gone
+
+        local.kill(run.folder)
+        if not gone(run.folder):
+            complain(f"{run.name} does not end; left as it is")
+            return 1
+    aside = run.folder.with_name(f".deleting-{run.name}")
+    if not _inside(run.folder, runs.runs_folder()):
+        complain(f"{run.folder} is not a folder of {runs.runs_folder()}: left as it is")
+        return 1
+    try:
+        # Out of the way first, so that a deletion that is cut short leaves no half of a run in the list.
+        run.folder.rename(aside)
+        shutil.rmtree(aside)
+    except OSError as error:
+        complain(f"{run.name} could not be deleted: {error.strerror}: {error.filename}")
+        return 1
+    tell(f"deleted {run.name}")
+    return 0
+
+
+def _inside(folder: Path, parent: Path) -> bool:
+    return folder.parent == parent and not folder.is_symlink() and folder.resolve().parent == parent.resolve()

@@ -1,0 +1,46 @@
+"""`paceline events`: what happened in a run, in words or as the raw lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import RunArgument
+from paceline.cli.say import one_of
+
+_POLL_S = 0.15
+
+
+def main(
+    run: RunArgument = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
+    output: Annotated[
+        str,
+        typer.Option("-o", "--output", metavar="json", help="The events as they were written, one JSON object a line."),
+    ] = "",
+) -> int:
+    """Show what happened in a run."""
+    one_of(output, ("json",))
+    from paceline.view import events, runs
+    from paceline.view.words import clock, say
+
+    found = runs.find(run)
+    tail = events.follow(found.folder)
+    while True:
+        over = not follow or not runs.alive(found.folder)
+        while lines := tail.read():
+            for line in lines:
+                event = events.parse(line)
+                if event is None:
+                    continue
+                if output:
+                    sys.stdout.write(line.decode("utf-8", "replace") + "\n")
+                else:
+                    sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {say(event)}\n")
+        sys.stdout.flush()
+        if over:
+            return 0
+        time.sleep(_POLL_S)

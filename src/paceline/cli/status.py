@@ -1,0 +1,67 @@
+"""`paceline status`: how one run stands, task by task."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.options import JsonOption, RunArgument
+from paceline.cli.say import one_of, print_json
+
+if TYPE_CHECKING:
+    from paceline.view.state import Standing, State
+
+
+def main(run: RunArgument = None, output: JsonOption = "") -> int:
+    """Show how a run stands: its tasks, its progress, what failed and why."""
+    one_of(output, ("json",))
+    from paceline.view import runs, state
+
+    standing = state.read(runs.find(run))
+    if output:
+        print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state)})
+    else:
+        print("\n".join(_text(standing)))
+        sys.stdout.flush()
+    return 0
+
+
+def _waiting(state: State) -> dict[str, Any] | None:
+    if state.waiting is None:
+        return None
+    return {key: state.waiting.get(key) for key in ("missing", "since_s", "limit_s")}
+
+
+def _tasks(standing: Standing) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": task.name, "state": task.state if standing.alive else _over(task.state), "host": task.host,
+            "pid": task.pid if standing.alive else None, "generation": task.generation, "step": task.step,
+            "memory": task.memory, "exit": task.exit or None, "metrics": task.metrics,
+        }
+        for task in standing.state.tasks.values()
+    ]  # fmt: skip
+
+
+def _over(state: str) -> str:
+    """Nothing runs once the supervisor is gone, whatever the last event of a task was."""
+    return "ended" if state in ("starting", "running", "waiting") else state
+
+
+def _text(standing: Standing) -> list[str]:
+    from paceline.view import report as reports
+    from paceline.view.terminal import table
+    from paceline.view.words import size
+
+    told = [line for line in reports.text(standing.report) if not line.endswith(f"paceline status {standing.run}")]
+    tasks = _tasks(standing)
+    if not tasks:
+        return told
+    memory = any(task["memory"] is not None for task in tasks)
+    rows = [["TASK", "STATE", "HOST", "PID", "GENERATION", "STEP", *(["MEMORY"] if memory else []), "EXIT"]]
+    for task in tasks:
+        used = [size(task["memory"]) if task["memory"] is not None else "-"] if memory else []
+        cells = [task["pid"], task["generation"], task["step"]]
+        shown = ["-" if cell is None else str(cell) for cell in cells]
+        rows.append([task["task"], task["state"], task["host"] or "-", *shown, *used, task["exit"] or "-"])
+    return [*told[:1], "", *table(rows).splitlines(), "", *told[1:]]

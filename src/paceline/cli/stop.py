@@ -1,0 +1,90 @@
+"""`paceline stop`: asks a run to end, and waits until it has."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import RunArgument
+from paceline.cli.say import tell
+
+_PATIENCE_S = 15.0
+
+
+def main(
+    run: RunArgument = None,
+    now: Annotated[bool, typer.Option("--now", help="End all its tasks at once, without grace.")] = False,
+) -> int:
+    """Stop a run: its tasks get SIGTERM and the job's grace. Exit code 0 once nothing of it runs."""
+    from paceline.view import runs, state
+
+    found = runs.find(run)
+    if not runs.alive(found.folder):
+        tell(f"{found.name} does not run: it {_outcome(state.summary(found)['status'])}")
+        return 0
+    from paceline.backends import local
+
+    if now:
+        local.kill(found.folder)
+    else:
+        limit = _grace(found.folder) + _PATIENCE_S
+        if not _ask(found.folder, found.name, limit):
+            tell("it has not ended in time: ending all its tasks at once")
+            local.kill(found.folder)
+    ended = gone(found.folder)
+    tell(f"{found.name} is stopped" if ended else f"{found.name} still runs; see: paceline status {found.name}")
+    return 0 if ended else 1
+
+
+def gone(folder: Path, limit: float = _PATIENCE_S) -> bool:
+    """Waits until nothing of a run that was told to end at once is left."""
+    from paceline.view import runs
+
+    until = time.monotonic() + limit
+    while runs.alive(folder):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _outcome(status: str) -> str:
+    from paceline.view.words import outcome
+
+    return "has not started yet" if status == "starting" else outcome(status)
+
+
+def _grace(folder: Path) -> float:
+    from paceline.view import runs
+    from paceline.view.events import number
+
+    limits = (runs.read_object(folder / "plan.json") or {}).get("limits")
+    grace = number(limits.get("grace")) if isinstance(limits, dict) else None
+    return 30.0 if grace is None else grace
+
+
+def _ask(folder: Path, run: str, limit: float) -> bool:
+    """Asks in the background, and meanwhile says what happens."""
+    from paceline.backends import local
+    from paceline.view import events
+    from paceline.view.words import say, span
+
+    tell(f"stopping {run}: tasks have {span(limit - _PATIENCE_S)}")
+    tail = events.follow(folder)
+    while tail.read():
+        pass
+    answers: list[bool] = []
+    asking = threading.Thread(target=lambda: answers.append(local.stop(folder, "stopped by `paceline stop`", limit)))
+    asking.daemon = True
+    asking.start()
+    while asking.is_alive():
+        asking.join(0.1)
+        for event in filter(None, map(events.parse, tail.read())):
+            if event.kind == "task-exited":
+                tell(f"  {say(event)}")
+    tail.close()
+    return bool(answers and answers[0])

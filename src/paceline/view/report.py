@@ -1,0 +1,93 @@
+"""The report of a run in words: how it went, where things are, what to try next."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.view.events import number, seconds
+from paceline.view.words import clock, count, figure, join, metrics, natural, outcome, since, span
+
+_SHOWN_TASKS = 4
+
+
+def text(report: dict[str, Any]) -> list[str]:
+    folder = Path(str(report.get("folder", "")))
+    lines = [_headline(report)]
+    lines += [f"  {line}" for line in _progress(report)]
+    lines += [f"  {line}" for line in _restarts(report)]
+    lines += [f"  {name:<12} {path}" for name, path in _places(folder)]
+    lines += [f"  {'next':<12} {_next(report, folder)}"]
+    return lines
+
+
+def _headline(report: dict[str, Any]) -> str:
+    status, reason = str(report.get("status")), report.get("reason")
+    ended = seconds(report.get("ended") or "") or time.time()
+    took = since(report.get("started"), ended)
+    line = f"{report.get('run')} {outcome(status)}"
+    line += f" after {span(took)}" if took is not None else ""
+    return f"{line}: {reason}" if reason and status != "succeeded" else line
+
+
+def _progress(report: dict[str, Any]) -> list[str]:
+    steps, speed, generations = report.get("steps"), number(report.get("steps_per_s")), report.get("generations")
+    parts = [count(steps, "step")] if isinstance(steps, int) and steps else []
+    parts += [f"{figure(speed)} steps/s"] if speed else []
+    parts += [count(generations, "generation")] if isinstance(generations, int) and generations else []
+    lines = [", ".join(parts)] if parts else []
+    return measured(report.get("metrics")) + lines
+
+
+def measured(reported: Any) -> list[str]:
+    """The last metrics; tasks of a group that say the same are said once."""
+    if not isinstance(reported, dict):
+        return []
+    by_words: dict[str, list[str]] = {}
+    for task, values in reported.items():
+        if words := metrics(values):
+            by_words.setdefault(words, []).append(task)
+    lines = [f"{words} ({join(sorted(tasks, key=natural))})" for words, tasks in by_words.items()]
+    if len(lines) > _SHOWN_TASKS:
+        lines = [*lines[:_SHOWN_TASKS], f"... and {len(lines) - _SHOWN_TASKS} more in report.json"]
+    return lines
+
+
+def _restarts(report: dict[str, Any]) -> list[str]:
+    restarts = report.get("restarts") or []
+    if not restarts:
+        return ["no restarts"]
+    return [f"{count(len(restarts), 'restart')}:", *(f"  {restarted(restart)}" for restart in restarts[-10:])]
+
+
+def restarted(restart: dict[str, Any]) -> str:
+    line = f"{clock(str(restart.get('at')))} {restart.get('task') or ''} {restart.get('cause')}".replace("  ", " ")
+    line += f": {restart['detail']}" if restart.get("detail") else ""
+    after = number(restart.get("first_step_after_s"))
+    return f"{line}; next step after {span(after)}" if after is not None else line
+
+
+def _places(folder: Path) -> list[tuple[str, Path]]:
+    return [(name, folder / name) for name in ("logs", "snapshots", "tensorboard") if _filled(folder / name)]
+
+
+def _filled(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
+
+
+def _next(report: dict[str, Any], folder: Path) -> str:
+    run = report.get("run")
+    if report.get("status") == "succeeded" and _filled(folder / "tensorboard"):
+        return f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}"
+    if report.get("status") == "failed":
+        restarts = report.get("restarts") or [{}]
+        task = restarts[-1].get("task")
+        return f"paceline logs {run}" + (f" --task {task}" if task else "")
+    if report.get("status") in ("running", "starting"):
+        return f"paceline logs -f {run}"
+    return f"paceline status {run}"

@@ -1,0 +1,115 @@
+"""Where runs live: finds their folders by id, and tells whether anything still runs in one."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class NoRun(Exception):
+    """The run that was asked for is not there; the message says what is."""
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    folder: Path
+
+
+def home() -> Path:
+    chosen = os.environ.get("PACELINE_HOME")
+    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".local" / "state" / "paceline"
+
+
+def runs_folder() -> Path:
+    return home() / "runs"
+
+
+def every() -> list[Run]:
+    """All runs, newest first."""
+    try:
+        with os.scandir(runs_folder()) as entries:
+            found = [Run(e.name, Path(e.path)) for e in entries if _is_run(e)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise NoRun(f"{runs_folder()} cannot be read: {error.strerror}") from None
+    return sorted(found, key=lambda run: (started(run.folder), run.name), reverse=True)
+
+
+def _is_run(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+
+
+def find(wanted: str | None) -> Run:
+    """The run with this id or unique beginning of an id; the newest one where nothing is given."""
+    runs = every()
+    if not runs:
+        hint = "there are no runs yet; start one with: paceline run job.yaml"
+        raise NoRun(hint if wanted is None else f"no run {wanted!r}: {hint}")
+    if wanted is None:
+        return runs[0]
+    starting = [run for run in runs if run.name.startswith(wanted)] if wanted else []
+    exact = [run for run in starting if run.name == wanted]
+    if exact or len(starting) == 1:
+        return (exact or starting)[0]
+    if starting:
+        names = ", ".join(run.name for run in starting[:5]) + (", ..." if len(starting) > 5 else "")
+        raise NoRun(f"{wanted!r} is the beginning of {len(starting)} runs: {names}")
+    from difflib import get_close_matches
+
+    near = get_close_matches(wanted, [run.name for run in runs], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the newest is {runs[0].name!r};"
+    raise NoRun(f"no run {wanted!r}; {hint} `paceline ls` lists all")
+
+
+def started(folder: Path) -> str:
+    """When the run was started, as ISO text that sorts by time."""
+    at = info(folder).get("started")
+    if isinstance(at, str):
+        return at
+    from datetime import UTC, datetime
+
+    for path in (folder / "plan.json", folder):
+        try:
+            moment = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        except OSError:
+            continue
+    return ""
+
+
+def info(folder: Path) -> dict[str, Any]:
+    return read_object(folder / "run.json") or {}
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none, or not a whole one."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def alive(folder: Path) -> bool:
+    """Whether the run's supervisor lives: it holds the lock as long as it does."""
+    import fcntl
+
+    try:
+        lock = os.open(folder / "lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # Shared, so that two readers at once do not take each other for the supervisor.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,208 @@
+"""Events, times and numbers in the words a person uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from paceline.view.events import Event, number, seconds
+
+# What a person who watches a run wants to be told at once; the rest is in `paceline events`.
+IMPORTANT = frozenset(
+    {
+        "waiting", "generation-formed", "member-lost", "hang", "restart", "recovered", "captain-returned", "note",
+        "warning", "ending", "run-ended",
+    }
+)  # fmt: skip
+
+
+def important(event: Event) -> bool:
+    if event.kind == "task-exited":
+        return not event.get("expected") and event.get("code") != 0
+    return event.kind in IMPORTANT
+
+
+def say(event: Event) -> str:
+    """One event as a sentence without a full stop."""
+    told = _SENTENCES.get(event.kind)
+    if told is not None:
+        return told(event)
+    rest = {key: value for key, value in event.data.items() if key not in ("at", "event", "generation")}
+    return " ".join([event.kind, *(f"{key}={value}" for key, value in rest.items())])
+
+
+def _run_started(event: Event) -> str:
+    kind = " ".join(word for word in (event.text("framework"), event.text("strategy")) if word not in ("", "none"))
+    tasks, hosts = len(event.names("tasks")), len(event.names("hosts"))
+    return (
+        f"{event.text('run')} started: {count(tasks, 'task')} on {count(hosts, 'host')}{f' ({kind})' if kind else ''}"
+    )
+
+
+def _waiting(event: Event) -> str:
+    missing = join(event.names("missing"))
+    return f"waiting for {missing} ({span(event.number('since_s'))} of {span(event.number('limit_s'))})"
+
+
+def _formed(event: Event) -> str:
+    step = step_of(event.get("restore"))
+    where = (
+        f" from step {step}" if step is not None else f" from {event.get('restore')}" if event.get("restore") else ""
+    )
+    return f"generation {event.generation} starts{where}: {join(event.names('tasks'))}"
+
+
+def _task_started(event: Event) -> str:
+    warm = ", from a spare" if event.get("warm") else ""
+    return f"{event.text('task')} started on {event.text('host')} (pid {event.get('pid')}{warm})"
+
+
+def _step(event: Event) -> str:
+    speed = number(event.get("steps_per_s"))
+    parts = [f"step {event.get('step')}", metrics(event.get("metrics"))]
+    parts.append(f"{figure(speed)} steps/s" if speed is not None else "")
+    return f"{event.text('task')}: {', '.join(filter(None, parts))}"
+
+
+def _task_exited(event: Event) -> str:
+    task = event.text("task")
+    if event.get("code") == 0:
+        return f"{task} finished"
+    if event.get("expected"):
+        return f"{task} was ended"
+    if event.text("signal"):
+        return f"{task} was killed by {event.text('signal')}"
+    if event.get("code") is None:
+        return f"{task} is lost"
+    return f"{task} failed with exit code {event.get('code')}"
+
+
+def _hang(event: Event) -> str:
+    progress = "no step" if event.text("progress") == "step" else "no output"
+    tasks = event.names("tasks")
+    verb = "hangs" if len(tasks) == 1 else "hang"
+    return (
+        f"{join(tasks)} {verb}: {progress} for {span(event.number('silent_s'))} (limit {span(event.number('limit_s'))})"
+    )
+
+
+def _stacks(event: Event) -> str:
+    return f"the Python stacks of {event.text('task')} are in its log"
+
+
+def _restart(event: Event) -> str:
+    cause, detail = event.text("cause"), event.text("detail")
+    why = f"{cause}, {event.text('task')}" if event.text("task") else cause
+    told = f"restart {event.get('count')} of {event.get('limit')} ({why})"
+    told += f": {detail}" if detail else ""
+    delay = event.number("delay_s")
+    return f"{told}; next try in {span(delay)}" if delay >= 1 else told
+
+
+def _recovered(event: Event) -> str:
+    return f"training goes on: first step {span(event.number('first_step_after_s'))} after {event.text('task')} failed"
+
+
+def _ended(event: Event) -> str:
+    return f"the run {outcome(event.text('status'))}" + (f": {event.text('reason')}" if event.text("reason") else "")
+
+
+_SENTENCES = {
+    "run-started": _run_started,
+    "member-joined": lambda event: f"{event.text('host')} joined",
+    "member-lost": lambda event: f"{event.text('host')} is lost: {event.text('reason')}",
+    "waiting": _waiting,
+    "generation-formed": _formed,
+    "task-started": _task_started,
+    "step": _step,
+    "snapshot": lambda event: f"snapshot of step {event.get('step')}: {event.text('path')}",
+    "task-exited": _task_exited,
+    "hang": _hang,
+    "stacks": _stacks,
+    "restart": _restart,
+    "recovered": _recovered,
+    "captain-returned": lambda event: (
+        "the captain is back" + ("; training went on meanwhile" if event.get("adopted") else "")
+    ),
+    "note": lambda event: f"note: {event.text('text')}",
+    "warning": lambda event: f"warning: {event.text('text')}",
+    "ending": lambda event: f"ending: {event.text('reason')} (tasks have {span(event.number('grace_s'))})",
+    "run-ended": _ended,
+}
+
+
+def outcome(status: str) -> str:
+    return {"stopped": "was stopped"}.get(status, status)
+
+
+def step_of(restore: Any) -> int | None:
+    """The step in the name of a snapshot's folder: step-<n>."""
+    found = re.search(r"step-(\d+)/?$", restore) if isinstance(restore, str) else None
+    return int(found.group(1)) if found else None
+
+
+def count(amount: int, thing: str) -> str:
+    return f"{amount} {thing}{'' if amount == 1 else 's'}"
+
+
+def join(names: Sequence[str]) -> str:
+    if len(names) > 6:
+        names = [*names[:5], f"{len(names) - 5} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "nothing"
+
+
+def natural(name: str) -> tuple[str, int]:
+    """Sorts worker-2 before worker-10."""
+    role, _, index = name.rpartition("-")
+    return (role, int(index)) if index.isdigit() else (name, -1)
+
+
+def span(duration: float) -> str:
+    """A length of time: 0.4 s, 12 s, 1 min 5 s, 30 min, 2 h 10 min, 3 d."""
+    if duration < 0:
+        return "0 s"
+    if duration < 9.95:
+        return f"{duration:.1f}".removesuffix(".0") + " s"
+    left, parts = round(duration), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        amount, left = divmod(left, size)
+        if amount:
+            parts.append(f"{amount} {unit}")
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return " ".join(parts)
+
+
+def figure(value: float) -> str:
+    return f"{value:d}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def metrics(values: Any, most: int = 6) -> str:
+    """loss 0.312, accuracy 0.91; the loss first, since that is what people look for."""
+    if not isinstance(values, dict):
+        return ""
+    named = sorted(values.items(), key=lambda item: (item[0] != "loss", "accuracy" not in item[0]))
+    return ", ".join(f"{name} {figure(value)}" for name, value in named[:most] if number(value) is not None)
+
+
+def size(amount: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def clock(at: str) -> str:
+    """The local time of day of an event."""
+    moment = seconds(at)
+    return datetime.fromtimestamp(moment).strftime("%H:%M:%S") if moment is not None else at
+
+
+def since(at: str | None, until: float) -> float | None:
+    begun = seconds(at) if at else None
+    return max(0.0, until - begun) if begun is not None else None

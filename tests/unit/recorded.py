@@ -1,0 +1,135 @@
+"""A run's folder as a captain leaves it, written by hand: for tests of what only reads."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import paceline
+
+DAY = "2026-11-15T04:30:"
+FOLDER = "/runs/digits-3f9a"
+
+
+def at(seconds: float) -> str:
+    return f"{DAY}{seconds:06.3f}Z"
+
+
+def event(seconds: float, kind: str, generation: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"at": at(seconds), "event": kind, "generation": generation, **fields}
+
+
+TASKS = ["worker-0", "worker-1", "evaluator-0"]
+STARTED = event(
+    0, "run-started", 0, run="digits-3f9a", job="digits", framework="tensorflow", strategy="multi-worker", tasks=TASKS,
+    hosts=["worker-host-0", "worker-host-1", "evaluator-host-0"],
+)  # fmt: skip
+WAITING = event(1, "waiting", 0, missing=["worker-host-1"], since_s=12.0, limit_s=1800.0)
+FORMED = event(2, "generation-formed", tasks=["worker-0", "worker-1"], restore=None)
+STEP = event(6, "step", task="worker-0", step=120, metrics={"loss": 0.3123, "accuracy": 0.91}, steps_per_s=30.0)
+KILLED = event(7, "task-exited", task="worker-1", code=None, signal="SIGKILL", expected=False)
+RESTART = event(
+    7.1, "restart", cause="signal", task="worker-1", detail="killed by SIGKILL", scope=["worker-0", "worker-1"],
+    delay_s=0.0, count=1, limit=10,
+)  # fmt: skip
+
+# One of every kind, in an order that a real run could have.
+LIFE = [
+    STARTED,
+    event(0.5, "member-joined", 0, host="worker-host-0"),
+    WAITING,
+    event(1.5, "member-joined", 0, host="worker-host-1"),
+    FORMED,
+    event(2.1, "task-started", task="worker-0", pid=4711, warm=False, host="worker-host-0"),
+    event(2.2, "task-started", task="worker-1", pid=4712, warm=False, host="worker-host-1"),
+    event(4, "step", task="worker-0", step=60, metrics={"loss": 0.8}, steps_per_s=None),
+    event(5, "snapshot", step=100, path="step-100"),
+    STEP,
+    KILLED,
+    event(7.05, "task-exited", task="worker-0", code=None, signal="SIGKILL", expected=True),
+    RESTART,
+    event(7.2, "generation-formed", 2, tasks=["worker-0", "worker-1"], restore="step-100"),
+    event(7.3, "task-started", 2, task="worker-0", pid=4720, warm=True, host="worker-host-0"),
+    event(7.3, "task-started", 2, task="worker-1", pid=4721, warm=True, host="worker-host-1"),
+    event(8.3, "step", 2, task="worker-0", step=101, metrics={"loss": 0.3}, steps_per_s=None),
+    event(8.3, "recovered", 2, task="worker-1", first_step_after_s=1.3),
+    event(10.3, "step", 2, task="worker-0", step=161, metrics={"loss": 0.2}, steps_per_s=30.0),
+    event(11, "hang", 2, tasks=["worker-0", "worker-1"], silent_s=600.0, limit_s=600.0, progress="step"),
+    event(11.1, "stacks", 2, task="worker-0", text='File "train.py", line 3'),
+    event(11.2, "member-lost", 2, host="worker-host-1", reason="no word for 5 s"),
+    event(11.3, "captain-returned", 2, adopted=True),
+    event(11.4, "note", 2, text="kubernetes is not used here"),
+    event(11.5, "warning", 2, text="the disk is full"),
+    event(12, "task-exited", 2, task="worker-0", code=0, signal=None, expected=False),
+    event(12.1, "ending", 2, reason="all workers have succeeded", grace_s=30.0),
+    event(12.2, "run-ended", 2, status="succeeded", reason="all workers have succeeded", cause=None),
+]
+
+
+def write(
+    home: Path,
+    run: str = "digits-3f9a",
+    events: list[dict[str, Any]] | None = None,
+    report: dict[str, Any] | None = None,
+    started: str = at(0),
+    logs: dict[str, str] | None = None,
+) -> Path:
+    folder = home / "runs" / run
+    (folder / "logs").mkdir(parents=True)
+    job = run.rpartition("-")[0]
+    info = {"run": run, "job": job, "framework": "tensorflow", "started": started, "supervisor": 1, "detached": False}
+    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "plan.json").write_text(
+        json.dumps({"tasks": [{"name": name} for name in TASKS], "limits": {"grace": 2.0}})
+    )
+    (folder / "lock").touch()
+    lines = "".join(json.dumps(one) + "\n" for one in (LIFE if events is None else events))
+    (folder / "events.jsonl").write_text(lines)
+    if report is not None:
+        (folder / "report.json").write_text(json.dumps({"run": run, "folder": str(folder), **report}))
+    for task, text in (logs or {}).items():
+        (folder / "logs" / f"{task}.log").write_text(text)
+    return folder
+
+
+REPORT: dict[str, Any] = {
+    "status": "succeeded", "reason": "all workers have succeeded", "cause": None, "generations": 2, "steps": 161,
+    "restarts": [
+        {"cause": "signal", "task": "worker-1", "at": at(7.1), "detail": "killed by SIGKILL", "first_step_after_s": 1.3}
+    ],
+    "steps_per_s": 30.0, "metrics": {"worker-0": {"loss": 0.2}}, "started": at(0), "ended": at(12.2), "stacks": {},
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def supervised(folder: Path) -> Iterator[None]:
+    """Holds the lock as a supervisor does."""
+    with open(folder / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def environment(home: Path) -> dict[str, str]:
+    source = str(Path(paceline.__file__).parents[1])
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PACELINE", "NO_COLOR"))}
+    return {**kept, "PACELINE_HOME": str(home), "PYTHONPATH": source, "TZ": "UTC"}
+
+
+def paceline_command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "paceline.cli", *words]
+
+
+def call(
+    home: Path, *words: str, cwd: Path | None = None, stdin: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        paceline_command(*words), env={**environment(home), **(env or {})}, cwd=cwd or home, input=stdin, timeout=60,
+        capture_output=True, text=True,
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Output becomes lines: stamped, folded, bounded, and never a reason to stop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.agent import logs
+from paceline.agent.journal import Appender, stamp
+from paceline.agent.logs import TaskLog
+
+
+def read(path: Path) -> list[str]:
+    lines = path.read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z g\d+ [|~] ", line) for line in lines)
+    return [line.split(" ", 1)[1] for line in lines]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> TaskLog:
+    made = TaskLog(str(tmp_path / "worker-0.log"), lambda text: None)
+    made.begin(1)
+    return made
+
+
+def test_lines_come_whole_however_they_are_cut(log: TaskLog, tmp_path: Path) -> None:
+    for piece in (b"one\ntw", b"o\nthree", b"\n", b"four"):
+        log.feed(piece)
+    log.end()
+    assert read(tmp_path / "worker-0.log") == ["g1 | one", "g1 | two", "g1 | three", "g1 | four"]
+
+
+def test_a_new_generation_starts_a_new_tail(log: TaskLog, tmp_path: Path) -> None:
+    log.feed(b"old\n")
+    log.begin(2)
+    log.feed(b"new\n")
+    assert list(log.tail) == ["new"]
+    assert read(tmp_path / "worker-0.log") == ["g1 | old", "g2 | new"]
+
+
+def test_a_progress_bar_keeps_its_latest_state(log: TaskLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "BAR_EVERY", 1e9)
+    for percent in range(0, 100, 10):
+        log.feed(f"\r{percent}%".encode())
+    log.feed(b"\rdone\n")
+    assert read(tmp_path / "worker-0.log")[-1] == "g1 | done"
+    assert len(read(tmp_path / "worker-0.log")) <= 2
+
+
+def test_bars_are_shown_while_they_run(log: TaskLog, tmp_path: Path) -> None:
+    log.feed(b"\r10%")
+    assert read(tmp_path / "worker-0.log") == ["g1 ~ 10%"]
+
+
+def test_windows_line_ends_are_line_ends(log: TaskLog, tmp_path: Path) -> None:
+    log.feed(b"one\r\ntwo\r\n")
+    assert read(tmp_path / "worker-0.log") == ["g1 | one", "g1 | two"]
+
+
+def test_an_endless_line_is_cut(log: TaskLog, tmp_path: Path) -> None:
+    log.feed(b"x" * (logs.LONGEST_LINE * 3 + 5))
+    log.end()
+    lines = read(tmp_path / "worker-0.log")
+    assert len(lines) == 4 and sum(line.count("x") for line in lines) == logs.LONGEST_LINE * 3 + 5
+
+
+def test_bytes_that_are_no_utf8_are_replaced(log: TaskLog, tmp_path: Path) -> None:
+    log.feed(b"a\xff\xfeb\n")
+    assert read(tmp_path / "worker-0.log") == ["g1 | a��b"]
+
+
+def test_a_full_disk_is_said_once_and_nothing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    appender = Appender(str(tmp_path / "x"), said.append)
+    appender.write(b"before\n")
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(3):
+            appender.write(b"lost\n")
+    assert len(said) == 1 and "No space left" in said[0] and "training goes on" in said[0]
+    appender._silent_until = 0.0
+    appender.write(b"after\n")
+    assert (tmp_path / "x").read_text() == "before\nafter\n"
+
+
+def test_stamps_are_utc_with_milliseconds() -> None:
+    assert stamp(1.5) == "1970-01-01T00:00:01.500Z"

@@ -1,0 +1,68 @@
+"""Job to plan: pure, the same bytes for the same job, and back from its JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paceline import plan
+from paceline.job import load_text
+
+JOB = """
+name: a
+framework: tensorflow
+strategy: parameter-server
+command: [python, train.py]
+env: {A: "1", B: "1"}
+gpus: 1
+roles:
+  chief: {}
+  worker: {replicas: 2, env: {B: "2"}, cpu: 2, memory: 1Gi}
+  ps: {replicas: 2}
+  evaluator: {command: [python, train.py, --evaluate]}
+restart: {limit: 3, hang_after: 5m}
+limits: {runtime: 1h}
+"""
+
+
+def made(tmp_path: Path) -> plan.Plan:
+    (tmp_path / "train.py").write_text("")
+    return plan.make(load_text(JOB, "job.yaml", tmp_path).job)
+
+
+def test_the_same_job_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert plan.to_json(made(tmp_path)) == plan.to_json(made(tmp_path))
+
+
+def test_a_plan_survives_json(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    assert plan.from_data(json.loads(plan.to_json(one))) == one
+
+
+def test_roles_override_the_job(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    assert one.role("worker").env == {"A": "1", "B": "2"} and one.role("ps").env == {"A": "1", "B": "1"}
+    assert one.role("evaluator").command == ("python", "train.py", "--evaluate")
+
+
+def test_gpus_of_the_job_are_for_the_roles_that_train(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    assert {host.role: host.gpus for host in one.hosts} == {"chief": 1, "worker": 1, "ps": 0, "evaluator": 0}
+
+
+def test_what_restarts_what(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    assert {role.name: role.restarts for role in one.roles} == {
+        "chief": plan.LEAD, "ps": plan.LEAD, "worker": plan.ALONE, "evaluator": plan.ALONE,
+    }  # fmt: skip
+    assert [role.name for role in one.roles if role.decides] == ["chief"]
+
+
+def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
+    data = {**plan.to_data(made(tmp_path)), "version": 99}
+    try:
+        plan.from_data(data)
+    except ValueError as error:
+        assert "another version" in str(error)
+    else:
+        raise AssertionError("accepted")

@@ -1,0 +1,122 @@
+"""Reading events.jsonl, and saying what is in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import recorded
+from recorded import event
+
+from paceline.view import events, words
+from paceline.view.tail import Tail
+
+
+def told(line: dict[str, object]) -> str:
+    parsed = events.parse(json.dumps(line))
+    assert parsed is not None
+    return words.say(parsed)
+
+
+def test_events_come_in_order(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path)
+    assert [one.data for one in events.read(folder)] == recorded.LIFE
+
+
+def test_a_half_written_last_line_waits_for_its_end(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, events=[recorded.STARTED])
+    tail = events.follow(folder)
+    assert len(tail.read()) == 1
+    line = json.dumps(recorded.STEP)
+    with open(folder / "events.jsonl", "a") as file:
+        file.write(line[:20])
+        file.flush()
+        assert tail.read() == []
+        file.write(line[20:] + "\n")
+        file.flush()
+        assert tail.read() == [line.encode()]
+    tail.close()
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[]", b"null", b'{"event": 3}', b'{"event": "step"}', b"\xff\xfe", b"[" * 90000]
+)
+def test_damaged_lines_are_passed_over(line: bytes) -> None:
+    assert events.parse(line) is None
+
+
+def test_an_event_of_another_version_is_shown_as_it_is() -> None:
+    assert told(event(1, "sang", song="la", times=2)) == "sang song=la times=2"
+
+
+def test_no_file_is_no_events(tmp_path: Path) -> None:
+    assert list(events.read(tmp_path)) == []
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(b"x" * (5 << 20))
+    tail = Tail(path)
+    pieces = []
+    while piece := tail.read():
+        pieces += piece
+    pieces.append(tail.rest())
+    tail.close()
+    assert b"".join(pieces) == b"x" * (5 << 20)
+    assert max(map(len, pieces)) <= 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (recorded.STARTED, "digits-3f9a started: 3 tasks on 3 hosts (tensorflow multi-worker)"),
+        (recorded.WAITING, "waiting for worker-host-1 (12 s of 30 min)"),
+        (recorded.FORMED, "generation 1 starts: worker-0 and worker-1"),
+        (
+            event(1, "generation-formed", 2, tasks=["worker-0"], restore="step-120"),
+            "generation 2 starts from step 120: worker-0",
+        ),
+        (recorded.KILLED, "worker-1 was killed by SIGKILL"),
+        (
+            event(1, "task-exited", task="worker-1", code=3, signal=None, expected=False),
+            "worker-1 failed with exit code 3",
+        ),
+        (event(1, "task-exited", task="worker-1", code=None, signal=None, expected=False), "worker-1 is lost"),
+        (event(1, "task-exited", task="worker-1", code=0, signal=None, expected=False), "worker-1 finished"),
+        (event(1, "task-exited", task="worker-1", code=None, signal="SIGTERM", expected=True), "worker-1 was ended"),
+        (recorded.RESTART, "restart 1 of 10 (signal, worker-1): killed by SIGKILL"),
+        (
+            {**recorded.RESTART, "delay_s": 4.0},
+            "restart 1 of 10 (signal, worker-1): killed by SIGKILL; next try in 4 s",
+        ),
+        (
+            event(1, "hang", tasks=["worker-0"], silent_s=601.0, limit_s=600.0, progress="output"),
+            "worker-0 hangs: no output for 10 min 1 s (limit 10 min)",
+        ),
+        (recorded.STEP, "worker-0: step 120, loss 0.3123, accuracy 0.91, 30 steps/s"),
+        (
+            event(1, "run-ended", status="stopped", reason="interrupted", cause="stopped"),
+            "the run was stopped: interrupted",
+        ),
+    ],
+)
+def test_events_in_words(line: dict[str, object], sentence: str) -> None:
+    assert told(line) == sentence
+
+
+@pytest.mark.parametrize("line", recorded.LIFE, ids=lambda line: line["event"])
+def test_every_kind_has_its_own_words(line: dict[str, object]) -> None:
+    assert "=" not in told(line)
+
+
+@pytest.mark.parametrize("kind", events.KINDS)
+def test_an_event_without_its_fields_is_no_reason_to_fail(kind: str) -> None:
+    told(event(1, kind))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.44, "0.4 s"), (1.0, "1 s"), (12.2, "12 s"), (60, "1 min"), (65, "1 min 5 s"), (1800, "30 min"),
+     (3605, "1 h"), (7800, "2 h 10 min"), (86400 * 3 + 10, "3 d"), (-1, "0 s")],
+)  # fmt: skip
+def test_lengths_of_time(seconds: float, text: str) -> None:
+    assert words.span(seconds) == text

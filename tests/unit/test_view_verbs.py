@@ -1,0 +1,330 @@
+"""The verbs that read runs, called as a person calls them, on folders written by hand."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import recorded
+from recorded import REPORT, at, call
+
+LOGS = {
+    "worker-0": f"{at(1)} g1 | hello\n{at(3)} g2 | again\n{at(4)} g2 ~ 10%\n{at(5)} g2 ~ 90%\n",
+    "worker-1": f"{at(2)} g1 | \x1b[31mred\x1b[0m\n",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    recorded.write(tmp_path, "digits-3f9a", report=REPORT, logs=LOGS)
+    failed = {**REPORT, "status": "failed", "reason": "ValueError: no", "cause": "program-error"}
+    recorded.write(tmp_path, "translate-0001", report=failed, started=at(-1 + 30))
+    return tmp_path
+
+
+def test_ls(home: Path) -> None:
+    done = call(home, "ls")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[0] == ["RUN", "STATUS", "STEP", "RESTARTS", "AGE", "TOOK", "REASON"]
+    assert [line[:4] for line in lines[1:]] == [
+        ["translate-0001", "failed", "161", "1"],
+        ["digits-3f9a", "succeeded", "161", "1"],
+    ]
+    assert call(home, "ls", "-o", "name").stdout == "translate-0001\ndigits-3f9a\n"
+    assert str(home) in call(home, "ls", "-o", "wide").stdout
+
+
+def test_ls_and_status_give_the_fields_of_the_report(home: Path) -> None:
+    listed = json.loads(call(home, "ls", "-o", "json").stdout)
+    status = json.loads(call(home, "status", "digits", "-o", "json").stdout)
+    assert listed[1] == {**REPORT, "run": "digits-3f9a", "folder": str(home / "runs" / "digits-3f9a")}
+    assert {key: status[key] for key in listed[1]} == listed[1]
+    assert [task["task"] for task in status["tasks"]] == recorded.TASKS
+    assert status["waiting"] is None
+
+
+def test_a_loss_of_nan_is_still_json(tmp_path: Path) -> None:
+    recorded.write(tmp_path, report={**REPORT, "metrics": {"worker-0": {"loss": float("nan")}}})
+    shown = json.loads(call(tmp_path, "status", "-o", "json").stdout, parse_constant=lambda word: pytest.fail(word))
+    assert shown["metrics"] == {"worker-0": {"loss": None}}
+
+
+def test_status_in_words(home: Path) -> None:
+    lines = call(home, "status", "digits").stdout.splitlines()
+    assert lines[0] == "digits-3f9a succeeded after 12 s"
+    assert lines[2].split() == ["TASK", "STATE", "HOST", "PID", "GENERATION", "STEP", "EXIT"]
+    assert lines[3].split() == ["worker-0", "succeeded", "worker-host-0", "-", "2", "161", "exit", "0"]
+    assert "04:30:07 worker-1 signal: killed by SIGKILL; next step after 1.3 s" in "\n".join(lines)
+
+
+def test_status_of_a_running_run_says_what_it_waits_for(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, events=[recorded.STARTED, recorded.WAITING])
+    with recorded.supervised(folder):
+        assert "starting" in (shown := call(tmp_path, "status").stdout)
+        assert "waiting for worker-host-1 (12 s of 30 min)" in shown
+
+
+def test_no_runs_yet(tmp_path: Path) -> None:
+    nothing = call(tmp_path, "ls")
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert nothing.stderr == "no runs yet; start one with: paceline run job.yaml\n"
+    assert call(tmp_path, "ls", "-o", "json").stdout == "[]\n"
+    for verb in ("status", "logs", "events", "stop"):
+        done = call(tmp_path, verb)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "error: there are no runs yet; start one with: paceline run job.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["status", "digit-3f9a"], 2, "error: no run 'digit-3f9a'; did you mean 'digits-3f9a'?"),
+        (["statsu"], 2, "error: there is no verb 'statsu'; did you mean 'status'?"),
+        (["xyzzy"], 2, "error: there is no verb 'xyzzy'; there are: init, validate, plan"),
+        (["ls", "--wide"], 2, "Error: No such option: --wide"),
+        (["ls", "-o", "xml"], 2, "error: -o 'xml': -o takes json, wide, name"),
+        (["status", "-o", "yaml"], 2, "error: -o 'yaml': -o takes json"),
+        (["logs", "digits", "--task", "worker-7"], 2, "digits-3f9a has no task 'worker-7'; did you mean 'worker-"),
+        (["logs", "digits", "--since", "ten"], 2, "error: --since 'ten': it takes how long ago (90s, 10m, 2h, 1d) or"),
+        (["logs", "digits", "-g", "two"], 2, "'two' is not a whole number"),
+        (["delete"], 2, "error: name the runs to delete, or say --finished"),
+        (["delete", "digits"], 2, "error: say --yes to delete digits-3f9a"),
+        (["delete", "../../etc", "--yes"], 2, "error: no run '../../etc'"),
+        (["plan", "none.yaml"], 2, "error: none.yaml: there is no such file"),
+        (["validate", "none.yaml"], 2, "error: none.yaml: there is no such file"),
+        (["run", "none.yaml"], 2, "error: none.yaml: there is no such file"),
+        (["run"], 2, "error: no job.yaml in this folder; `paceline init` writes one, or name a job file"),
+        (["run", "--"], 2, "error: there is no command behind --"),
+        (["run", "job.yaml", "--", "python"], 2, "error: 'job.yaml' and a command behind --: give"),
+        (["run", "--framework", "torch", "python", "train.py"], 2, "error: a command goes behind --: paceline"),
+        (["run", "job.yaml", "--workers", "3"], 2, "error: --workers is for commands without a job file"),
+        (["run", "--workers", "many", "--", "true"], 2, "'many' is not a whole number"),
+        (["run", "-o", "yaml", "--", "true"], 2, "error: -o 'yaml': -o takes json"),
+        (["run", "--framework", "tensorflw", "--", "true"], 2, 'did you mean "tensorflow"?'),
+        (["init"], 2, "error: there is no Python script in"),
+        (["init", "none.py"], 2, "error: there is no none.py"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)  # fmt: skip
+def test_mistakes_are_told_in_words(home: Path, words: list[str], code: int, message: str) -> None:
+    done = call(home, *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_logs_are_merged_and_bars_folded(home: Path) -> None:
+    done = call(home, "logs", "digits")
+    assert done.stdout.splitlines() == [
+        "worker-0    | hello", "worker-1    | \x1b[31mred\x1b[0m", "worker-0    | again", "worker-0    | 90%",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["--task", "worker-1"], ["\x1b[31mred\x1b[0m"]),
+        (["-t", "worker-1", "-t", "worker-0", "-g", "1"], ["hello", "\x1b[31mred\x1b[0m"]),
+        (["--task", "worker"], ["hello", "\x1b[31mred\x1b[0m", "again", "90%"]),
+        (["--generation", "2"], ["again", "90%"]),
+        (["--since", at(3)], ["again", "90%"]),
+        (["--since", "2026-11-15T05:30:03.000+01:00"], ["again", "90%"]),
+        (["--since", "36500d"], ["hello", "\x1b[31mred\x1b[0m", "again", "90%"]),
+        (["--since", "2999-01-01"], []),
+        (["--task", "evaluator-0"], []),
+        (["-f"], ["hello", "\x1b[31mred\x1b[0m", "again", "90%"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_parts_of_logs(home: Path, words: list[str], texts: list[str]) -> None:
+    done = call(home, "logs", "digits", *words)
+    assert [line.partition("| ")[2] for line in done.stdout.splitlines()] == texts
+    as_json = call(home, "logs", "digits", *words, "-o", "json")
+    assert [json.loads(line)["text"] for line in as_json.stdout.splitlines()] == texts
+
+
+def test_times(home: Path) -> None:
+    assert call(home, "logs", "digits", "--times", "-g", "1").stdout.startswith(f"{at(1)} worker-0    | hello\n")
+
+
+def test_following_ends_with_the_run(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, logs={"worker-0": f"{at(1)} g1 | first\n"}, events=recorded.LIFE[:5])
+    with recorded.supervised(folder):
+        logs = subprocess.Popen(
+            recorded.paceline_command("logs", "-f"),
+            env=recorded.environment(tmp_path),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        events = subprocess.Popen(
+            recorded.paceline_command("events", "-f"),
+            env=recorded.environment(tmp_path),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert logs.stdout is not None and events.stdout is not None
+        assert logs.stdout.readline() == "worker-0    | first\n"
+        assert (
+            events.stdout.readline()
+            == "04:30:00 g0   digits-3f9a started: 3 tasks on 3 hosts (tensorflow multi-worker)\n"
+        )
+        with open(folder / "logs" / "worker-1.log", "a") as file:
+            file.write(f"{at(2)} g1 | second\n")
+        with open(folder / "events.jsonl", "a") as file:
+            file.write(json.dumps(recorded.KILLED) + "\n" + '{"half')
+        assert logs.stdout.readline() == "worker-1    | second\n"
+        assert "worker-1 was killed by SIGKILL\n" in [events.stdout.readline()[14:] for _ in range(5)]
+        assert logs.poll() is None and events.poll() is None
+    assert logs.communicate(timeout=10)[0] == "" and events.communicate(timeout=10)[0] == ""
+    assert (logs.returncode, events.returncode) == (0, 0)
+
+
+def test_events_as_they_were_written(home: Path) -> None:
+    done = call(home, "events", "digits", "-o", "json")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == recorded.LIFE
+
+
+@pytest.mark.parametrize("verb", ["logs", "events", "ls"])
+def test_a_closed_pipe_ends_a_reader_without_a_word(tmp_path: Path, verb: str) -> None:
+    folder = recorded.write(
+        tmp_path, events=recorded.LIFE * 3000, logs={"worker-0": f"{at(1)} g1 | {'x' * 100}\n" * 50_000}
+    )
+    with recorded.supervised(folder):
+        reader = subprocess.Popen(
+            recorded.paceline_command(verb), env=recorded.environment(tmp_path), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert reader.stdout is not None and reader.stderr is not None
+        assert reader.stdout.readline()
+        reader.stdout.close()
+        assert reader.stderr.read() == ""
+        reader.stderr.close()
+        assert reader.wait(10) in (0, -13)
+
+
+def test_stopping_what_has_ended_is_said_and_no_failure(home: Path) -> None:
+    done = call(home, "stop", "digits")
+    assert (done.returncode, done.stderr) == (0, "digits-3f9a does not run: it succeeded\n")
+
+
+def test_delete_takes_the_folder_and_nothing_else(home: Path) -> None:
+    outside = home / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    (home / "runs" / "digits-3f9a" / "snapshots").symlink_to(outside)
+    done = call(home, "delete", "digits", "--yes")
+    assert (done.returncode, done.stderr) == (0, "deleted digits-3f9a\n")
+    assert [path.name for path in (home / "runs").iterdir()] == ["translate-0001"]
+    assert (outside / "kept").exists()
+
+
+def test_a_link_among_the_runs_is_not_a_run(tmp_path: Path) -> None:
+    recorded.write(tmp_path / "other")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "digits-3f9a").symlink_to(tmp_path / "other" / "runs" / "digits-3f9a")
+    assert call(tmp_path, "delete", "digits-3f9a", "--yes", "--force").returncode == 2
+    assert (tmp_path / "other" / "runs" / "digits-3f9a" / "plan.json").exists()
+
+
+def test_a_running_run_is_not_deleted(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, events=recorded.LIFE[:5])
+    with recorded.supervised(folder):
+        done = call(tmp_path, "delete", "digits-3f9a", "--yes")
+        assert done.returncode == 1
+        assert "still runs: `paceline stop digits-3f9a` first, or say --force" in done.stderr
+        assert call(tmp_path, "delete", "--finished", "--yes").stderr == "nothing to delete\n"
+        assert folder.exists()
+
+
+def test_delete_finished(home: Path) -> None:
+    assert call(home, "delete", "--finished", "-y").returncode == 0
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_a_bug_of_ours_is_one_line_and_a_file(home: Path) -> None:
+    broken = home / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import paceline.view.runs as r\ndef every(): raise KeyError('x')\nr.every = every\n"
+    )
+    env = {"PYTHONPATH": f"{broken}{os.pathsep}{recorded.environment(home)['PYTHONPATH']}"}
+    done = call(home, "ls", env=env)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    first, second = done.stderr.splitlines()
+    assert first == "error: this is a bug in Paceline, not a mistake of yours: KeyError: 'x'"
+    path = Path(second.removeprefix("note: the traceback is in "))
+    assert "KeyError" in path.read_text()
+
+
+@pytest.mark.parametrize("verb", ["ls", "status", "logs", "doctor"])
+def test_a_home_that_cannot_be_read_is_told(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "file").touch()
+    done = call(tmp_path, verb, env={"PACELINE_HOME": str(tmp_path / "file" / "deeper")})
+    assert "Traceback" not in done.stderr and done.returncode in (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables", "expected"),
+    [
+        ("bash", {"COMP_WORDS": "paceline status d", "COMP_CWORD": "2"}, "digits-3f9a"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "paceline logs dig"}, '"digits-3f9a":"succeeded"'),
+        (
+            "fish",
+            {"_TYPER_COMPLETE_ARGS": "paceline stop ", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+            "digits-3f9a\tsucceeded",
+        ),
+        ("bash", {"COMP_WORDS": "paceline logs digits-3f9a --task w", "COMP_CWORD": "4"}, "worker-0\nworker-1"),
+        ("bash", {"COMP_WORDS": "paceline st", "COMP_CWORD": "1"}, "status\nstop"),
+    ],
+)
+def test_completion(home: Path, shell: str, variables: dict[str, str], expected: str) -> None:
+    script = call(home, env={"_PACELINE_COMPLETE": f"source_{shell}"})
+    assert script.returncode == 0 and "paceline" in script.stdout
+    done = call(home, env={"_PACELINE_COMPLETE": f"complete_{shell}", **variables})
+    assert expected in done.stdout
+
+
+def test_help_loads_nothing_that_is_slow(home: Path) -> None:
+    slow = ("pydantic", "ruamel", "cryptography", "rich", "asyncio", "paceline.job", "paceline.backends")
+    for words in (["--help"], ["stop", "--help"], ["ls"], ["status"], ["logs"], ["events"]):
+        python = ["-X", "importtime", "-m", "paceline.cli", *words]
+        done = subprocess.run(
+            [sys.executable, *python],
+            env=recorded.environment(home),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "paceline.cli.app" in loaded
+        assert not {name for name in loaded if name.startswith(slow)}
+
+
+def test_help_is_there_at_once(home: Path) -> None:
+    def once(*words: str) -> float:
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, *words], env=recorded.environment(home), stdout=subprocess.DEVNULL, check=True)
+        return time.perf_counter() - begun
+
+    # In proportion, since other tests may keep this machine busy; bench/cli.py measures the seconds.
+    times = [(once("-m", "paceline.cli", "--help"), once("-c", "import typer")) for _ in range(10)]
+    assert min(ours for ours, _ in times) < 1.5 * min(typer for _, typer in times)
+
+
+def test_nothing_here_needs_linux() -> None:
+    """The command line also works on a Mac: what only Linux has is looked up by name at most, or in the backend."""
+    linux_only = {
+        "epoll", "inotify", "memfd_create", "pidfd_open", "pidfd_send_signal", "prctl", "sched_getaffinity",
+        "sched_setaffinity", "sendfile", "setns", "splice", "unshare", "eventfd", "signalfd", "PR_SET_PDEATHSIG",
+        "POLLRDHUP", "AF_NETLINK", "SOCK_CLOEXEC", "waitid",
+    }  # fmt: skip
+    source = Path(recorded.environment(Path())["PYTHONPATH"]) / "paceline"
+    files = [*(source / "cli").glob("*.py"), *(source / "view").glob("*.py")]
+    assert len(files) > 20
+    for path in files:
+        used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not used & linux_only, path
