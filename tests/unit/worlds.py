@@ -32,10 +32,8 @@ def make_plan(
     for name, count in counts.items():
         if not count:
             continue
-        if name == "evaluator" or (ps and name == "worker"):
-            restarts = ALONE
-        else:
-            restarts = LEAD if ps else GROUP
+        alone = name == "evaluator" or (ps and name == "worker")
+        restarts = ALONE if alone else LEAD if ps else GROUP
         decides = name == ("chief" if chief else "worker")
         roles.append(Role(name, ("python", "train.py"), {}, restarts, name in ("chief", "worker"), decides))
         for index in range(0, count, per_host):
@@ -133,7 +131,7 @@ class World:
                 running,
                 tuple(e for n, e in machine.exits.items() if n in idle),
                 {name: f"h:{name}" for name in idle},
-            )  # fmt: skip
+            )
         )
 
     def join_all(self) -> None:

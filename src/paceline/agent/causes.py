@@ -53,7 +53,7 @@ class Raised:
 
 
 def classify(status: int, tail: Sequence[str], asked_to_leave: bool = False, out_of_memory: str | None = None) -> Cause:
-    """`status` as waitpid gives it; `asked_to_leave`: its host was told to go; `out_of_memory`: the kernel's evidence."""
+    """`status` is waitpid's; `asked_to_leave`: its host was told to go; `out_of_memory`: the kernel's evidence."""
     number = _signal(status)
     end = list(tail)[-_LOOK_BACK:]
     survivor = any(_SURVIVOR.search(line) for line in end)

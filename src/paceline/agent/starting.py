@@ -19,6 +19,7 @@ from paceline.plan import Plan
 
 SETTLED = 3.0  # seconds without an import after which a program has what it needs
 SPARE_DEATHS = 3
+SPARE_NICE = 5  # training goes first, but a spare that is never ready helps nobody
 MARGIN = 256 * 1024 * 1024
 
 
@@ -118,7 +119,7 @@ class Starting:
             return
         try:
             record = spare.modules_of(Path(self._record_path))
-            self._spare = spare.Spare.spawn(self.python, self._static, self._work, record)
+            self._spare = spare.Spare.spawn(self.python, self._static, self._work, record, nice=SPARE_NICE)
         except (OSError, ValueError) as error:
             self.no_spares(f"{self._options.host}: no spare is kept: {error}")
             return

@@ -18,6 +18,7 @@ def late(plan: Plan, task: Task, roster: Roster, run: str, generation: int, rest
         "PACELINE_INDEX": str(task.index),
         "PACELINE_TASK": task.name,
         "PACELINE_LOCAL_INDEX": str(task.local_index),
+        "PACELINE_LOCAL_WORLD_SIZE": str(len(plan.host(task.host).tasks)),
         "PACELINE_RANK": str(task.rank),
         "PACELINE_WORLD_SIZE": str(plan.world_size),
         "PACELINE_GENERATION": str(generation),
