@@ -90,6 +90,22 @@ def test_a_kill_with_evidence_is_out_of_memory() -> None:
     assert causes.classify(signal.SIGKILL, [], out_of_memory="killed by the kernel").kind == "out-of-memory"
 
 
+def test_torch_prefixes_are_no_hindrance() -> None:
+    assert causes.classify(exited(1), [f"[rank1]: {line}" for line in ERROR]).place == "ValueError /code/train.py:8"
+
+
+def test_an_old_line_does_not_make_a_survivor() -> None:
+    assert not causes.classify(exited(1), ["retrying after: Connection reset by peer", *ERROR]).survivor
+
+
+def test_what_the_task_told_is_believed_though_it_had_to_be_killed() -> None:
+    told = causes.Raised("ValueError", "bad", "/code/train.py:3")
+    cause = causes.classify(signal.SIGKILL, [], raised=told)
+    assert (cause.kind, cause.detail) == ("program-error", "ValueError: bad at /code/train.py:3")
+    own = causes.own_error([], told)
+    assert own is not None and own.place == "ValueError /code/train.py:3"
+
+
 def test_a_killed_task_is_no_survivor_whatever_it_said() -> None:
     assert not causes.classify(signal.SIGKILL, SURVIVOR).survivor
 

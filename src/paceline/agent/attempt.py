@@ -11,10 +11,12 @@ import time
 from typing import Callable
 
 from paceline.agent import machine
+from paceline.agent.causes import Raised
 from paceline.agent.logs import TaskLog
 from paceline.agent.loop import Loop, Timer
 from paceline.plan import Task
 
+LAST_ACTS = 10.0  # seconds between an uncaught exception and the end; some wait for their peers for minutes
 REPORT = 3  # the descriptor under which a task finds its report socket
 
 
@@ -36,6 +38,8 @@ class Attempt:
         self.step_at = now
         self.metrics: dict[str, float] = {}
         self.cold_because = ""
+        self.raised: Raised | None = None
+        self.raised_at = 0.0
         self.deadline: Timer | None = None
         self.state = ""
         self._cpu = (now, 0.0)
@@ -115,6 +119,12 @@ class Attempt:
             return
         if message.get("_") == "cold":
             self.cold_because = str(message.get("why", ""))[:500]
+            return
+        if message.get("_") == "raised" and self.raised is None:
+            self.raised = Raised(*(str(message.get(name, "")) for name in ("type", "text", "place")))
+            self.raised_at = self._loop.now()
+            if not self.asked:
+                self.deadline = self._loop.after(LAST_ACTS, self.kill)
             return
         step = message.pop("step", None)
         if isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**53:

@@ -287,6 +287,7 @@ class Captain:
             self._end("failed", verdict.reason, failure.cause, now, "kill")
             return
         unit.not_before = now + verdict.delay
+        self._refresh(unit)
         record = {
             "cause": failure.cause, "task": failure.task, "detail": failure.detail,
             "at": failure.at + self._wall_offset, "first_step_after_s": None, "_at": failure.at,
@@ -297,6 +298,15 @@ class Captain:
         what = {"cause": failure.cause, "task": failure.task, "detail": failure.detail}
         count = {"count": verdict.count, "limit": self.plan.restart.limit}
         self._emit("restart", **what, **count, scope=[task.name for task in unit.tasks], delay_s=verdict.delay)
+
+    def _refresh(self, unit: Unit) -> None:
+        """A host that spoke before another took its last snapshot is asked again, so that all name the newest."""
+        members = {task.host: self.members[task.host] for task in unit.tasks}
+        newest = max((member.snapshots[-1] for member in members.values() if member.snapshots), default=None)
+        for host, member in members.items():
+            if member.connected and newest is not None and newest not in member.snapshots:
+                self.books.withdraw(member)
+                self._out.append(ev.End(host, {}, "kill"))
 
     def _only_beside(self, unit: Unit) -> bool:
         return unit.kind == ALONE and unit.tasks[0].role == "evaluator"

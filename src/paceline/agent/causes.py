@@ -12,6 +12,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<
 _ERROR = re.compile(
     r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Fault|Timeout|[A-Z]\w*))(?:: (?P<text>.*))?$"
 )
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line
 _TRACEBACK = "Traceback (most recent call last):"
 _PORT_IN_USE = re.compile(
     r"address already in use|EADDRINUSE|errno: ?98|port is already (?:in use|allocated)|already bound|Address in use",
@@ -45,18 +46,26 @@ class Raised:
     type: str
     text: str
     place: str  # file:line of the innermost frame
-    lines: int  # of the log after it
 
     def __str__(self) -> str:
         first = self.text.splitlines()[0] if self.text else ""
         return f"{self.type}: {first[:300]} at {self.place}" if first else f"{self.type} at {self.place}"
 
 
-def classify(status: int, tail: Sequence[str], asked_to_leave: bool = False, out_of_memory: str | None = None) -> Cause:
-    """`status` is waitpid's; `asked_to_leave`: its host was told to go; `out_of_memory`: the kernel's evidence."""
+def classify(
+    status: int,
+    tail: Sequence[str],
+    asked_to_leave: bool = False,
+    out_of_memory: str | None = None,
+    raised: Raised | None = None,
+) -> Cause:
+    """Why it ended.
+
+    `status` is waitpid's; `asked_to_leave`: its host was told to go; `out_of_memory`: the kernel's evidence;
+    `raised`: the uncaught exception it told of, else it is looked for in its log.
+    """
     number = _signal(status)
     end = list(tail)[-_LOOK_BACK:]
-    survivor = any(_SURVIVOR.search(line) for line in end)
     if number == 0 and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         return Cause("")
     if asked_to_leave:
@@ -65,33 +74,44 @@ def classify(status: int, tail: Sequence[str], asked_to_leave: bool = False, out
         return Cause("out-of-memory", out_of_memory)
     if number == signal.SIGTERM:
         return Cause("preempted", "ended by a SIGTERM from outside")
+    if raised is not None:
+        return _of_exception(raised)
     if number:
         name = signal_name(number)
-        return Cause("signal", f"killed by {name}", name, survivor and number != signal.SIGKILL)
+        survivor = number != signal.SIGKILL and any(_SURVIVOR.search(line) for line in end)
+        return Cause("signal", f"killed by {name}", name, survivor)
     code = os.WEXITSTATUS(status)
-    if any(_PORT_IN_USE.search(line) for line in end):
-        line = next(line for line in end if _PORT_IN_USE.search(line))
-        return Cause("port-in-use", line.strip()[:300], "")
     raised = traceback(tail)
     if raised is not None:
-        return Cause("program-error", str(raised), f"{raised.type} {raised.place}", survivor)
+        return _of_exception(raised)
+    taken = next((line for line in end if _PORT_IN_USE.search(line)), None)
+    if taken is not None:
+        return Cause("port-in-use", taken.strip()[:300])
+    survivor = any(_SURVIVOR.search(line) for line in end)
     last = next((line.strip() for line in reversed(end) if line.strip()), "")
     said = f"; its last line: {last[:300]}" if last else " without a word"
     return Cause("program-error", f"exit code {code}{said}", f"exit code {code}", survivor)
 
 
-def own_error(tail: Sequence[str]) -> Cause | None:
-    """For a task that was ended from outside: the error it had already shown, if its log ends with one."""
-    raised = traceback(tail)
-    if raised is None or raised.lines > 3:
-        return None
-    survivor = any(_SURVIVOR.search(line) for line in list(tail)[-_LOOK_BACK:])
-    return Cause("program-error", str(raised), f"{raised.type} {raised.place}", survivor)
+def own_error(tail: Sequence[str], raised: Raised | None = None) -> Cause | None:
+    """For a task that was ended from outside: the error it had already met, told or standing at the end of its log."""
+    if raised is None:
+        raised = traceback(tail)
+        if raised is None or len(raised.text.splitlines()) > 4:
+            return None
+    return _of_exception(raised)
+
+
+def _of_exception(raised: Raised) -> Cause:
+    whole = f"{raised.type}: {raised.text}"
+    if _PORT_IN_USE.search(whole):
+        return Cause("port-in-use", str(raised))
+    return Cause("program-error", str(raised), f"{raised.type} {raised.place}", bool(_SURVIVOR.search(whole)))
 
 
 def traceback(tail: Sequence[str]) -> Raised | None:
-    """The last uncaught exception in these lines."""
-    lines = list(tail)
+    """The last exception in these lines, with all that stands below it as its text."""
+    lines = [_RANK.sub("", line) for line in tail]
     starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
     for start in reversed(starts):
         place = ""
@@ -103,7 +123,7 @@ def traceback(tail: Sequence[str]) -> Raised | None:
             elif place and line[:1].strip():
                 error = _ERROR.match(line)
                 if error:
-                    return Raised(error["type"], error["text"] or "", place, len(lines) - number - 1)
+                    return Raised(error["type"], "\n".join([error["text"] or "", *lines[number + 1 :]]), place)
                 break
     return None
 

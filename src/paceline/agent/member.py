@@ -321,7 +321,7 @@ class Member:
             self._stacks[name] = causes.stacks(attempt.log.tail)[-STACKS_LIMIT:]
             self._states[name] = attempt.state
         exit = self._exit_of(attempt, status)
-        self._exits[name], self._exit_at[name] = exit, self.loop.now()
+        self._exits[name], self._exit_at[name] = exit, self._failed_at(attempt)
         if exit.cause or not exit.expected:
             self._send({"type": "exited", "exit": exit.__dict__})
         if exit.expected and self._ending:
@@ -336,14 +336,19 @@ class Member:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         expected = bool(attempt.asked)
         if expected:
-            cause = causes.own_error(attempt.log.tail) if attempt.asked == "kill" else None
+            cause = causes.own_error(attempt.log.tail, attempt.raised) if attempt.asked == "kill" else None
             cause = cause or causes.Cause("")
         else:
-            cause = causes.classify(status, attempt.log.tail, self._leaving, self._out_of_memory(attempt, number))
+            memory = self._out_of_memory(attempt, number)
+            cause = causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
         return ev.Exit(
             attempt.task.name, attempt.number, code, None if number is None else causes.signal_name(number), expected,
-            cause.kind, cause.detail, cause.place, cause.survivor,
+            cause.kind, cause.detail, cause.place, cause.survivor, self.loop.now() - self._failed_at(attempt),
         )  # fmt: skip
+
+    def _failed_at(self, attempt: Attempt) -> float:
+        """When it failed: an exception comes before the exit, and who was first is told by that."""
+        return attempt.raised_at if attempt.raised is not None else self.loop.now()
 
     def _out_of_memory(self, attempt: Attempt, number: int | None) -> str | None:
         if number != signal.SIGKILL:

@@ -156,7 +156,7 @@ class Spare:
         }
         if different:
             raise ValueError(f"{', '.join(sorted(different))} cannot be set late: Python reads it when it starts")
-        again = _hooked(environment, "cold", -1) if environment.get("PACELINE_JAX_COORDINATOR") else {}
+        again = _hooked(environment, "cold", -1)
         added = {name: value for name, value in again.items() if environment.get(name) != value}
         self._send("start", {"environment": dict(environment), "again": added}, stdout_fd, stderr_fd, report_fd)
 
@@ -236,7 +236,7 @@ def start_cold(
     record = record_fd >= 0 and python.hooked
     if record:
         fds[_FIRST_FREE] = record_fd
-    if python.hooked and (record or environment.get("PACELINE_JAX_COORDINATOR")):
+    if python.hooked:
         environment = _hooked(environment, "cold", _FIRST_FREE if record else -1)
     return _spawn(python.argv, environment, cwd, fds)
 

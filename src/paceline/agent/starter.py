@@ -27,6 +27,7 @@ _UNWRITTEN_S = 0.02  # what a task that is killed may leave unrecorded, in time 
 
 def begin(mode: str, fd: int, starter: "Any", load: "Callable[..., Any]") -> None:
     """Returns where the program may begin; in a spare, that is once in every task forked from it."""
+    tell_of_errors()
     if mode == "spare":
         load("agent", "preload.py").serve(fd, starter, load)
         return
@@ -35,6 +36,35 @@ def begin(mode: str, fd: int, starter: "Any", load: "Callable[..., Any]") -> Non
         sys.meta_path.insert(0, Recorder(fd))
     if os.environ.get("PACELINE_JAX_COORDINATOR"):
         watch_jax(load)
+
+
+def tell_of_errors() -> None:
+    """An uncaught exception is told to the agent: the process may take long to leave, or wait for peers for ever."""
+    shown = sys.excepthook
+
+    def excepthook(kind: "Any", value: "Any", trace: "Any") -> None:
+        shown(kind, value, trace)
+        if os.getpid() == os.getsid(0) and kind is not KeyboardInterrupt:  # the task itself, not a child it forked
+            _tell(kind, value, trace)
+
+    sys.excepthook = sys.__excepthook__ = excepthook
+
+
+def _tell(kind: "Any", value: "Any", trace: "Any") -> None:
+    import json
+
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    try:
+        fd = int(os.environ["PACELINE_REPORT_FD"])
+        if str(os.fstat(fd).st_ino) == os.environ["PACELINE_REPORT_INODE"]:
+            os.write(fd, json.dumps({"_": "raised", "type": name, "text": str(value)[:4000], "place": place}).encode())
+    except (KeyError, ValueError, OSError):
+        pass
 
 
 def watch_jax(load: "Callable[..., Any]") -> None:

