@@ -108,6 +108,8 @@ def main(
 
     from paceline.backends import local
 
+    for note in local.caveats(plan):
+        tell(f"note: {note}")
     if detach:
         run, folder = local.create(plan, planned.text)
         local.start(plan, run, folder, detach=True)

@@ -14,12 +14,12 @@ from pathlib import Path
 from paceline.agent import machine
 from paceline.agent.journal import replace, stamp
 from paceline.backends.local import control
-from paceline.backends.local.resources import CannotRun, assign, interpreter
+from paceline.backends.local.resources import CannotRun, assign, caveats, interpreter
 from paceline.backends.local.supervisor import supervise
 from paceline.plan import Plan, to_json
 from paceline.view.runs import alive, runs_folder
 
-__all__ = ["CannotRun", "Running", "create", "kill", "start", "stop"]
+__all__ = ["CannotRun", "Running", "caveats", "create", "kill", "start", "stop"]
 
 
 def create(plan: Plan, job_text: str) -> tuple[str, Path]:

@@ -115,6 +115,8 @@ class Supervisor:
         if self._over:
             return
         self._over = True
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
         _end_children(set())
         write_last_words(self._folder, self._run, status, reason)
         self._loop.stop()
