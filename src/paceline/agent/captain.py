@@ -61,7 +61,8 @@ class Captain:
         if self.phase != OVER:
             handler: Callable[[Any, float], None] = getattr(self, "_on_" + type(told).__name__.lower())
             handler(told, now)
-            self._advance(now)
+            if self._out or not isinstance(told, ev.Beat):
+                self._advance(now)
         return self._out
 
     def _emit(self, kind: str, **fields: Any) -> None:
@@ -481,6 +482,10 @@ class Captain:
             self._out.append(ev.Over(status, reason, cause, dict(self.stacks)))
 
     # ---- notes for the next captain
+
+    def milestone(self) -> tuple[object, ...]:
+        """Differs when something happened that the next captain must know and no member could tell it."""
+        return self.generation, len(self.restarts), self.outcome, self.phase
 
     def saved(self) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.agent import events as ev
 from paceline.agent import messages
 from paceline.agent.captain import Captain
-from paceline.agent.journal import Appender, replace, stamp
+from paceline.agent.journal import Appender, replace, replace_text, stamp
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options, endpoint
@@ -49,9 +49,9 @@ class Connection:
         except (LinkClosed, WireError) as error:
             self._captaincy.drop(self, str(error))
 
-    def send_bytes(self, frame: bytes) -> None:
+    def send_bytes(self, *frames: bytes) -> None:
         try:
-            self.link.send_bytes(frame)
+            self.link.send_bytes(*frames)
             self.rewatch()
         except LinkClosed as error:
             self._captaincy.drop(self, str(error))
@@ -73,6 +73,8 @@ class Captaincy:
         self._events = Appender(f"{self._folder}/events.jsonl", self._trouble)
         self._exit = 0
         self._saved = ""
+        self._milestone: tuple[object, ...] = ()
+        self._ticked = self.loop.now()
         saved = self._read_notes()
         self._started = saved.get("started") or stamp()
         self._beat = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
@@ -164,8 +166,8 @@ class Captaincy:
     def _tell(self, told: ev.Told) -> None:
         for instruction in self._captain.handle(told, self.loop.now()):
             self._carry_out(instruction)
-        if not isinstance(told, (ev.Beat, ev.Joined)):
-            self._save()
+        if isinstance(told, ev.Tick) or self._captain.milestone() != self._milestone:
+            self._save()  # what lies between two ticks, members that join again will tell
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         if isinstance(instruction, ev.Emit):
@@ -177,7 +179,7 @@ class Captaincy:
             )
             common = {"type": "start", "generation": instruction.generation, "restarts": instruction.restarts}
             for host, tasks in instruction.hosts.items():
-                self._send(host, roster + encode({**common, "restore": instruction.restore, "tasks": tasks}))
+                self._send(host, roster, encode({**common, "restore": instruction.restore, "tasks": tasks}))
         elif isinstance(instruction, ev.End):
             words = {"tasks": instruction.tasks, "how": instruction.how, "grace": instruction.grace}
             self._send(instruction.host, encode({"type": "end", **words}))
@@ -188,14 +190,16 @@ class Captaincy:
         elif isinstance(instruction, ev.Over):
             self._over(instruction)
 
-    def _send(self, host: str, frame: bytes) -> None:
+    def _send(self, host: str, *frames: bytes) -> None:
         connection = self._members.get(host)
         if connection is not None:
-            connection.send_bytes(frame)
+            connection.send_bytes(*frames)
 
     def _tick(self) -> None:
         now = self.loop.now()
-        for connection in list(self.connections):
+        late = now - self._ticked > 2.0  # this process was held up itself: what members said may not be read yet
+        self._ticked = now
+        for connection in [] if late else list(self.connections):
             limit = self._options.lease if connection.host else INTRODUCTION
             if now - connection.heard > limit:
                 self.drop(connection, "silent")
@@ -220,13 +224,13 @@ class Captaincy:
             return {}
 
     def _save(self) -> None:
-        data = {"started": self._started, "captain": self._captain.saved()}
-        text = json.dumps(data)
+        self._milestone = self._captain.milestone()
+        text = json.dumps({"started": self._started, "captain": self._captain.saved()})
         if text == self._saved:
             return
         self._saved = text
         try:
-            replace(self._notes, data)
+            replace_text(self._notes, text)
         except OSError:
             pass  # a full disk: a captain that returns learns from its members what it can
 

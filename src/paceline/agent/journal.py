@@ -56,11 +56,15 @@ class Appender:
 
 def replace(path: str, data: dict[str, Any]) -> None:
     """Write a JSON file so that a reader sees the old or the new one, never a part."""
+    replace_text(path, json.dumps(data, indent=1))
+
+
+def replace_text(path: str, text: str) -> None:
     beside = f"{path}.{os.getpid()}.partial"
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(json.dumps(data, indent=1).encode() + b"\n")
+            file.write(text.encode() + b"\n")
         os.replace(beside, path)
     except OSError:
         try:

@@ -56,11 +56,13 @@ class Link:
     def send(self, message: Message) -> None:
         self.send_bytes(encode(message))
 
-    def send_bytes(self, frame: bytes) -> None:
-        self._queued += len(frame)
+    def send_bytes(self, *frames: bytes) -> None:
+        """Frames that many peers get alike are kept once: the outbox only refers to them."""
+        for frame in frames:
+            self._queued += len(frame)
+            self._outbox.append(memoryview(frame))
         if self._queued > OUTBOX_LIMIT:
             raise LinkClosed("the peer does not read")
-        self._outbox.append(memoryview(frame))
         if self.open:
             self._flush()
 

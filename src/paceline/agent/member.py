@@ -117,7 +117,7 @@ class Member:
     def _join(self) -> ev.Joined:
         now = self.loop.now()
         exits = tuple(
-            ev.Exit(**{**exit.__dict__, "age": now - self._exit_at[name]})
+            ev.Exit(**{**exit.__dict__, "age": max(0.0, now - self._exit_at[name])})
             for name, exit in self._exits.items()
             if name not in self._attempts
         )
@@ -343,7 +343,7 @@ class Member:
             cause = causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
         return ev.Exit(
             attempt.task.name, attempt.number, code, None if number is None else causes.signal_name(number), expected,
-            cause.kind, cause.detail, cause.place, cause.survivor, self.loop.now() - self._failed_at(attempt),
+            cause.kind, cause.detail, cause.place, cause.survivor, max(0.0, self.loop.now() - self._failed_at(attempt)),
         )  # fmt: skip
 
     def _failed_at(self, attempt: Attempt) -> float:

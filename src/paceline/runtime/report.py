@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import stat
+import time
 from typing import Any
 
 _UNKNOWN = -2
 _NONE = -1
+_EVERY = 0.1  # seconds between two messages: each one wakes the agent, which may share a core with the program
 _descriptor = _UNKNOWN
+_pending: dict[str, float] = {}
+_due = 0.0
 
 
 def report(step: int | None = None, **metrics: Any) -> None:
@@ -19,16 +24,29 @@ def report(step: int | None = None, **metrics: Any) -> None:
     """
     if _descriptor == _NONE or (_descriptor == _UNKNOWN and _open() == _NONE):
         return
-    message = {} if step is None else {"step": int(step)}
+    if step is not None:
+        _pending["step"] = int(step)
     for name, value in metrics.items():
         try:
-            message[name] = float(value)  # type: ignore[assignment]  # tensors and arrays of one number become floats
+            # Tensors and arrays of one number become floats; a torch tensor warns unless it is asked for its item.
+            _pending[name] = float(value.item() if hasattr(value, "item") else value)
         except (TypeError, ValueError):
             continue
+    if time.monotonic() >= _due:
+        _send()
+
+
+def _send() -> None:
+    """What has been reported since the last message; kept for the next one where the agent is busy or gone."""
+    global _due
+    if not _pending:
+        return
     try:
-        os.write(_descriptor, json.dumps(message).encode())
+        os.write(_descriptor, json.dumps(_pending).encode())
+        _pending.clear()
+        _due = time.monotonic() + _EVERY
     except OSError:
-        pass  # the agent is busy or gone: training must not notice
+        pass  # training must not notice
 
 
 def _open() -> int:
@@ -40,6 +58,7 @@ def _open() -> int:
         found = os.fstat(int(number))
         if stat.S_ISSOCK(found.st_mode) and str(found.st_ino) == inode:
             _descriptor = int(number)
+            atexit.register(_send)
     except (KeyError, ValueError, OSError):
         pass
     return _descriptor

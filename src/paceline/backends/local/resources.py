@@ -47,9 +47,7 @@ def caveats(plan: Plan) -> list[str]:
     """What a person should know before this plan runs on this machine."""
     notes = []
     if sys.platform != "linux":
-        notes.append(
-            "this is not Linux: tasks of an agent that is killed may live on, and there are no spares"
-        )
+        notes.append("this is not Linux: tasks of an agent that is killed may live on, and there are no spares")
     if Path("/dev/nvidia0").exists() and not any(host.gpus for host in plan.hosts):
         notes.append("this machine has a GPU and the job asks for none (gpus), so its tasks will not see it")
     return notes

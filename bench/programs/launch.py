@@ -1,0 +1,32 @@
+"""The peer: starts a group of workers the simple way, and starts all of it again when one of them fails."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+framework, count, command = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+status = -1
+while status != 0:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    group = {}
+    for rank in range(count):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        given = {"TF_CONFIG": json.dumps(task)}
+        if framework == "torch":
+            address, port = addresses[0].split(":")
+            given = {"MASTER_ADDR": address, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(count)}
+            given["LOCAL_RANK"] = str(rank)
+        process = subprocess.Popen(command, env={**os.environ, **given}, start_new_session=True)
+        group[process.pid] = process
+    status = 0
+    while group and status == 0:
+        pid, status = os.waitpid(-1, 0)
+        group.pop(pid).returncode = status
+    for process in group.values():
+        process.kill()
+        process.wait()

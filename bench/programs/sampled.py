@@ -1,0 +1,45 @@
+"""Runs a captain and writes where it spends its CPU time: the stack every two milliseconds, by SIGPROF."""
+
+import collections
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from paceline.agent import captaincy
+from paceline.agent.options import parse
+
+EVERY = 0.002
+path, options = sys.argv[1:]
+inner: collections.Counter[str] = collections.Counter()
+outer: collections.Counter[str] = collections.Counter()
+
+
+def sample(_: int, frame: FrameType | None) -> None:
+    seen: set[str] = set()
+    while frame is not None:
+        code = frame.f_code
+        name = f"{Path(code.co_filename).name}:{getattr(code, 'co_qualname', code.co_name)}"
+        if not seen:
+            inner[f"{name}:{frame.f_lineno}"] += 1
+        if name not in seen:
+            outer[name] += 1
+            seen.add(name)
+        frame = frame.f_back
+
+
+def write(*_: object) -> None:
+    total = max(1, sum(inner.values()))
+    with open(path, "w") as file:
+        for title, counted in (("self", inner), ("with what it calls", outer)):
+            file.write(f"{title}, of {total * EVERY:.1f} s CPU\n")
+            for name, count in counted.most_common(25):
+                file.write(f"  {100 * count / total:5.1f}%  {name}\n")
+    os._exit(0)
+
+
+signal.signal(signal.SIGPROF, sample)
+signal.signal(signal.SIGTERM, write)
+signal.setitimer(signal.ITIMER_PROF, EVERY, EVERY)
+captaincy.main(parse(options))

@@ -1,0 +1,82 @@
+"""Start to first step, two workers: `paceline run` against the same processes started by a 20-line script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import measure
+
+WORKERS = 2
+LIMIT = 90.0
+GOAL = 0.3  # seconds more than the script
+FRAMEWORKS = ("tensorflow", "torch")
+
+
+def main() -> None:
+    parser = measure.options(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--framework", choices=[*FRAMEWORKS, "both"], default="both")
+    given = parser.parse_args()
+    chosen = FRAMEWORKS if given.framework == "both" else (given.framework,)
+    where = measure.machine("tensorflow-cpu", "torch")
+    measure.say(
+        f"Start to first step of {WORKERS} workers, from just before the launcher is started until every worker"
+    )
+    measure.say("has done a step. paceline: `paceline run job.yaml`; script: bench/programs/launch.py. Interleaved.")
+    measure.say(f"On: {where}\n")
+    taken: dict[tuple[str, str], list[float]] = {(name, side): [] for name in chosen for side in ("paceline", "script")}
+    with measure.workspace() as folder:
+        for name in chosen:
+            _once(folder, name, "script")  # files into the page cache; not counted
+        for number in range(given.rounds):
+            for name in chosen:
+                order = ("paceline", "script") if number % 2 == 0 else ("script", "paceline")
+                for side in order:
+                    taken[name, side].append(_once(folder, name, side))
+                    measure.progress(f"round {number + 1} {name} {side}: {taken[name, side][-1]:.3f} s")
+    rows, results = [], {}
+    for name in chosen:
+        ours, theirs = taken[name, "paceline"], taken[name, "script"]
+        more = measure.median([one - other for one, other in zip(ours, theirs, strict=True)])
+        ours_median, theirs_median = measure.median(ours), measure.median(theirs)
+        assert more is not None and ours_median is not None and theirs_median is not None
+        results[name] = {
+            "paceline_s": ours_median, "script_s": theirs_median, "more_s": round(ours_median - theirs_median, 4),
+            "more_paired_s": more, "ratio": measure.ratio(ours_median, theirs_median), "goal_more_s": GOAL,
+            "reached": ours_median - theirs_median <= GOAL, "paceline_all_s": ours, "script_all_s": theirs,
+        }  # fmt: skip
+        rows.append(
+            [name, measure.seconds(ours_median), measure.spread(ours), measure.seconds(theirs_median),
+             measure.spread(theirs), f"{ours_median - theirs_median:+.3f} s", f"{more:+.3f} s"]
+        )  # fmt: skip
+    title = ["framework", "paceline", "(range)", "script", "(range)", "more", "more, median of pairs"]
+    measure.table(title, rows)
+    measure.finish({"bench": "start", "machine": where, "rounds": given.rounds, "results": results})
+
+
+def _once(parent: Path, framework: str, side: str) -> float:
+    with measure.fresh(parent) as folder:
+        stamps = folder / "stamps"
+        env = measure.environment(WORKERS, {"BENCH_STAMPS": str(stamps), "PACELINE_HOME": str(folder / "home")})
+        program = f"{framework}_steps.py"
+        if side == "paceline":
+            job = measure.write_job(folder, framework, ["python", program], WORKERS)
+            command = [*measure.PACELINE, "run", str(job)]
+        else:
+            task = [sys.executable, str(measure.PROGRAMS / program)]
+            command = [sys.executable, str(measure.PROGRAMS / "launch.py"), framework, str(WORKERS), *task]
+        before = measure.now()
+        process = measure.spawn(command, folder, env)
+
+        def done() -> float | None:
+            first = measure.first_steps(measure.stamps(stamps))
+            return max(stamp.at for stamp in first.values()) if len(first) == WORKERS else None
+
+        after: float = measure.wait_until(done, LIMIT, f"the first step of {framework} under {side}")
+        measure.wait_until(lambda: process.poll() is not None, LIMIT, f"the end of {framework} under {side}")
+        return after - before
+
+
+if __name__ == "__main__":
+    main()

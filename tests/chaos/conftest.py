@@ -1,0 +1,27 @@
+"""What the chaos tests share with the local ones, and their table at the end of the session."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "local"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The faults and how long each took, wherever the tests ran: their reports carry them."""
+    rows = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "fault" and report.when == "call"
+    ]
+    if not rows:
+        return
+    terminalreporter.section(f"{len(rows)} faults")
+    terminalreporter.write_line(f"{'framework':12} {'fault':16} {'task':10} {'cause':15} {'next step after':>15}")
+    for framework, fault, task, cause, seconds in rows:
+        after = "-" if seconds is None else f"{seconds:.1f} s"
+        terminalreporter.write_line(f"{framework:12} {fault:16} {task:10} {cause:15} {after:>15}")

@@ -1,0 +1,370 @@
+"""Runs under attack: a run as a subprocess of the command line, its processes by name, its events, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+SOURCE = Path(__file__).parents[2] / "src"
+PROGRAMS = Path(__file__).parents[1] / "programs"
+LIMIT_S = 60.0
+GONE_S = 10.0  # what is left of a run that lost its head has this long to go
+
+Event = dict[str, Any]
+Report = dict[str, Any]
+T = TypeVar("T")
+
+
+def eventually(what: str, check: Callable[[], T], limit: float = LIMIT_S, more: Callable[[], str] = str) -> T:
+    """The first true answer of `check`; past the limit an AssertionError that says what was waited for."""
+    until = time.monotonic() + limit
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        assert time.monotonic() < until, f"not within {limit:g} s: {what}\n{more()}"
+        time.sleep(0.02)
+
+
+def misbehave(*words: object) -> list[str]:
+    return ["python", str(PROGRAMS / "misbehave.py"), *map(str, words)]
+
+
+def orders(framework: str, folder: Path, *words: object) -> list[str]:
+    return ["python", str(PROGRAMS / "orders.py"), framework, str(folder), *map(str, words)]
+
+
+def order(folder: Path, rank: int, how: str, when: str = "order") -> None:
+    """Have the task of orders.py fail so: at its next step, or (`when="start"`) before its first."""
+    folder.mkdir(exist_ok=True)
+    partial = folder / f"{when}-{rank}.partial"
+    partial.write_text(how)
+    partial.rename(folder / f"{when}-{rank}")
+
+
+def steps_done(folder: Path) -> int:
+    """The last step that orders.py has done, from its own file."""
+    path = folder / "step"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def job(command: Sequence[str] = (), workers: int = 2, **more: Any) -> dict[str, Any]:
+    """A job as data; `more` are its other fields, and win."""
+    made = {"name": "attack", "framework": "none", "command": list(command), "roles": {"worker": {"replicas": workers}}}
+    return {**made, **more}
+
+
+def processes(home: Path) -> list[psutil.Process]:
+    """Every process that belongs to runs of this home, whoever its parent is now and whatever session it is in."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            named = process.environ().get("PACELINE_HOME") == str(home)
+            if named or any(str(home) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class Run:
+    """One run in the foreground (or detached), in a home of its own or a shared one."""
+
+    def __init__(self, place: Path, job: dict[str, Any], *words: str, home: Path | None = None, **popen: Any) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        self.home = home or place / "home"
+        self.place = place
+        before = self._folders()
+        (place / "job.yaml").write_text(json.dumps(job))
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE", "PYTEST"))}
+        self.env = {**kept, "PACELINE_HOME": str(self.home), "PYTHONPATH": str(SOURCE)}
+        command = popen.pop("command", [sys.executable, "-m", "paceline.cli"])
+        with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
+            self.cli = subprocess.Popen(
+                [*command, "run", "job.yaml", "-o", "json", *words], cwd=place, env=self.env,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, **popen,
+            )  # fmt: skip
+        found: list[Path] = eventually("the run's folder", lambda: self._folders() - before, more=self.said).pop()
+        self.folder: Path = found
+
+    def _folders(self) -> Any:
+        return set((self.home / "runs").iterdir()) if (self.home / "runs").is_dir() else set()
+
+    # ---- what it says
+
+    def said(self) -> str:
+        return (self.place / "stderr").read_text(errors="replace")[-3000:]
+
+    def events(self, *kinds: str) -> list[Event]:
+        """So far, in order; with kinds, only those."""
+        try:
+            lines = (self.folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
+        except OSError:
+            return []
+        events = [json.loads(line) for line in lines if line]
+        return [event for event in events if not kinds or event["event"] in kinds]
+
+    def wait(self, kind: str, limit: float = LIMIT_S, after: int = 0, **fields: Any) -> Event:
+        """The first event of that kind with those fields, at or after position `after` among all events."""
+
+        def check() -> Event | None:
+            events = self.events()
+            for event in events[after:]:
+                if event["event"] == kind and all(event.get(name) == value for name, value in fields.items()):
+                    return event
+            over = bool(events) and events[-1]["event"] == "run-ended"
+            assert not over, f"the run has ended without {kind} {fields}\n{self.story()}"
+            return None
+
+        event = eventually(f"event {kind} {fields}", check, limit, self.story)
+        assert event is not None
+        return event
+
+    def wait_for_step(self, limit: float = LIMIT_S, after: int = 0, generation: int = 1, task: str = "") -> Event:
+        def check() -> Event | None:
+            steps = (event for event in self.events()[after:] if event["event"] == "step")
+            wanted = (e for e in steps if e["generation"] >= generation and (not task or e["task"] == task))
+            return next(wanted, None)
+
+        event = eventually(f"a step of generation {generation}", check, limit, self.story)
+        assert event is not None
+        return event
+
+    def position(self) -> int:
+        return len(self.events())
+
+    def story(self) -> str:
+        told = [event for event in self.events() if event["event"] not in ("step", "snapshot")][-40:]
+        agents = self.folder / "agents.log"
+        log = agents.read_text(errors="replace")[-1500:] if agents.exists() else ""
+        return "\n".join([*(json.dumps(event)[:300] for event in told), "stderr:", self.said(), "agents.log:", log])
+
+    def log(self, task: str) -> str:
+        path = self.folder / "logs" / f"{task}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # ---- its processes
+
+    @property
+    def supervisor(self) -> int:
+        path = self.folder / "run.json"
+        return int(json.loads(eventually("run.json", lambda: path.exists() and path.read_text()) or "")["supervisor"])
+
+    def keepers(self) -> dict[str, int]:
+        """The first process of each host, the captain's too."""
+        found = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.supervisor).children():
+                with contextlib.suppress(psutil.Error, ValueError, IndexError, KeyError, TypeError):
+                    found[json.loads(process.cmdline()[-1])["host"]] = process.pid
+        return found
+
+    def keeper(self, host: str) -> int:
+        return eventually(f"a keeper of {host}", lambda: self.keepers().get(host, 0), more=self.story)
+
+    def agent(self, host: str) -> int:
+        """The agent proper: the keeper's fork, so its command line is the same."""
+
+        def check() -> int:
+            with contextlib.suppress(psutil.Error):
+                keeper = psutil.Process(self.keepers().get(host, 0) or -1)
+                for child in keeper.children():
+                    if child.cmdline() == keeper.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                        return child.pid
+            return 0
+
+        return eventually(f"an agent of {host}", check, more=self.story)
+
+    def tasks(self) -> dict[str, int]:
+        """The pid of each task's newest attempt that has not ended."""
+        pids: dict[str, int] = {}
+        for event in self.events("task-started", "task-exited"):
+            if event["event"] == "task-started":
+                pids[event["task"]] = event["pid"]
+            else:
+                pids.pop(event["task"], None)
+        return pids
+
+    def task(self, name: str) -> int:
+        return eventually(f"task {name} runs", lambda: self.tasks().get(name, 0), more=self.story)
+
+    def spare(self, host: str) -> int:
+        """The spare of a host, once there is one."""
+        agent = self.agent(host)
+
+        def check() -> int:
+            tasks = set(self.tasks().values())
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(agent).children():
+                    if child.pid not in tasks and child.environ().get("PACELINE_STARTER", "").startswith("spare"):
+                        return child.pid
+            return 0
+
+        return eventually(f"a spare on {host}", check, more=self.story)
+
+    def below(self, pid: int) -> set[int]:
+        with contextlib.suppress(psutil.Error):
+            return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        return set()
+
+    # ---- its end
+
+    def call(self, *words: str, limit: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "paceline.cli", *words], cwd=self.place, env=self.env, capture_output=True,
+            text=True, timeout=limit,
+        )  # fmt: skip
+
+    def end(self, limit: float = LIMIT_S) -> tuple[int, Report]:
+        """Waits for the command line to end by itself: its exit code, and the report it printed."""
+        try:
+            code = self.cli.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run has not ended within {limit:g} s\n{self.story()}") from None
+        printed = (self.place / "stdout").read_text()
+        assert printed, f"no report\n{self.story()}"
+        self.nothing_left()
+        report: Report = json.loads(printed)
+        return code, report
+
+    def succeeds(self, limit: float = LIMIT_S) -> Report:
+        code, report = self.end(limit)
+        assert (code, report["status"]) == (0, "succeeded"), f"{report}\n{self.story()}"
+        return report
+
+    def fails(self, limit: float = LIMIT_S) -> Report:
+        code, report = self.end(limit)
+        assert (code, report["status"]) == (1, "failed"), f"{report}\n{self.story()}"
+        return report
+
+    def report(self) -> Report:
+        """Of a run that was not followed to its end by its command line."""
+        path = self.folder / "report.json"
+        eventually("the report", path.exists, more=self.story)
+        report: Report = json.loads(path.read_text())
+        return report
+
+    def left(self) -> list[psutil.Process]:
+        """What runs in its home; with a home to itself, that is all of it."""
+        return [process for process in processes(self.home) if self._mine(process)]
+
+    def _mine(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            env = process.environ()
+            if env.get("PACELINE_HOME") != str(self.home):
+                return str(self.folder) in " ".join(process.cmdline())
+            if env.get("PACELINE_RUN") or not self.shared:
+                return env.get("PACELINE_RUN", self.folder.name) == self.folder.name
+            return str(self.folder) in " ".join([*process.cmdline(), *env.values()])
+        return False
+
+    @property
+    def shared(self) -> bool:
+        return len(self._folders()) > 1
+
+    def nothing_left(self, limit: float = GONE_S) -> None:
+        def words() -> str:
+            return "\n".join(f"{p.pid} {' '.join(p.cmdline())[:200]}" for p in self.left() if p.is_running())
+
+        eventually("no process of the run is left", lambda: not self.left(), limit, words)
+
+    def clean_up(self) -> None:
+        """Whatever the test left running, by pid."""
+        until = time.monotonic() + GONE_S
+        while time.monotonic() < until:
+            self.cli.poll()
+            left = processes(self.home)
+            if not left:
+                break
+            for process in left:
+                kill(process.pid)
+            time.sleep(0.02)
+        self.cli.poll() is None and self.cli.kill()
+        self.cli.wait(LIMIT_S)
+
+
+def last_step(state: Path) -> None:
+    """Have all ranks of orders.py end well, together, a few steps from now."""
+    partial = state / "finish.partial"
+    partial.write_text(str(steps_done(state) + 10))
+    partial.rename(state / "finish")
+
+
+def finish(run: Run, state: Path, limit: float = LIMIT_S) -> Report:
+    last_step(state)
+    return run.succeeds(limit)
+
+
+def causes(report: Report) -> list[tuple[str, str]]:
+    return [(restart["cause"], restart["task"]) for restart in report["restarts"]]
+
+
+def recovers(run: Run, after: int, limit: float = LIMIT_S) -> Event:
+    """Waits until steps flow again after the restart that follows position `after`; gives that restart."""
+    restart = run.wait("restart", limit, after)
+    run.wait("recovered", limit, after)
+    return restart
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own over a folder, with what was in it."""
+    kept = folder.with_name(folder.name + ".kept")
+    shutil.copytree(folder, kept)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)], check=True)
+    try:
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    return ballast
+
+
+Starter = Callable[..., Run]
+
+
+@contextlib.contextmanager
+def starter(place: Path) -> Iterator[Starter]:
+    """`start(job, *words)`: runs that are ended, whatever happens, when the test is over."""
+    runs: list[Run] = []
+
+    def start(job: dict[str, Any], *words: str, home: Path | None = None, **popen: Any) -> Run:
+        run = Run(place / f"run-{len(runs)}", job, *words, home=home, **popen)
+        runs.append(run)
+        return run
+
+    try:
+        yield start
+    finally:
+        for run in runs:
+            run.clean_up()

@@ -1,0 +1,561 @@
+"""What goes wrong, told apart: each cause is named in the report, and training goes on or ends as it should."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import runs
+from runs import (
+    Run,
+    Starter,
+    alive,
+    causes,
+    eventually,
+    fill,
+    finish,
+    job,
+    misbehave,
+    order,
+    orders,
+    recovers,
+    small_disk,
+    steps_done,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+LEASE_S = 10.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    with runs.starter(tmp_path) as starter:
+        yield starter
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The folder of orders.py."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+# ---- the program's own errors
+
+
+def test_an_exception_once_is_recovered_from(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    order(state, 1, "raise")
+    recovers(run, 0)
+    report = finish(run, state)
+    assert causes(report) == [("program-error", "worker-1")]
+    (restart,) = report["restarts"]
+    assert "Injected: asked for by the test" in restart["detail"] and "faults.py:" in restart["detail"]
+    assert 0 < restart["first_step_after_s"] < 30
+    assert report["generations"] == 2
+    assert "g1 | Traceback (most recent call last):" in run.log("worker-1")
+
+
+def test_the_same_error_twice_without_progress_ends_the_run(start: Starter) -> None:
+    run = start(job(misbehave("--report", "--fail-at", 3, "--fail-rank", 0)))
+    report = run.fails()
+    assert causes(report) == [("program-error", "worker-0")]
+    assert report["cause"] == "program-error" and report["generations"] == 2
+    for words in ("worker-0", "Injected: asked for by the test", "faults.py:", "same error at the same place twice"):
+        assert words in report["reason"]
+    assert "Injected" in run.said() and "faults.py:" in run.said()
+
+
+def test_an_exit_code_without_a_word_is_an_error_of_the_program(start: Starter) -> None:
+    run = start(job(misbehave("--fail-at", 1, "--fail-how", "exit:7"), restart={"limit": 0}))
+    report = run.fails()
+    assert (report["cause"], report["restarts"]) == ("program-error", [])
+    assert "exit code 7" in report["reason"] and "restart.limit is 0" in report["reason"]
+
+
+def test_a_command_that_cannot_be_started_ends_the_run(start: Starter, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/nowhere/at/all\n")
+    program.chmod(0o755)
+    report = start(job([str(program)])).fails()
+    assert report["cause"] == "program-error"
+    assert "No such file" in report["reason"]
+
+
+# ---- signals, memory, ports
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_task_killed_by_a_signal(start: Starter, state: Path, name: str) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    os.kill(run.task("worker-1"), signal.Signals[name])
+    restart = recovers(run, 0)
+    assert restart["scope"] == ["worker-0", "worker-1"] and restart["delay_s"] == 0
+    report = finish(run, state)
+    assert causes(report) == [("signal", "worker-1")]
+    assert name in report["restarts"][0]["detail"]
+    exited = run.events("task-exited")[0]
+    assert (exited["task"], exited["signal"], exited["code"], exited["expected"]) == ("worker-1", name, None, False)
+
+
+class Cgroup:
+    """A memory cgroup of its own, of either version, for one run."""
+
+    def __init__(self, limit: int) -> None:
+        first = Path("/sys/fs/cgroup/memory")
+        self.second = not first.is_dir()
+        root = Path("/sys/fs/cgroup") if self.second else first
+        if self.second:
+            (root / "cgroup.subtree_control").write_text("+memory")
+        self.folder = root / f"paceline-test-{uuid.uuid4().hex[:8]}"
+        self.folder.mkdir()
+        (self.folder / ("memory.max" if self.second else "memory.limit_in_bytes")).write_text(str(limit))
+        swap = self.folder / ("memory.swap.max" if self.second else "memory.memsw.limit_in_bytes")
+        with contextlib.suppress(OSError):
+            swap.write_text("0" if self.second else str(limit))
+
+    def enter(self) -> None:
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        until = time.monotonic() + runs.GONE_S
+        while self.folder.exists():
+            for pid in (self.folder / "cgroup.procs").read_text().split():
+                runs.kill(int(pid))
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+            assert time.monotonic() < until, f"{self.folder} is still in use"
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Cgroup]:
+    made = Cgroup(768 << 20)
+    yield made
+    made.remove()
+
+
+def test_out_of_memory_is_told_from_other_kills(cgroup: Cgroup, state: Path, tmp_path: Path) -> None:
+    with runs.starter(tmp_path) as start:
+        run = start(job(orders("none", state)), preexec_fn=cgroup.enter)
+        run.wait_for_step()
+        order(state, 0, "memory")
+        restart = recovers(run, 0)
+        assert (restart["cause"], restart["task"]) == ("out-of-memory", "worker-0")
+        assert "memory" in restart["detail"]
+        # The kernel has killed in this cgroup before, but it was not the one this time.
+        after = run.position()
+        os.kill(run.task("worker-1"), signal.SIGKILL)
+        recovers(run, after)
+        report = finish(run, state)
+        assert causes(report) == [("out-of-memory", "worker-0"), ("signal", "worker-1")]
+
+
+def test_a_port_that_is_taken(start: Starter) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken:
+        port = str(taken.getsockname()[1])
+        command = misbehave("--listen", "TAKEN", "--steps", 3, "--report")
+        run = start(job(command, workers=1, env={"TAKEN": port}))
+        restart = run.wait("restart")
+    assert (restart["cause"], restart["task"]) == ("port-in-use", "worker-0")
+    assert "Address already in use" in restart["detail"]
+    report = run.succeeds()
+    assert {cause for cause, _ in causes(report)} == {"port-in-use"}
+
+
+# ---- hosts
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper"])
+def test_a_lost_host(start: Starter, state: Path, victim: str) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    os.kill(run.agent("worker-host-1") if victim == "agent" else run.keeper("worker-host-1"), signal.SIGKILL)
+    recovers(run, 0)
+    report = finish(run, state)
+    assert causes(report) == [("host-lost", "worker-1")]
+    assert "worker-host-1" in report["restarts"][0]["detail"]
+
+
+def test_a_task_that_gets_a_sigterm_from_outside_was_preempted(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    os.kill(run.task("worker-0"), signal.SIGTERM)
+    recovers(run, 0)
+    assert causes(finish(run, state)) == [("preempted", "worker-0")]
+
+
+def test_a_host_that_is_told_to_go_was_preempted(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    keeper = run.keeper("worker-host-0")
+    os.kill(keeper, signal.SIGTERM)
+    recovers(run, 0)
+    assert run.keeper("worker-host-0") != keeper
+    assert causes(finish(run, state)) == [("preempted", "worker-0")]
+
+
+def test_a_task_that_leaves_in_good_order_when_its_host_has_to_go_has_not_succeeded(start: Starter) -> None:
+    run = start(job(misbehave("--steps", 10**6, "--report", "--slow-sigterm", 0)))
+    run.wait_for_step()
+    for host in ("worker-host-0", "worker-host-1"):
+        os.kill(run.keeper(host), signal.SIGTERM)
+    restart = run.wait("restart")
+    assert restart["cause"] == "preempted"
+    run.wait_for_step(generation=2)
+    assert not run.events("run-ended")
+
+
+BROKEN_HOST = """
+import sys
+sys.executable = sys.argv.pop(1)
+sys.argv[0] = "paceline"
+from paceline.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_host_that_never_comes_ends_the_wait_with_its_name(start: Starter, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *\'"host": "worker-host-1"\'*) exec sleep 1000;; esac\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    command = [sys.executable, "-c", BROKEN_HOST, str(python)]
+    run = start(job(misbehave(), limits={"start": "3s"}), command=command)
+    report = run.fails()
+    assert (report["cause"], report["generations"], report["restarts"]) == ("start-timeout", 0, [])
+    assert "missing worker-1" in report["reason"] and "limits.start" in report["reason"]
+    assert "worker-0" not in report["reason"]
+
+
+def test_a_host_that_does_not_come_back_ends_the_wait_with_its_name(start: Starter) -> None:
+    run = start(job(misbehave("--report", "--steps", 10**6), limits={"start": "2s"}))
+    run.wait_for_step()
+    os.kill(run.supervisor, signal.SIGSTOP)  # so that nobody replaces the host
+    try:
+        os.kill(run.keeper("worker-host-0"), signal.SIGKILL)
+        run.wait("restart", cause="host-lost")
+        ended = run.wait("run-ended")
+    finally:
+        os.kill(run.supervisor, signal.SIGCONT)
+    assert ended["cause"] == "start-timeout" and "missing worker-0" in ended["reason"]
+    assert run.fails()["cause"] == "start-timeout"
+
+
+# ---- hangs
+
+
+def stacks_are_kept(run: Run, report: dict[str, Any], tasks: tuple[str, ...] = ("worker-0", "worker-1")) -> None:
+    assert set(report["stacks"]) == set(tasks)
+    for task in tasks:
+        assert 'File "' in report["stacks"][task] and "orders.py" in report["stacks"][task]
+        log = run.log(task)
+        assert "Fatal Python error: Aborted" in log and "orders.py" in log[log.index("Fatal Python error") :]
+
+
+def test_a_stopped_task_is_a_hang(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state), restart={"hang_after": "2s"}))
+    run.wait_for_step()
+    # Without a collective the others would go on, and the group with them.
+    os.kill(run.task("worker-1"), signal.SIGSTOP)
+    order(state, 0, "sleep")
+    recovers(run, 0)
+    hang = run.wait("hang")
+    assert hang["progress"] == "step" and hang["limit_s"] == 2 and hang["silent_s"] >= 2
+    report = finish(run, state)
+    assert causes(report) == [("hang", "worker-1")]
+    assert "stopped" in report["restarts"][0]["detail"]
+    stacks_are_kept(run, report)
+
+
+def test_an_endless_loop_that_holds_the_gil_is_a_hang(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state), restart={"hang_after": "2s"}))
+    run.wait_for_step()
+    order(state, 0, "sleep")
+    order(state, 1, "gil")
+    recovers(run, 0)
+    report = finish(run, state)
+    assert causes(report) == [("hang", "worker-1")]
+    assert "busy" in report["restarts"][0]["detail"]
+    stacks_are_kept(run, report)
+    assert "faults.py" in report["stacks"]["worker-1"]
+
+
+def test_a_collective_that_waits_for_a_sleeping_rank_is_a_hang(start: Starter, state: Path) -> None:
+    run = start(job(orders("torch", state), framework="torch", restart={"hang_after": "10s"}))
+    run.wait_for_step()
+    order(state, 1, "sleep")
+    recovers(run, 0)
+    report = finish(run, state)
+    assert [cause for cause, _ in causes(report)] == ["hang"]
+    stacks_are_kept(run, report)
+    assert "all_reduce" in report["stacks"]["worker-0"]
+    assert "faults.py" in report["stacks"]["worker-1"]
+
+
+def test_a_chief_that_waits_for_a_missing_worker_is_a_hang(start: Starter, state: Path) -> None:
+    order(state, 1, "sleep", when="start")
+    roles = {"chief": {"replicas": 1}, "worker": {"replicas": 1}}
+    made = job(orders("tensorflow", state, "--steps", 5), framework="tensorflow", strategy="multi-worker", roles=roles)
+    run = start({**made, "restart": {"hang_after": "15s"}})
+    report = run.succeeds(limit=120)
+    assert [cause for cause, _ in causes(report)] == ["hang"]
+    stacks_are_kept(run, report, ("chief-0", "worker-0"))
+    assert run.wait("hang")["progress"] == "output"
+
+
+def test_a_task_that_catches_sigabrt_is_ended_all_the_same(start: Starter) -> None:
+    program = "import signal, time\nsignal.signal(signal.SIGABRT, lambda *_: None)\nwhile True: time.sleep(1)"
+    run = start(job(["python", "-c", program], workers=1, restart={"hang_after": "1s", "limit": 1}))
+    report = run.fails()
+    assert (report["cause"], causes(report)) == ("hang", [("hang", "worker-0")])
+
+
+# ---- budgets
+
+
+def test_restart_limit_ends_a_run_that_makes_no_progress(start: Starter) -> None:
+    run = start(job(misbehave("--fail-at", 1, "--fail-how", "SIGKILL"), restart={"limit": 2}))
+    report = run.fails()
+    assert causes(report) == [("signal", "worker-1")] * 2
+    assert report["cause"] == "signal" and "restart.limit is 2" in report["reason"]
+    restarts = run.events("restart")
+    assert [(r["count"], r["limit"], r["delay_s"]) for r in restarts] == [(1, 2, 0), (2, 2, 1)]
+    formed = [event["generation"] for event in run.events("generation-formed")]
+    assert formed == [1, 2, 3]
+
+
+def test_restarts_are_counted_apart_for_each_cause(start: Starter) -> None:
+    program = (
+        "import os, signal, sys; generation = int(os.environ['PACELINE_GENERATION']);"
+        "generation in (1, 3) and os.kill(os.getpid(), signal.SIGKILL);"
+        "generation in (2, 4) and sys.exit(generation)"
+    )
+    run = start(job(["python", "-c", program], workers=1, restart={"limit": 2}))
+    report = run.succeeds()
+    assert [cause for cause, _ in causes(report)] == ["signal", "program-error", "signal", "program-error"]
+    assert [restart["count"] for restart in run.events("restart")] == [1, 1, 2, 2]
+    assert report["generations"] == 5
+
+
+def test_new_steps_start_the_count_again(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state), restart={"limit": 1}))
+    for number in range(3):
+        run.wait_for_step(generation=number + 1, task="worker-1")
+        after = run.position()
+        os.kill(run.task("worker-1"), signal.SIGKILL)
+        restart = recovers(run, after)
+        assert (restart["count"], restart["delay_s"]) == (1, 0)
+    assert len(finish(run, state)["restarts"]) == 3
+
+
+# ---- the captain
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper"])
+def test_training_does_not_notice_that_the_captain_died(start: Starter, state: Path, victim: str) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    tasks = run.tasks()
+    for _ in range(2):
+        after = run.position()
+        os.kill(run.agent("captain") if victim == "agent" else run.keeper("captain"), signal.SIGKILL)
+        assert run.wait("captain-returned", after=after)["adopted"] is True
+        run.wait_for_step(after=after)
+    assert run.tasks() == tasks and all(map(alive, tasks.values()))
+    after = run.position()
+    os.kill(run.task("worker-0"), signal.SIGKILL)
+    recovers(run, after)
+    report = finish(run, state)
+    assert (report["generations"], causes(report)) == (2, [("signal", "worker-0")])
+
+
+def test_a_task_that_ends_while_the_captain_is_away(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    os.kill(run.agent("captain"), signal.SIGKILL)
+    os.kill(run.task("worker-1"), signal.SIGKILL)
+    recovers(run, 0)
+    report = finish(run, state)
+    assert len(report["restarts"]) == 1 and report["restarts"][0]["task"] == "worker-1"
+    assert report["restarts"][0]["cause"] in ("signal", "host-lost")
+
+
+def test_members_end_their_tasks_when_the_captain_is_dead_for_a_lease(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    tasks = run.tasks()
+    os.kill(run.supervisor, signal.SIGSTOP)  # so that nobody replaces the captain
+    try:
+        killed = time.monotonic()
+        os.kill(run.keeper("captain"), signal.SIGKILL)
+        eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), 2 * LEASE_S, run.story)
+        assert time.monotonic() - killed > LEASE_S - 2
+    finally:
+        os.kill(run.supervisor, signal.SIGCONT)
+    assert run.wait("captain-returned")["adopted"] is False
+    run.wait("recovered")
+    report = finish(run, state)
+    assert report["generations"] == 2
+    assert len(report["restarts"]) == 1 and report["restarts"][0]["cause"] == "host-lost"
+
+
+def test_a_captain_that_was_stopped_for_longer_than_a_lease(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    tasks = run.tasks()
+    captain = [run.keeper("captain"), run.agent("captain")]
+    try:
+        for pid in captain:
+            os.kill(pid, signal.SIGSTOP)
+        eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), 2 * LEASE_S, run.story)
+    finally:
+        for pid in reversed(captain):
+            os.kill(pid, signal.SIGCONT)
+    run.wait_for_step(generation=2, limit=30)
+    report = finish(run, state)
+    assert report["generations"] == 2
+    assert len(report["restarts"]) == 1 and report["restarts"][0]["cause"] == "host-lost"
+
+
+def test_a_stopped_captain_is_replaced_by_its_keeper(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    stopped = run.agent("captain")
+    os.kill(stopped, signal.SIGSTOP)
+    eventually("another captain", lambda: run.agent("captain") != stopped, 2 * LEASE_S, run.story)
+    after = run.position()
+    run.wait("captain-returned")
+    run.wait_for_step(after=after)
+    finish(run, state)
+
+
+def test_a_stopped_agent_loses_its_tasks(start: Starter, state: Path) -> None:
+    """It can no longer keep them to its lease: its keeper ends it, and with it what it ran."""
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    agent, task = run.agent("worker-host-1"), run.task("worker-1")
+    os.kill(agent, signal.SIGSTOP)
+    eventually("the task is ended", lambda: not alive(task), 2 * LEASE_S, run.story)
+    run.wait_for_step(generation=2)
+    report = finish(run, state)
+    assert causes(report) == [("host-lost", "worker-1")]
+
+
+# ---- the disk
+
+
+def test_a_full_log_disk_is_said_once_and_training_ends_well(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state, "--gate", "--words", 2000)))
+    eventually("both tasks wait", lambda: len(list(state.glob("ready-*"))) == 2, more=run.story)
+    with small_disk(run.folder / "logs", "64k"):
+        fill(run.folder / "logs")
+        (state / "go").touch()
+        for task in ("worker-0", "worker-1"):
+            run.wait_for_step(task=task)
+        run.wait("warning")
+        after = run.position()
+        os.kill(run.task("worker-1"), signal.SIGKILL)
+        recovers(run, after)
+        report = finish(run, state)
+    assert causes(report) == [("signal", "worker-1")]
+    warnings = [event["text"] for event in run.events("warning")]
+    assert all("No space left" in text or "no space left" in text for text in warnings)
+    assert len(warnings) == len(set(warnings)) <= 2, "each log says it once"
+
+
+def test_a_full_home_does_not_stop_training(tmp_path: Path, state: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with small_disk(home, "2m"), runs.starter(tmp_path) as start:
+        run = start(job(orders("none", state)), home=home)
+        run.wait_for_step()
+        tasks = run.tasks()
+        ballast = fill(home)
+        before = steps_done(state)
+        eventually("50 more steps", lambda: steps_done(state) > before + 50, more=run.story)
+        assert all(map(alive, tasks.values()))
+        os.kill(tasks["worker-1"], signal.SIGKILL)
+        eventually("the task is gone", lambda: not alive(tasks["worker-1"]))
+        before = steps_done(state)
+        eventually("50 more steps", lambda: steps_done(state) > before + 50, more=run.story)
+        runs.last_step(state)
+        code, report = run.end()
+        assert (code, report["status"]) == (0, "succeeded"), run.story()
+        ballast.unlink()
+
+
+# ---- starting again
+
+
+def test_two_kills_one_second_apart_both_recover(start: Starter, state: Path) -> None:
+    run = start(job(orders("none", state)))
+    run.wait_for_step()
+    first = time.monotonic()
+    os.kill(run.task("worker-0"), signal.SIGKILL)
+    run.wait("generation-formed", generation=2)
+    eventually("a second has passed", lambda: time.monotonic() - first >= 1)
+    after = run.position()
+    os.kill(run.task("worker-1"), signal.SIGKILL)
+    recovers(run, after)
+    report = finish(run, state)
+    assert causes(report) == [("signal", "worker-0"), ("signal", "worker-1")]
+    assert all(restart["first_step_after_s"] is not None for restart in report["restarts"])
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_restart_is_warm_unless_the_job_says_otherwise(start: Starter, state: Path, warm: bool) -> None:
+    run = start(job(orders("none", state), restart={"warm": warm}))
+    run.wait_for_step()
+    if warm:
+        for host in ("worker-host-0", "worker-host-1"):
+            spare = run.spare(host)
+            eventually("the spare sleeps", lambda spare=spare: _ready(spare), more=run.story)
+    os.kill(run.task("worker-0"), signal.SIGKILL)
+    recovers(run, 0)
+    started = {event["task"]: event["warm"] for event in run.events("task-started") if event["generation"] == 2}
+    assert started == {"worker-0": warm, "worker-1": warm}
+    finish(run, state)
+
+
+def _ready(spare: int) -> bool:
+    """It waits in a read of its control socket, having used the processor and no more."""
+    process = psutil.Process(spare)
+    before = process.cpu_times()
+    time.sleep(0.3)
+    return process.status() == psutil.STATUS_SLEEPING and process.cpu_times() == before and before.user > 0.02
+
+
+def test_tasks_of_parameter_server_jobs_restart_as_their_role_says(start: Starter) -> None:
+    stays = misbehave("--steps", 10**6, "--report")
+    roles = {role: {"replicas": 1 if role != "worker" else 2, "command": stays} for role in ("chief", "worker", "ps")}
+    made = {"name": "attack", "framework": "tensorflow", "strategy": "parameter-server", "roles": roles}
+    run = start(made)
+    eventually("all run", lambda: len(run.tasks()) == 4, more=run.story)
+    run.wait_for_step(task="worker-1")
+    before = run.tasks()
+    os.kill(before["worker-1"], signal.SIGKILL)
+    assert run.wait("restart")["scope"] == ["worker-1"]
+    eventually("worker-1 runs again", lambda: run.tasks().get("worker-1", 0) not in (0, before["worker-1"]))
+    between = run.tasks()
+    assert {name for name in before if between[name] != before[name]} == {"worker-1"}
+    after = run.position()
+    os.kill(before["ps-0"], signal.SIGKILL)
+    assert sorted(run.wait("restart", after=after)["scope"]) == ["chief-0", "ps-0"]
+    eventually("all run", lambda: len(run.tasks()) == 4 and run.tasks()["ps-0"] != before["ps-0"], more=run.story)
+    assert {name for name in before if run.tasks()[name] != between[name]} == {"chief-0", "ps-0"}

@@ -1,0 +1,293 @@
+"""How runs end: asked, insisted on, succeeded, out of time, or with their head cut off. Nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import runs
+from runs import Run, Starter, alive, eventually, job, misbehave, orders
+
+pytestmark = pytest.mark.timeout(180)
+
+FOREVER = misbehave("--steps", 10**6, "--report")
+WITH_FAMILY = [*FOREVER, "--children", "1", "--strays", "1"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    with runs.starter(tmp_path) as starter:
+        yield starter
+
+
+def family(run: Run, tasks: int = 2) -> set[int]:
+    """Pids of the processes that tasks have started, as they printed them."""
+
+    def check() -> set[int]:
+        lines = [line for name in run.tasks() for line in run.log(name).splitlines()]
+        pids = {int(line.rpartition(" ")[2]) for line in lines if "| child " in line}
+        return pids if len(pids) == 2 * tasks else set()
+
+    return eventually("tasks have started their children", check, more=run.story)
+
+
+# ---- asked to end
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_first_signal_gives_tasks_a_sigterm_and_time(start: Starter, number: signal.Signals) -> None:
+    run = start(job([*WITH_FAMILY, "--slow-sigterm", "0.3"], limits={"grace": "20s"}))
+    run.wait_for_step()
+    pids = family(run)
+    run.cli.send_signal(number)
+    assert run.wait("ending")["grace_s"] == 20
+    code, report = run.end()
+    assert (code, report["status"], report["cause"], report["restarts"]) == (130, "stopped", None, [])
+    assert report["reason"]
+    for task in ("worker-0", "worker-1"):
+        assert run.log(task).count("| leaving") == 1
+    assert not [pid for pid in pids if alive(pid)]
+    assert run.wait("run-ended")["status"] == "stopped"
+
+
+def test_a_task_that_ignores_sigterm_is_ended_after_the_grace(start: Starter) -> None:
+    run = start(job([*FOREVER, "--ignore-sigterm"], limits={"grace": "2s"}))
+    run.wait_for_step()
+    pids = list(run.tasks().values())
+    run.cli.send_signal(signal.SIGINT)
+    run.wait("ending")
+    asked = time.monotonic()
+    eventually("the tasks are ended", lambda: not any(map(alive, pids)), more=run.story)
+    assert 1.5 < time.monotonic() - asked < 6
+    code, report = run.end()
+    assert (code, report["status"]) == (130, "stopped")
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(start: Starter) -> None:
+    run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}))
+    run.wait_for_step()
+    family(run)
+    run.cli.send_signal(signal.SIGINT)
+    run.wait("ending")
+    asked = time.monotonic()
+    # Two signals within a moment count as one press.
+    eventually("a moment has passed", lambda: time.monotonic() - asked > 0.5)
+    run.cli.send_signal(signal.SIGINT)
+    code, report = run.end(limit=15)
+    assert (code, report["status"]) == (130, "stopped")
+
+
+def test_ctrl_c_before_anything_has_started(start: Starter) -> None:
+    run = start(job(FOREVER))
+    run.cli.send_signal(signal.SIGINT)
+    code, report = run.end()
+    assert (code, report["status"]) == (130, "stopped")
+
+
+def test_a_detached_run_outlives_its_command_line_and_ends_when_told(start: Starter) -> None:
+    run = start(job([*WITH_FAMILY, "--slow-sigterm", "0.1"], limits={"grace": "20s"}), "--detach")
+    assert run.cli.wait(runs.LIMIT_S) == 0
+    run.wait_for_step()
+    pids = run.tasks()
+    os.kill(run.supervisor, signal.SIGHUP)
+    for host in ("worker-host-0", "captain"):
+        os.kill(run.keeper(host), signal.SIGHUP)
+    after = run.position()
+    run.wait_for_step(after=after)
+    assert run.tasks() == pids
+    stopped = run.call("stop", run.folder.name)
+    assert stopped.returncode == 0, stopped.stderr
+    run.nothing_left()
+    report = run.report()
+    assert (report["status"], report["restarts"], report["generations"]) == ("stopped", [], 1)
+    assert "| leaving" in run.log("worker-0")
+
+
+def test_stop_now_gives_no_time(start: Starter) -> None:
+    run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}), "--detach")
+    assert run.cli.wait(runs.LIMIT_S) == 0
+    run.wait_for_step()
+    family(run)
+    stopped = run.call("stop", "--now", run.folder.name, limit=20)
+    assert stopped.returncode == 0, stopped.stderr
+    run.nothing_left()
+    assert run.report()["status"] == "stopped"
+
+
+# ---- killed
+
+
+@pytest.mark.parametrize("victims", ["cli", "supervisor", "cli supervisor", "supervisor cli"])
+def test_nothing_outlives_the_head_of_a_run(start: Starter, victims: str) -> None:
+    run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}))
+    run.wait_for_step()
+    family(run)
+    spares = [run.spare("worker-host-0"), run.spare("worker-host-1")]
+    everything = {process.pid for process in run.left()}
+    assert everything >= {*spares, *run.tasks().values(), run.supervisor, run.agent("captain"), run.cli.pid}
+    pids = {"cli": run.cli.pid, "supervisor": run.supervisor}
+    for victim in victims.split():
+        os.kill(pids[victim], signal.SIGKILL)
+    run.cli.wait(runs.LIMIT_S)
+    run.nothing_left()
+
+
+@pytest.mark.parametrize("milliseconds", [1, 2, 4, 8, 16])
+def test_a_supervisor_killed_while_it_ends_the_run(start: Starter, milliseconds: int) -> None:
+    """Whoever was to end the others may die in the middle of it: what it has not reached must end all the same."""
+    run = start(job([*WITH_FAMILY, "--ignore-sigterm"]))
+    run.wait_for_step()
+    family(run)
+    supervisor = run.supervisor
+    run.cli.kill()
+    killed = time.monotonic()
+    while time.monotonic() < killed + milliseconds / 1000:
+        pass
+    runs.kill(supervisor)
+    run.cli.wait(runs.LIMIT_S)
+    run.nothing_left()
+
+
+def test_nothing_outlives_all_processes_of_paceline_killed_at_once(start: Starter) -> None:
+    run = start(job([*FOREVER, "--children", "1"], limits={"grace": "10m"}))
+    run.wait_for_step()
+    spare = run.spare("worker-host-0")
+    hosts = ("captain", "worker-host-0", "worker-host-1")
+    pids = [run.cli.pid, run.supervisor, *(run.keeper(host) for host in hosts), *(run.agent(host) for host in hosts)]
+    tasks = [*run.tasks().values(), spare]
+    for pid in pids:
+        runs.kill(pid)
+    run.cli.wait(runs.LIMIT_S)
+    eventually("tasks and spares are gone", lambda: not any(map(alive, tasks)), runs.GONE_S)
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper", "both"])
+def test_nothing_of_a_host_outlives_its_agent(start: Starter, victim: str) -> None:
+    run = start(job([*WITH_FAMILY, "--ignore-sigterm"]))
+    run.wait_for_step()
+    family(run)
+    run.spare("worker-host-0")
+    agent, keeper = run.agent("worker-host-0"), run.keeper("worker-host-0")
+    below = run.below(agent)
+    assert len(below) >= 4, "a task, its two children and a spare"
+    before = run.position()
+    for pid in {"agent": [agent], "keeper": [keeper], "both": [agent, keeper]}[victim]:
+        runs.kill(pid)
+    eventually("all of the host is gone", lambda: not any(map(alive, [agent, *below])), runs.GONE_S, run.story)
+    restart = run.wait("restart", after=before)
+    assert (restart["cause"], restart["task"]) == ("host-lost", "worker-0")
+    run.wait("generation-formed", after=before)
+    run.wait_for_step(generation=2)
+    assert alive(run.keeper("worker-host-0"))
+    assert (run.keeper("worker-host-0") == keeper) is (victim == "agent")
+    run.cli.kill()
+    run.cli.wait(runs.LIMIT_S)
+    run.nothing_left()
+
+
+def test_a_killed_spare_is_replaced_and_training_does_not_notice(start: Starter) -> None:
+    run = start(job(FOREVER))
+    run.wait_for_step()
+    tasks = run.tasks()
+    first = run.spare("worker-host-0")
+    os.kill(first, signal.SIGKILL)
+    eventually("another spare", lambda: run.spare("worker-host-0") not in (0, first), more=run.story)
+    run.wait_for_step(after=run.position())
+    assert run.tasks() == tasks
+    assert not run.events("restart", "task-exited", "member-lost")
+
+
+def test_a_stray_ends_with_its_task(start: Starter) -> None:
+    """What a task started in a session of its own goes when the task does, and the run is not over yet."""
+    run = start(job([*WITH_FAMILY, "--fail-at", "4", "--fail-how", "SIGKILL", "--fail-rank", "0"], workers=2))
+    restart = run.wait("restart")
+    assert restart["cause"] == "signal"
+    old = [event["pid"] for event in run.events("task-started") if event["generation"] == 1]
+    logs = "".join(run.log(task) for task in ("worker-0", "worker-1"))
+    strays = [int(line.rpartition(" ")[2]) for line in logs.splitlines() if " g1 | child " in line]
+    assert len(strays) == 4
+    eventually("the first generation is gone", lambda: not any(map(alive, [*old, *strays])), runs.GONE_S, run.story)
+
+
+# ---- ends by itself
+
+
+def test_two_runs_in_one_home_do_not_disturb_each_other(start: Starter, tmp_path: Path) -> None:
+    first_state, second_state = tmp_path / "first", tmp_path / "second"
+    for state in (first_state, second_state):
+        state.mkdir()
+    first = start(job(orders("none", first_state)), home=tmp_path / "home")
+    second = start(job(orders("none", second_state)), home=tmp_path / "home")
+    assert first.folder != second.folder
+    second.wait_for_step()
+    first.wait_for_step()
+    tasks = second.tasks()
+    os.kill(first.task("worker-1"), signal.SIGKILL)
+    first.wait_for_step(generation=2)
+    os.kill(first.cli.pid, signal.SIGKILL)
+    first.cli.wait(runs.LIMIT_S)
+    first.nothing_left()
+    after = second.position()
+    second.wait_for_step(after=after)
+    assert second.tasks() == tasks
+    report = runs.finish(second, second_state)
+    assert (report["restarts"], report["generations"]) == ([], 1)
+
+
+def test_the_runtime_limit_ends_a_run_with_its_own_reason(start: Starter) -> None:
+    run = start(job([*FOREVER, "--slow-sigterm", "0"], limits={"runtime": "3s", "grace": "10s"}))
+    report = run.fails()
+    assert report["cause"] == "runtime-limit"
+    assert "limits.runtime" in report["reason"] and "3 s" in report["reason"]
+    assert "| leaving" in run.log("worker-0")
+    formed, ending = run.wait("generation-formed"), run.wait("ending")
+    assert formed["at"] < ending["at"]
+
+
+def test_the_success_of_the_chief_ends_the_workers(start: Starter) -> None:
+    roles = {
+        "chief": {"replicas": 1, "command": misbehave("--steps", 3)},
+        "worker": {"replicas": 2, "command": [*WITH_FAMILY, "--slow-sigterm", "0"]},
+    }
+    made = {"name": "attack", "framework": "tensorflow", "strategy": "multi-worker", "limits": {"grace": "2s"}}
+    run = start({**made, "roles": roles})
+    report = run.succeeds()
+    assert report["restarts"] == []
+
+
+def test_a_run_succeeds_when_all_workers_do(start: Starter) -> None:
+    run = start(job(misbehave("--steps", 3, "--report", "--strays", 1), workers=3))
+    report = run.succeeds()
+    assert (report["steps"], report["generations"]) == (3, 1)
+
+
+def test_only_their_owner_can_read_a_run(start: Starter) -> None:
+    run = start(job(FOREVER))
+    run.wait_for_step()
+
+    def mode(path: Path) -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    assert mode(run.folder) == 0o700
+    assert mode(run.folder / "tls") == 0o700
+    for key in ("captain.key", "member.key"):
+        assert mode(run.folder / "tls" / key) == 0o600
+    assert not list(run.folder.glob("**/ca.key"))
+    for process in run.left():
+        with_key = [word for word in [*process.cmdline(), *process.environ().values()] if "PRIVATE KEY" in word]
+        assert not with_key
+
+
+def test_a_run_does_not_keep_the_terminal_or_the_session_of_its_command_line(start: Starter) -> None:
+    run = start(job(FOREVER))
+    run.wait_for_step()
+    session = os.getsid(run.cli.pid)
+    others = [process for process in run.left() if process.pid != run.cli.pid]
+    assert others and all(os.getsid(process.pid) != session for process in others)
+    assert all(process.terminal() is None for process in others if psutil.pid_exists(process.pid))

@@ -1,0 +1,816 @@
+"""A real captain, and a real member, against peers that say what they should not: none of it harms the run."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import runs
+from runs import eventually
+
+from paceline import plan as plans
+from paceline.agent.link import SERVER_NAME, context
+from paceline.agent.options import Options
+from paceline.agent.wire import Decoder, Message, WireError, encode, encode_packed
+from paceline.backends import certificates
+
+pytestmark = pytest.mark.timeout(120)
+
+RUN = "attack-0000"
+LEASE_S = 4.0
+INTRODUCTION_S = 10.0
+HOSTS = ("worker-host-0", "worker-host-1")
+AGENT = runs.SOURCE / "paceline" / "agent" / "__main__.py"
+
+
+def a_plan(command: list[str]) -> plans.Plan:
+    role = plans.Role("worker", tuple(command), {}, plans.GROUP, True, True)
+    hosts = tuple(plans.Host(f"worker-host-{i}", "worker", i, 0, 0, None, None, (f"worker-{i}",)) for i in (0, 1))
+    tasks = tuple(plans.Task(f"worker-{i}", "worker", i, f"worker-host-{i}", 0, i) for i in (0, 1))
+    restart, limits = plans.Restart(10, None, False), plans.Limits(60, None, 5)
+    return plans.Plan(plans.VERSION, "attack", "none", "", "/", (role,), hosts, tasks, restart, limits)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Agent:
+    """One host's processes, started as a backend starts them."""
+
+    def __init__(self, folder: Path, host: str, port: int, command: list[str] | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.port, self.tls = folder, port, folder / "tls"
+        (folder / "plan.json").write_text(plans.to_json(a_plan(command or ["true"])))
+        if not self.tls.exists():
+            certificates.make(self.tls)
+        paths = (str(folder / "plan.json"), str(folder), str(self.tls))
+        options = Options(RUN, host, *paths, f"127.0.0.1:{port}", interpreter=sys.executable, lease=LEASE_S)
+        self._log = (folder / "agents.log").open("ab")
+        self.keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(AGENT), options.to_json()], stdin=subprocess.DEVNULL, stdout=self._log,
+            stderr=self._log, env={**os.environ, "PACELINE_HOME": str(folder)},
+        )  # fmt: skip
+
+    def said(self) -> str:
+        return (self.folder / "agents.log").read_text(errors="replace")[-3000:]
+
+    @property
+    def pid(self) -> int:
+        """Of the agent itself."""
+        keeper = psutil.Process(self.keeper.pid)
+        return eventually("the agent", lambda: next((child.pid for child in keeper.children()), 0), more=self.said)
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        path = self.folder / "events.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["event"] in kinds]
+
+    def clean_up(self) -> None:
+        until = time.monotonic() + runs.GONE_S
+        self.keeper.kill()
+        self.keeper.wait(runs.LIMIT_S)
+        while (left := runs.processes(self.folder)) and time.monotonic() < until:
+            for process in left:
+                runs.kill(process.pid)
+            time.sleep(0.02)
+        self._log.close()
+
+
+class Peer:
+    """One connection, of a member or of a captain, in the words of the protocol."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self.sock = sock
+        self._decoder = Decoder()
+        self._inbox: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sock.sendall(encode(message))
+
+    def read(self, kind: str, limit: float = 20) -> Message:
+        """The next message of that kind; others are dropped."""
+        until = time.monotonic() + limit
+        while True:
+            while self._inbox:
+                message = self._inbox.pop(0)
+                if message["type"] == kind:
+                    return message
+            assert time.monotonic() < until, f"no {kind} within {limit:g} s"
+            self.sock.settimeout(max(0.1, until - time.monotonic()))
+            data = self.sock.recv(65536)
+            assert data, f"the connection ended before {kind}"
+            self._inbox += self._decoder.feed(data)
+
+    def refused(self, limit: float = 5) -> None:
+        """The other side has closed, and has not said a word of ours."""
+        self.sock.settimeout(limit)
+        try:
+            while data := self.sock.recv(65536):
+                assert not self._decoder.feed(data), "it was answered"
+        except TimeoutError:
+            raise AssertionError(f"the connection is still open after {limit:g} s") from None
+        except (OSError, WireError):
+            pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+def dial(port: int) -> socket.socket | None:
+    try:
+        return socket.create_connection(("127.0.0.1", port), timeout=10)
+    except OSError:
+        return None
+
+
+def join(at: str, **more: Any) -> Message:
+    """What a member says first; `more` is said instead."""
+    task = at.replace("-host", "")
+    words: Message = {
+        "type": "join", "protocol": 1, "run": RUN, "host": at, "instance": uuid.uuid4().hex, "agent": 1,
+        "replaces": True, "generation": 0, "running": {}, "exits": [], "snapshots": [],
+        "offers": {task: f"127.0.0.1:{free_port()}"},
+    }  # fmt: skip
+    return {**words, **more}
+
+
+class Captain(Agent):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "captain", free_port())
+
+    def peer(self, tls: ssl.SSLContext | None = None) -> Peer:
+        plain = eventually("the captain listens", lambda: dial(self.port), more=self.said)
+        assert plain is not None
+        tls = tls or context(str(self.tls), "member", server=False)
+        return Peer(tls.wrap_socket(plain, server_hostname=SERVER_NAME))
+
+    def member(self, host: str, **more: Any) -> Peer:
+        peer = self.peer()
+        peer.send(join(host, **more))
+        peer.read("welcome")
+        return peer
+
+    def still_leads(self, *members: Peer) -> None:
+        """Two members in good order form a generation, train and end the run; the captain is the one it was."""
+        peers = list(members) or [self.member(host) for host in HOSTS]
+        generations = set()
+        for peer, host in zip(peers, HOSTS, strict=True):
+            task = host.replace("-host", "")
+            assert set(peer.read("roster")["roster"]) == {"worker-0", "worker-1"}
+            start = peer.read("start")
+            generations.add(start["generation"])
+            attempt = start["tasks"][task]
+            peer.send({"type": "started", "task": task, "attempt": attempt, "pid": 1, "warm": False})
+            peer.send({"type": "beat", "n": 77, "tasks": {task: [3, 0.0, 0.0, {"loss": 0.5}]}, "memory": 0.1})
+            assert peer.read("beat")["n"] == 77
+            done = {"code": 0, "signal": None, "expected": False, "cause": "", "detail": "", "place": "", "age": 0.0}
+            peer.send({"type": "exited", "exit": {"task": task, "attempt": attempt, **done}})
+        assert len(generations) == 1
+        for peer in peers:
+            assert peer.read("finish")["status"] == "succeeded"
+            peer.send({"type": "left"})
+        assert self.keeper.wait(20) == 0, self.said()
+        report = json.loads((self.folder / "report.json").read_text())
+        assert (report["status"], report["steps"]) == ("succeeded", 3)
+        assert not self.events("captain-returned"), self.said()
+
+        def strict(text: str) -> Any:
+            raise AssertionError(f"{text} is no JSON")
+
+        for line in (self.folder / "events.jsonl").read_text().splitlines():
+            json.loads(line, parse_constant=strict)
+
+
+@pytest.fixture
+def captain(tmp_path: Path) -> Iterator[Captain]:
+    started = Captain(tmp_path / "run")
+    try:
+        yield started
+    finally:
+        started.clean_up()
+
+
+def careless() -> ssl.SSLContext:
+    """A client that trusts anybody."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname = False
+    made.verify_mode = ssl.CERT_NONE
+    return made
+
+
+def with_certificate(folder: Path, name: str = "member") -> ssl.SSLContext:
+    made = careless()
+    made.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return made
+
+
+# ---- strangers
+
+
+def turned_away(captain: Captain, tls: ssl.SSLContext) -> None:
+    """Its handshake fails, or the first thing it hears is that the connection is over."""
+    try:
+        peer = captain.peer(tls)
+        with contextlib.suppress(OSError):
+            peer.send(join(HOSTS[0]))
+            peer.send({"type": "stop", "reason": "because"})
+        peer.refused()
+    except (ssl.SSLError, ConnectionError):
+        pass
+
+
+def test_a_stranger_without_a_certificate_is_refused(captain: Captain) -> None:
+    turned_away(captain, careless())
+    assert not captain.events("member-joined")
+    captain.still_leads()
+
+
+def test_a_certificate_of_another_run_is_refused(captain: Captain, tmp_path: Path) -> None:
+    certificates.make(tmp_path / "other")
+    for name in ("member", "captain"):
+        turned_away(captain, with_certificate(tmp_path / "other", name))
+    assert not captain.events("member-joined")
+    captain.still_leads()
+
+
+def test_an_expired_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    generate = certificates.ec.generate_private_key
+
+    def same_authority(curve: Any) -> Any:
+        made.append(made[0] if len(made) == 3 else generate(curve))
+        return made[-1]
+
+    monkeypatch.setattr(certificates.ec, "generate_private_key", same_authority)
+    (tmp_path / "run").mkdir()
+    certificates.make(tmp_path / "run" / "tls")
+    certificates.make(tmp_path / "expired", valid=datetime.timedelta(minutes=-1))
+    captain = Captain(tmp_path / "run")
+    try:
+        turned_away(captain, with_certificate(tmp_path / "expired"))
+        assert not captain.events("member-joined")
+        captain.still_leads()
+    finally:
+        captain.clean_up()
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1:DeprecationWarning")
+def test_an_old_protocol_is_refused(captain: Captain) -> None:
+    old = context(str(captain.tls), "member", server=False)
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    turned_away(captain, old)
+    captain.still_leads()
+
+
+def test_plain_garbage_is_refused(captain: Captain) -> None:
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100_000, os.urandom(100_000), encode(join(HOSTS[0]))):
+        sock = eventually("the captain listens", lambda: dial(captain.port))
+        assert sock is not None
+        with sock, contextlib.suppress(OSError):
+            sock.sendall(garbage)
+            sock.settimeout(INTRODUCTION_S + 5)
+            while sock.recv(65536):
+                pass
+    captain.still_leads()
+
+
+# ---- what is no message
+
+
+def bomb() -> bytes:
+    packer = zlib.compressobj(9)
+    zeros = b" " * (16 << 20)
+    payload = b"".join([packer.compress(b'{"type": "join", "x": "'), *(packer.compress(zeros) for _ in range(32))])
+    payload += packer.flush()
+    return struct.pack(">I", len(payload) | 0x80000000) + payload
+
+
+def frame(payload: bytes, length: int | None = None, packed: bool = False) -> bytes:
+    header = len(payload) if length is None else length
+    return struct.pack(">I", header | 0x80000000 if packed else header) + payload
+
+
+NOT_A_MESSAGE: dict[str, Callable[[], bytes]] = {
+    "garbage": lambda: os.urandom(200_000),
+    "a huge length": lambda: frame(b"x" * 100_000, 0x7FFFFFFF),
+    "a huge packed length": lambda: frame(b"x" * 100_000, 0xFFFFFFFF),
+    "just over the limit": lambda: frame(b"", (8 << 20) + 1),
+    "deep lists": lambda: frame(b'{"type": "join", "x": ' + b"[" * 500_000 + b"]" * 500_000 + b"}"),
+    "deep objects": lambda: frame(b'{"type": "join", "x": ' + b'{"a":' * 300_000 + b"1" + b"}" * 300_000 + b"}"),
+    "a huge number": lambda: frame(b'{"type": "join", "protocol": ' + b"9" * 1_000_000 + b"}"),
+    "a bomb": bomb,
+    "a packed message that is cut": lambda: frame(zlib.compress(b'{"type": "join"}')[:-4], packed=True),
+    "no JSON": lambda: frame(b"join"),
+    "no UTF-8": lambda: frame(b'{"type": "\xff\xfe"}'),
+    "no object": lambda: frame(b'["join"]'),
+    "no type": lambda: frame(b'{"kind": "join"}'),
+    "a type that is no text": lambda: frame(b'{"type": ["join"]}'),
+    "an empty message": lambda: frame(b""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NOT_A_MESSAGE)
+def test_what_is_no_message_ends_the_connection_and_nothing_else(captain: Captain, what: str) -> None:
+    agent = captain.pid
+    data = NOT_A_MESSAGE[what]()
+    for joined in (False, True):
+        peer = captain.member(HOSTS[0]) if joined else captain.peer()
+        with contextlib.suppress(OSError):
+            peer.sock.sendall(data)
+        peer.refused()
+    with open(f"/proc/{agent}/status") as file:
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    assert peak < 400 * 1024, f"the captain took {peak >> 10} MiB"
+    captain.still_leads()
+
+
+# ---- messages out of place
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "beat", "n": 1, "tasks": {}},
+        {"type": "exited", "exit": {}},
+        {"type": "finish"},
+        {"type": "nonsense"},
+        join(HOSTS[0], run="attack-ffff"),
+        join("worker-host-7"),
+        join("captain"),
+        join(HOSTS[0], protocol=2),
+        join(HOSTS[0], host=["worker-host-0"]),
+        join(HOSTS[0], host="x" * 1_000_000),
+        join(HOSTS[0], running=[1]),
+        join(HOSTS[0], running={"worker-0": "1"}),
+        join(HOSTS[0], offers={"worker-0": 5}),
+        join(HOSTS[0], exits={"worker-0": 1}),
+        join(HOSTS[0], exits=[{"task": "worker-0"}]),
+        join(HOSTS[0], snapshots=["step-1"]),
+        join(HOSTS[0], generation=2**60),
+        join(HOSTS[0], generation=1.5),
+    ],
+    ids=lambda message: json.dumps({k: v for k, v in message.items() if k not in ("instance", "offers")})[:60],
+)
+def test_a_wrong_first_message_ends_the_connection(captain: Captain, message: Message) -> None:
+    peer = captain.peer()
+    peer.send(message)
+    peer.refused()
+    assert not captain.events("member-joined")
+    captain.still_leads()
+
+
+EXIT = {"task": "worker-0", "attempt": 1, "code": 1, "signal": None, "expected": False, "cause": "signal", "detail": ""}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+WRONG_WORDS: dict[str, list[Message]] = {
+    "unknown types": [{"type": kind} for kind in ("", "join", "welcome", "start", "roster", "finish", "x" * 1000)],
+    "ends of what never ran": [
+        {"type": "exited", "exit": {**EXIT, "place": "", "age": 0}},
+        {"type": "exited", "exit": {**EXIT, "task": "worker-9", "place": "", "age": 0}},
+        {"type": "ended", "tasks": {"worker-0": 1, "worker-9": 2}, "offers": {"worker-9": "127.0.0.1:1"}},
+        {"type": "ended", "tasks": {}, "stacks": {"worker-9": "x"}, "states": {"worker-9": "busy"}},
+        {"type": "started", "task": "worker-1", "attempt": 4, "pid": 1},
+        {"type": "started", "task": "worker-9", "attempt": 1, "pid": 1},
+        {"type": "beat", "tasks": {"worker-1": [5, 0, 0, {}], "worker-9": [5, 0, 0, {}]}, "snapshots": []},
+    ],
+    "a start that is no message": [{"type": "started"}],
+    "an exit that is no object": [{"type": "exited", "exit": "now"}],
+    "a negative age": [{"type": "exited", "exit": {**EXIT, "place": "", "age": -1}}],
+    "an endless age": [{"type": "exited", "exit": {**EXIT, "place": "", "age": float("inf")}}],
+    "progress that is none": [{"type": "beat", "tasks": {"worker-0": 5}}],
+    "a step that is a text": [{"type": "beat", "tasks": {"worker-0": ["5", 0, 0, {}]}}],
+    "a metric without a number": [{"type": "beat", "tasks": {"worker-0": [5, 0, 0, {"loss": float("nan")}]}}],
+    "a metric without an end": [{"type": "beat", "tasks": {"worker-0": [5, 0, 0, {"loss": float("inf")}]}}],
+    "a metric beyond floats": [{"type": "beat", "tasks": {"worker-0": [5, 0, 0, {"loss": 10**400}]}}],
+    "memory beyond floats": [{"type": "beat", "tasks": {}, "memory": 10**400}],
+    "memory without a number": [{"type": "beat", "tasks": {}, "memory": float("nan")}],
+    "a step beyond all": [{"type": "beat", "tasks": {"worker-0": [10**400, 0, 0, {}]}}],
+    "snapshots beyond all": [{"type": "beat", "tasks": {}, "snapshots": [-1, 10**400, True]}],
+    "half a character": [{"type": "said", "text": "\ud800 \x00 \x1b[31m"}, {"type": "leaving", "reason": "\udfff"}],
+    "a number of beats that is a list": [{"type": "beat", "n": nested(200), "tasks": {}}],
+}
+
+
+@pytest.mark.parametrize("what", WRONG_WORDS)
+def test_wrong_words_of_a_member_do_no_harm(captain: Captain, what: str) -> None:
+    """Said before the generation and again in it: a step is reported by a good member, and the run ends well."""
+    agent = captain.pid
+    for message in WRONG_WORDS[what]:
+        peer = captain.member(HOSTS[0])
+        with contextlib.suppress(OSError):
+            peer.send(message)
+            peer.send({"type": "beat", "n": 5, "tasks": {}})
+        with contextlib.suppress(OSError, AssertionError):
+            peer.read("beat", 1)
+        peer.close()
+    members = [captain.member(host) for host in HOSTS]
+    assert captain.pid == agent, captain.said()
+    for peer, host in zip(members, HOSTS, strict=True):
+        start = peer.read("start")
+        assert start["generation"] == 1
+        with contextlib.suppress(OSError):
+            for message in WRONG_WORDS[what] if host == HOSTS[0] else ():
+                if message["type"] not in ("exited", "ended"):  # those would be the truth now
+                    peer.send(message)
+        peer.close()
+    captain_leads_again(captain)
+    assert captain.pid == agent, captain.said()
+
+
+def captain_leads_again(captain: Captain, generations: tuple[int, ...] = (2,)) -> None:
+    """As still_leads, for hosts that were replaced in the middle of a generation: it is numbered higher."""
+    members = [captain.member(host) for host in HOSTS]
+    generation = {peer.read("start")["generation"] for peer in members}
+    assert len(generation) == 1 and generation <= {*generations}, captain.events("restart", "generation-formed")
+    for peer in members:
+        peer.send({"type": "beat", "n": 9, "tasks": {}})
+        assert peer.read("beat")["n"] == 9
+
+    def strict(text: str) -> Any:
+        raise AssertionError(f"{text} is no JSON")
+
+    for line in (captain.folder / "events.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=strict)
+
+
+def test_lists_just_deep_enough_to_be_read(captain: Captain) -> None:
+    """What can be read can be too deep to be written: the captain repeats a beat's number."""
+    agent = captain.pid
+    for depth in range(940, 1000, 2):
+        peer = captain.member(HOSTS[0])
+        with contextlib.suppress(OSError):
+            peer.sock.sendall(frame(b'{"type":"beat","tasks":{},"n":' + b"[" * depth + b"]" * depth + b"}"))
+        with contextlib.suppress(OSError, AssertionError, WireError):
+            peer.read("beat", 0.2)
+        peer.close()
+    members = [captain.member(host) for host in HOSTS]
+    assert captain.pid == agent, captain.said()
+    captain.still_leads(*members)
+
+
+def test_one_member_cannot_speak_for_another(captain: Captain) -> None:
+    members = [captain.member(host) for host in HOSTS]
+    for peer in members:
+        peer.read("start")
+    claim = {**EXIT, "task": "worker-1", "code": 0, "cause": "", "place": "", "age": 0.0}
+    members[0].send({"type": "exited", "exit": claim})
+    members[0].send({"type": "beat", "n": 3, "tasks": {}})
+    members[0].read("beat")
+    assert not [event for event in captain.events("task-exited") if event["task"] == "worker-1"]
+
+
+def test_words_of_a_member_that_ends_tasks_nobody_asked_for_lead_to_a_restart(captain: Captain) -> None:
+    """A member that lost its lease ends its tasks by itself and says so: the group must not wait for ever."""
+    members = [captain.member(host) for host in HOSTS]
+    for peer in members:
+        peer.read("start")
+    for number, peer in enumerate(members):
+        offers = {f"worker-{number}": f"127.0.0.1:{free_port()}"}
+        peer.send({"type": "ended", "tasks": {f"worker-{number}": 1}, "offers": offers, "snapshots": []})
+
+    def check() -> bool:
+        for peer in members:
+            peer.send({"type": "beat", "n": 1, "tasks": {}})
+        return len(captain.events("generation-formed")) == 2
+
+    eventually("the next generation", check, 3 * LEASE_S, lambda: str(captain.events("task-exited", "restart")))
+    for peer in members:
+        assert peer.read("start")["generation"] == 2
+
+
+# ---- joining again
+
+
+def test_a_member_that_joins_twice_takes_its_own_place(captain: Captain) -> None:
+    words = join(HOSTS[0])
+    first = captain.peer()
+    first.send(words)
+    first.read("welcome")
+    first.send(words)
+    first.send({"type": "beat", "n": 4, "tasks": {}})
+    assert first.read("beat")["n"] == 4
+    second = captain.peer()
+    second.send(words)
+    second.read("welcome")
+    first.refused()
+    captain.still_leads(second, captain.member(HOSTS[1]))
+
+
+def test_a_member_that_dials_again_in_a_generation_keeps_its_task(captain: Captain) -> None:
+    words = join(HOSTS[0])
+    first = captain.peer()
+    first.send(words)
+    other = captain.member(HOSTS[1])
+    attempt = first.read("start")["tasks"]["worker-0"]
+    other.read("start")
+    first.close()
+    eventually("it is missed", lambda: captain.events("member-lost"), more=captain.said)
+    again = captain.peer()
+    again.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    again.read("welcome")
+    for number, peer in enumerate((again, other)):
+        done = {
+            "task": f"worker-{number}",
+            "attempt": 1,
+            "code": 0,
+            "signal": None,
+            "cause": "",
+            "detail": "",
+            "place": "",
+        }
+        peer.send({"type": "exited", "exit": {**done, "age": 0.0}})
+    for peer in (again, other):
+        assert peer.read("finish")["status"] == "succeeded"
+        peer.send({"type": "left"})
+    assert captain.keeper.wait(20) == 0
+    assert not captain.events("restart") and len(captain.events("generation-formed")) == 1
+
+
+def test_an_old_instance_is_sent_away_once_it_was_replaced(captain: Captain) -> None:
+    old = join(HOSTS[0], replaces=False)
+    first = captain.peer()
+    first.send(old)
+    first.read("welcome")
+    new = captain.member(HOSTS[0])
+    first.refused()
+    ghost = captain.peer()
+    ghost.send({**old, "generation": 5, "running": {"worker-0": 1}})
+    assert ghost.read("finish")["status"] == "replaced"
+    ghost.send({"type": "exited", "exit": {**EXIT, "place": "", "age": 0.0}})
+    captain.still_leads(new, captain.member(HOSTS[1]))
+
+
+def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(captain: Captain) -> None:
+    """Another instance of a host came, and nobody says that the old one is gone: two groups must not train at once."""
+    members = [captain.member(host, replaces=False) for host in HOSTS]
+    for peer in members:
+        peer.read("start")
+    began = time.monotonic()
+    members[1].close()
+    replacement = captain.member(HOSTS[1], replaces=False)
+    end = members[0].read("end")
+    assert end["tasks"] == {"worker-0": 1}
+    offers = {"worker-0": f"127.0.0.1:{free_port()}"}
+    members[0].send({"type": "ended", "tasks": end["tasks"], "offers": offers, "snapshots": []})
+    until = time.monotonic() + 3 * LEASE_S
+    while not captain.events("restart"):
+        members[0].send({"type": "beat", "n": 1, "tasks": {}})
+        replacement.send({"type": "beat", "n": 1, "tasks": {}})
+        assert time.monotonic() < until, "no restart"
+        time.sleep(0.1)
+    assert replacement.read("start")["generation"] == 2
+    assert time.monotonic() - began > LEASE_S - 1.5
+
+
+# ---- slow and many
+
+
+def test_a_slow_sender_is_dropped_in_time_and_others_do_not_wait(captain: Captain) -> None:
+    silent = [eventually("the captain listens", lambda: dial(captain.port)) for _ in range(3)]
+    slow, member = captain.peer(), captain.member(HOSTS[0])
+    began = time.monotonic()
+    data = encode(join(HOSTS[1]))
+    half = encode({"type": "beat", "n": 1, "tasks": {}})
+    gone: dict[str, float] = {}
+    at = 0
+    until = began + 2 * INTRODUCTION_S
+    while len(gone) < 2 and time.monotonic() < until:
+        for name, peer, bytes_ in (("slow", slow, data), ("member", member, half)):
+            if name not in gone:
+                try:
+                    peer.sock.sendall(
+                        bytes_[at % (len(bytes_) - 1) : at % (len(bytes_) - 1) + 1] if at < len(bytes_) - 1 else b""
+                    )
+                    peer.sock.settimeout(0.05)
+                    if peer.sock.recv(65536) == b"":
+                        gone[name] = time.monotonic() - began
+                except TimeoutError:
+                    pass
+                except OSError:
+                    gone[name] = time.monotonic() - began
+        at += 1
+    assert LEASE_S - 1 < gone["member"] < LEASE_S + 4
+    assert INTRODUCTION_S - 1 < gone["slow"] < INTRODUCTION_S + 4
+    for sock in silent:
+        assert sock is not None
+        sock.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            assert sock.recv(1) == b""
+        sock.close()
+    captain.still_leads()
+
+
+def test_a_peer_that_does_not_read_is_no_burden(captain: Captain) -> None:
+    deaf = captain.member(HOSTS[0])
+    deaf.sock.settimeout(2)
+    beat = encode({"type": "beat", "n": "x" * 200_000, "tasks": {}})
+    with contextlib.suppress(OSError):
+        for _ in range(200):
+            deaf.sock.sendall(beat)
+    good = captain.member(HOSTS[1])
+    good.send({"type": "beat", "n": 8, "tasks": {}})
+    assert good.read("beat", 5)["n"] == 8
+    with open(f"/proc/{captain.pid}/status") as file:
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    assert peak < 600 * 1024
+    deaf.close()
+    good.close()
+    captain_leads_again(captain, generations=(1, 2))
+
+
+def test_200_idle_connections_are_no_burden(captain: Captain) -> None:
+    idle = [captain.peer() for _ in range(100)]
+    plain = [eventually("the captain listens", lambda: dial(captain.port)) for _ in range(100)]
+    began = time.monotonic()
+    members = [captain.member(host) for host in HOSTS]
+    for peer in members:
+        assert peer.read("start")["generation"] == 1
+    assert time.monotonic() - began < 5
+    for peer in idle:
+        peer.close()
+    for sock in plain:
+        assert sock is not None
+        sock.close()
+
+
+# ---- a member, and captains it should not follow
+
+
+class FakeCaptain:
+    def __init__(self, tls: ssl.SSLContext, port: int) -> None:
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.listener.settimeout(20)
+        self._tls = tls
+
+    def accept(self) -> tuple[Peer, Message]:
+        """The next connection, and how its member introduces itself."""
+        plain, _ = self.listener.accept()
+        plain.settimeout(20)
+        peer = Peer(self._tls.wrap_socket(plain, server_side=True))
+        return peer, peer.read("join")
+
+    def is_refused(self, times: int = 3) -> None:
+        """Whoever dials leaves in the handshake or right after it, without a word, and tries again."""
+        for _ in range(times):
+            try:
+                self.accept()
+            except TimeoutError:
+                raise AssertionError("nobody dials") from None
+            except (OSError, AssertionError):
+                continue
+            raise AssertionError("a member has joined")
+
+
+SLEEPS = ["sleep", "1000"]
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Agent]:
+    started = Agent(tmp_path / "run", HOSTS[0], free_port(), SLEEPS)
+    try:
+        yield started
+    finally:
+        started.clean_up()
+
+
+def welcome(peer: Peer) -> None:
+    peer.send({"type": "welcome", "lease": LEASE_S, "beat": 0.2})
+
+
+def begin(peer: Peer, attempt: int = 1) -> int:
+    """Has the member start its task: the pid."""
+    welcome(peer)
+    roster = {"worker-0": "127.0.0.1:20001", "worker-1": "127.0.0.1:20002"}
+    peer.sock.sendall(encode_packed({"type": "roster", "generation": 1, "roster": roster}))
+    peer.send({"type": "start", "generation": 1, "restarts": 0, "restore": None, "tasks": {"worker-0": attempt}})
+    started = peer.read("started")
+    assert (started["task"], started["attempt"]) == ("worker-0", attempt)
+    return int(started["pid"])
+
+
+def fake_captain(member: Agent) -> FakeCaptain:
+    return FakeCaptain(context(str(member.tls), "captain", server=True), member.port)
+
+
+def test_a_captain_with_a_wrong_certificate_is_refused(member: Agent, tmp_path: Path) -> None:
+    certificates.make(tmp_path / "other")
+    wrong = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    wrong.load_cert_chain(tmp_path / "other" / "captain.pem", tmp_path / "other" / "captain.key")
+    fake = FakeCaptain(wrong, member.port)
+    with fake.listener:
+        fake.is_refused()
+
+
+def test_a_member_that_claims_to_be_the_captain_is_refused(member: Agent) -> None:
+    """A certificate of this run is not enough: it must be the captain's."""
+    wrong = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    wrong.load_cert_chain(member.tls / "member.pem", member.tls / "member.key")
+    fake = FakeCaptain(wrong, member.port)
+    with fake.listener:
+        fake.is_refused()
+
+
+def test_an_expired_captain_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    certificates.make(tmp_path / "run" / "tls", valid=datetime.timedelta(minutes=-1))
+    member = Agent(tmp_path / "run", HOSTS[0], free_port(), SLEEPS)
+    try:
+        careless_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        careless_server.load_cert_chain(member.tls / "captain.pem", member.tls / "captain.key")
+        fake = FakeCaptain(careless_server, member.port)
+        with fake.listener:
+            fake.is_refused()
+    finally:
+        member.clean_up()
+
+
+def test_a_member_whose_captain_vanishes_dials_again_and_keeps_its_task(member: Agent) -> None:
+    fake = fake_captain(member)
+    with fake.listener:
+        peer, _ = fake.accept()
+        pid = begin(peer)
+        peer.close()
+        again, joined = fake.accept()
+        assert (joined["running"], joined["generation"], joined["run"]) == ({"worker-0": 1}, 1, RUN)
+        welcome(again)
+        assert again.read("beat")["tasks"].keys() == {"worker-0"}
+        assert runs.alive(pid)
+        # Without an answer to its beats, the lease runs out.
+        eventually("the member ends its task by itself", lambda: not runs.alive(pid), 3 * LEASE_S, member.said)
+
+
+def test_a_member_that_nobody_answers_ends_its_task_after_the_lease(member: Agent) -> None:
+    fake = fake_captain(member)
+    peer, _ = fake.accept()
+    pid = begin(peer)
+    began = time.monotonic()
+    peer.close()
+    fake.listener.close()
+    eventually("the member ends its task by itself", lambda: not runs.alive(pid), 3 * LEASE_S, member.said)
+    assert LEASE_S - 1.5 < time.monotonic() - began < LEASE_S + 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "start"},
+        {"type": "start", "generation": "x", "restarts": 0, "restore": None, "tasks": {}},
+        {"type": "start", "generation": 1, "restarts": 0, "restore": None, "tasks": {"worker-9": 1}},
+        {"type": "roster"},
+        {"type": "roster", "generation": 1, "roster": {}},
+        {"type": "end", "tasks": {"worker-9": 3}, "how": "kill", "grace": 0},
+        {"type": "end"},
+        {"type": "end", "tasks": [], "how": "kill", "grace": 0},
+        {"type": "welcome"},
+        {"type": "welcome", "lease": "long", "beat": 1},
+        {"type": "beat", "n": "many"},
+        {"type": "beat", "n": [1]},
+        {"type": "nonsense"},
+    ],
+    ids=json.dumps,
+)
+def test_wrong_words_of_a_captain_do_no_harm_to_a_task(member: Agent, message: Message) -> None:
+    """The member goes on, or dials again; its task runs all the while."""
+    fake = fake_captain(member)
+    with fake.listener:
+        peer, _ = fake.accept()
+        agent = member.pid
+        pid = begin(peer)
+        peer.send(message)
+        try:
+            first = peer.read("beat")["n"]
+            peer.send({"type": "beat", "n": first})
+            while peer.read("beat")["n"] < first + 3:
+                pass
+        except (OSError, AssertionError):
+            _, joined = fake.accept()
+            assert joined["running"] == {"worker-0": 1}, member.said()
+        assert runs.alive(pid), member.said()
+        assert member.pid == agent, member.said()

@@ -1,0 +1,147 @@
+"""At a real terminal: colours, the live line, progress bars in place, Ctrl-C, a terminal that closes."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import person
+import pytest
+from person import BAR, DEAF, SHORT, STEADY, Person, rendered
+
+CTRL_C = "\x03"
+
+
+@pytest.fixture
+def me(tmp_path: Path) -> Iterator[Person]:
+    someone = Person(tmp_path)
+    with person.nothing_left(someone.home):
+        yield someone
+
+
+def test_prefixes_are_coloured_and_the_live_line_is_gone_in_the_end(me: Person) -> None:
+    me.job(SHORT + "import time\ntime.sleep(1.5)\n", workers=2)
+    terminal = me.terminal("run")
+    terminal.wait_for(r"digits-[0-9a-f]{4}: generation 1, step 5, loss 0\.2, .*0 restarts, 0:0\d")
+    assert terminal.end() == 0
+    assert "\x1b[36mworker-0 |\x1b[0m step 1" in terminal.raw and "\x1b[32mworker-1 |\x1b[0m step 1" in terminal.raw
+    assert not [line for line in terminal.screen if "generation 1, step" in line]
+    run = me.run_folder().name
+    shown = [line for line in terminal.screen if line]
+    assert [line for line in shown if line.startswith("worker-0")] == [f"worker-0 | step {i}" for i in range(1, 6)]
+    assert shown[-1].split() == ["next", "paceline", "status", run]
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_colours_can_be_turned_off(me: Person, setting: dict[str, str]) -> None:
+    me.job("print('\\x1b[31mred\\x1b[0m')")
+    terminal = me.terminal("run", **setting)
+    assert terminal.end() == 0
+    assert "worker-0 | red" in terminal.screen or "TERM" in setting
+    own = terminal.raw.replace("\x1b[31mred\x1b[0m", "red") if "TERM" in setting else terminal.raw
+    assert not re.search(r"\x1b\[[0-9;]*m", own)
+
+
+def test_what_a_program_prints_cannot_get_at_the_terminal(me: Person) -> None:
+    me.job("print('\\x1b[2J\\x1b]0;title\\x07\\x1b[5Aclean \\x1b[32mgreen')")
+    terminal = me.terminal("run")
+    assert terminal.end() == 0
+    assert "clean \x1b[32mgreen\x1b[0m" in terminal.raw
+    assert "worker-0 | clean green" in terminal.screen
+    assert "\x1b[2J" not in terminal.raw and "title" not in terminal.raw
+
+
+def test_a_progress_bar_is_replaced_in_place(me: Person) -> None:
+    me.job(BAR)
+    terminal = me.terminal("run")
+    terminal.wait_for("0% of the bar")
+    assert terminal.end() == 0
+    bars = [line for line in terminal.screen if "of the bar" in line]
+    assert bars == ["worker-0 | 100% of the bar"]
+    assert len(set(re.findall(r"\d+% of the bar", terminal.raw))) > 1
+    piped = me.call("logs").stdout
+    assert piped == "worker-0 | 100% of the bar\nworker-0 | after the bar\n"
+
+
+def test_logs_at_a_terminal(me: Person) -> None:
+    me.job(BAR, workers=2)
+    me.call("run", "--detach")
+    terminal = me.terminal("logs", "-f")
+    assert terminal.end() == 0
+    shown = [line for line in terminal.screen if line]
+    assert sorted(shown) == sorted(
+        f"worker-{i} | {text}" for i in (0, 1) for text in ("100% of the bar", "after the bar")
+    )
+    assert "\x1b[36mworker-0 |\x1b[0m after" in terminal.raw
+
+
+def test_ctrl_c_lets_tasks_finish(me: Person) -> None:
+    me.job(STEADY, workers=2)
+    terminal = me.terminal("run")
+    terminal.wait_for("step 3")
+    terminal.type(CTRL_C)
+    assert terminal.end() == 130
+    shown = terminal.screen
+    assert any("stopping: tasks have 30 s; Ctrl-C again ends them at once" in line for line in shown)
+    assert {"worker-0 | asked to end", "worker-1 | asked to end"} <= set(shown)
+    assert json.loads((me.run_folder() / "report.json").read_text())["status"] == "stopped"
+
+
+def test_ctrl_c_twice_ends_at_once(me: Person) -> None:
+    me.job(DEAF)
+    terminal = me.terminal("run")
+    terminal.wait_for("step 3")
+    terminal.type(CTRL_C)
+    terminal.wait_for("Ctrl-C again ends them at once")
+    begun = time.monotonic()
+    person.a_moment_later(begun)
+    terminal.type(CTRL_C)
+    assert terminal.end() == 130
+    assert time.monotonic() - begun < 15
+    assert any("ending all tasks at once" in line for line in terminal.screen)
+
+
+def test_a_terminal_that_closes_stops_the_run(me: Person) -> None:
+    me.job(STEADY)
+    terminal = me.terminal("run")
+    terminal.wait_for("step 3")
+    assert terminal.hang_up() == 130
+    assert json.loads((me.run_folder() / "report.json").read_text())["status"] == "stopped"
+
+
+@pytest.mark.parametrize("verb", ["logs", "events"])
+def test_ctrl_c_ends_a_reader_and_not_the_run(me: Person, verb: str) -> None:
+    me.job(STEADY)
+    me.call("run", "--detach")
+    terminal = me.terminal(verb, "-f")
+    terminal.wait_for("step 3")
+    terminal.type(CTRL_C)
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.raw
+    assert json.loads(me.call("status", "-o", "json").stdout)["status"] == "running"
+    assert me.call("stop").returncode == 0
+
+
+def test_delete_asks(me: Person) -> None:
+    me.job(SHORT)
+    me.call("run")
+    for answer, code in (("n", 1), ("", 1), ("y", 0)):
+        terminal = me.terminal("delete", "digits")
+        terminal.wait_for(r"delete digits-[0-9a-f]{4} with all logs, snapshots and TensorBoard files\? \[y/N\] ")
+        terminal.type(answer + "\n")
+        assert terminal.end() == code
+        assert bool(os.listdir(me.home / "runs")) == (code == 1)  # noqa: PTH208
+
+
+def test_a_narrow_terminal_cuts_the_live_line(me: Person) -> None:
+    me.job(SHORT + "import time\ntime.sleep(1)\n")
+    terminal = person.Terminal(person.words_of("run"), me.folder, person.environment(me.home), columns=30)
+    terminal.wait_for(r"digits-[0-9a-f]{4}: generation 1,\.\.\.")
+    assert terminal.end() == 0
+    assert not [line for line in terminal.screen if "generation 1,..." in line]
+
+
+def test_the_screen_of_these_tests_shows_what_a_terminal_would() -> None:
+    assert rendered("a\r\nlive\r\x1b[Jb\r\nx\r\ny\r\x1b[1A\x1b[Jend\r\n") == ["a", "b", "end", ""]
