@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import runs
 from runs import (
@@ -355,8 +354,13 @@ def test_restarts_are_counted_apart_for_each_cause(start: Starter) -> None:
 
 def test_new_steps_start_the_count_again(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state), restart={"limit": 1}))
-    for number in range(3):
-        run.wait_for_step(generation=number + 1, task="worker-1")
+    best = 0
+
+    def newest() -> int:
+        return max((event["step"] for event in run.events("step")), default=0)
+
+    for _ in range(3):
+        best = eventually("a new step", lambda best=best: newest() if newest() > best else 0, more=run.story)
         after = run.position()
         os.kill(run.task("worker-1"), signal.SIGKILL)
         restart = recovers(run, after)
@@ -524,21 +528,12 @@ def test_a_restart_is_warm_unless_the_job_says_otherwise(start: Starter, state: 
     run.wait_for_step()
     if warm:
         for host in ("worker-host-0", "worker-host-1"):
-            spare = run.spare(host)
-            eventually("the spare sleeps", lambda spare=spare: _ready(spare), more=run.story)
+            run.wait("spare-ready", host=host)
     os.kill(run.task("worker-0"), signal.SIGKILL)
     recovers(run, 0)
     started = {event["task"]: event["warm"] for event in run.events("task-started") if event["generation"] == 2}
     assert started == {"worker-0": warm, "worker-1": warm}
     finish(run, state)
-
-
-def _ready(spare: int) -> bool:
-    """It waits in a read of its control socket, having used the processor and no more."""
-    process = psutil.Process(spare)
-    before = process.cpu_times()
-    time.sleep(0.3)
-    return process.status() == psutil.STATUS_SLEEPING and process.cpu_times() == before and before.user > 0.02
 
 
 def test_tasks_of_parameter_server_jobs_restart_as_their_role_says(start: Starter) -> None:

@@ -64,6 +64,7 @@ LIFE = [
     event(11, "hang", 2, tasks=["worker-0", "worker-1"], silent_s=600.0, limit_s=600.0, progress="step"),
     event(11.1, "stacks", 2, task="worker-0", text='File "train.py", line 3'),
     event(11.2, "member-lost", 2, host="worker-host-1", reason="no word for 5 s"),
+    event(11.25, "spare-ready", 2, host="worker-host-0", took_s=4.2),
     event(11.3, "captain-returned", 2, adopted=True),
     event(11.4, "note", 2, text="kubernetes is not used here"),
     event(11.5, "warning", 2, text="the disk is full"),

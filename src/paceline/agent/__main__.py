@@ -28,6 +28,7 @@ def main(arguments: list[str]) -> int:
     crashes: list[float] = []
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signal.signal(signal.SIGUSR1, lambda *_: told.append(signal.SIGKILL))  # end at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the command line
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     parent = os.getppid()
@@ -92,6 +93,7 @@ def _agent(options: Options, instance: str, number: int, signs: int, keeper: int
             os._exit(1)
         os.set_blocking(signs, False)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
         def beat(loop: Any) -> None:
             try:

@@ -16,7 +16,7 @@ from paceline.agent.logs import TaskLog
 from paceline.agent.loop import Loop, Timer
 from paceline.plan import Task
 
-LAST_ACTS = 10.0  # seconds between an uncaught exception and the end; some wait for their peers for minutes
+LAST_ACTS = 5.0  # seconds between an uncaught exception and the end; some wait for their peers for minutes
 REPORT = 3  # the descriptor under which a task finds its report socket
 
 
@@ -143,16 +143,21 @@ class Attempt:
         if self.pid:
             self._cpu = (self._loop.now(), machine.state(self.pid)[1])
 
+    def is_stopped(self) -> bool:
+        return machine.state(self.pid)[0] in ("T", "t")
+
     def doing(self) -> str:
-        letter, cpu = machine.state(self.pid)
-        if letter in ("T", "t"):
+        """For a hang: "stopped", "waiting", or "busy" with the share of a core it has used of late."""
+        if self.is_stopped():
             return "stopped"
+        cpu = machine.state(self.pid)[1]
         at, before = self._cpu
         seconds = self._loop.now() - at
         if seconds < 0.1:
             time.sleep(0.1)  # too soon after the last sample to judge; a hung group can wait for it
             seconds, (_, cpu) = self._loop.now() - at, machine.state(self.pid)
-        return "busy" if cpu - before > 0.5 * seconds else "waiting"
+        share = (cpu - before) / seconds
+        return f"busy {share:.2f}" if share > 0.2 else "waiting"
 
     def finish(self) -> None:
         """The process is gone: take what it left, and close."""

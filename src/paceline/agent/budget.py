@@ -20,22 +20,28 @@ class Failure:
     states: tuple[tuple[str, str], ...] = ()
 
     def seen(self, task: str, state: str) -> Failure:
-        """For a hang: what a task was doing when it was ended."""
-        return replace(self, states=(*self.states, (task, state))) if self.cause == "hang" else self
+        """What a task was doing when it was ended with the others."""
+        return replace(self, states=(*self.states, (task, state)))
 
 
 def blame(failures: list[Failure]) -> Failure:
     """The first failure in time that is nobody else's consequence."""
 
     def rank(failure: Failure) -> tuple[int, float]:
-        return (2 if failure.survivor else 1 if failure.asked else 0), failure.at
+        order = 3 if failure.survivor else 2 if failure.cause == "hang" else 1 if failure.asked else 0
+        return order, failure.at
 
     first = min(failures, key=rank)
-    for state in ("stopped", "busy"):
-        for task, seen in first.states:
-            if seen == state:
-                what = "was stopped" if state == "stopped" else "was busy without a step"
-                return replace(first, task=task, detail=f"{first.detail}; {task} {what}")
+    if first.cause != "hang" and not first.survivor:
+        return first
+    stopped = [task for task, state in first.states if state == "stopped"]
+    if stopped:
+        detail = f"{stopped[0]} was stopped; {first.detail}"
+        return replace(first, cause="hang", task=stopped[0], detail=detail, place="", survivor=False)
+    busy = [(state, task) for task, state in first.states if state.startswith("busy")]
+    if busy and first.cause == "hang":
+        task = max(busy)[1]
+        return replace(first, task=task, detail=f"{first.detail}; {task} was busy without a step")
     return first
 
 

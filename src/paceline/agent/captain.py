@@ -45,6 +45,7 @@ class Captain:
         self._farewell_until = 0.0
         self._finished_at: float | None = None
         self._said_waiting = 0.0
+        self._said: set[str] = set()
         self._recovering: list[dict[str, Any]] = []
         self._best = -1
         self._out: ev.Instructions = []
@@ -139,13 +140,16 @@ class Captain:
                 self._emit("member-lost", host=told.host, reason="the connection ended")
 
     def _on_leaving(self, told: ev.Leaving, now: float) -> None:
+        self.books.withdraw(self.members[told.host])
         self._emit("note", text=f"{told.host} has been told to go: {told.reason}")
 
     def _on_left(self, told: ev.Left, now: float) -> None:
         self.members[told.host].left = True
 
     def _on_said(self, told: ev.Said, now: float) -> None:
-        self._emit("warning" if told.warning else "note", text=told.text)
+        if told.text not in self._said:  # several hosts may have the same to say, a full disk for one
+            self._said.add(told.text)
+            self._emit("warning" if told.warning else "note", text=told.text)
 
     def _on_stop(self, told: ev.Stop, now: float) -> None:
         if self.phase in (LIVE, RETURNING, CLOSING):
@@ -170,8 +174,11 @@ class Captain:
     # ---- tasks
 
     def _on_started(self, told: ev.Started, now: float) -> None:
-        if self.books.live.get(told.task) == told.attempt:
+        if self.books.held(told.host).get(told.task) == told.attempt:
             self._emit("task-started", task=told.task, pid=told.pid, warm=told.warm, host=told.host)
+
+    def _on_spareready(self, told: ev.SpareReady, now: float) -> None:
+        self._emit("spare-ready", host=told.host, took_s=round(told.seconds, 1))
 
     def _on_beat(self, told: ev.Beat, now: float) -> None:
         member = self.members[told.host]
@@ -182,9 +189,9 @@ class Captain:
             if self.watch.snapshot(step, now):
                 self._emit("snapshot", step=step, path=f"step-{step}")
                 self._new_progress(step)
+        held = self.books.held(told.host)
         for name, progress in told.tasks.items():
-            unit = self._unit_of.get(name)
-            if unit is None or name not in self.books.live or unit.phase != RUNNING:
+            if name not in held or self._unit_of[name].phase != RUNNING:
                 continue
             stepped = self.watch.update(name, progress, now)
             if stepped and progress.step is not None:
@@ -211,7 +218,7 @@ class Captain:
         self._exit(told.host, told.exit, now)
 
     def _exit(self, host: str, exit: ev.Exit, now: float) -> None:
-        if self.books.live.get(exit.task) != exit.attempt:
+        if self.books.held(host).get(exit.task) != exit.attempt:
             return
         unit = self._unit_of[exit.task]
         self.books.dies(exit.task)
@@ -236,16 +243,21 @@ class Captain:
 
     def _on_ended(self, told: ev.Ended, now: float) -> None:
         for name, attempt in told.tasks.items():
-            if self.books.live.get(name) == attempt:
-                self.books.dies(name)
-                self._emit("task-exited", task=name, code=None, signal=None, expected=True)
+            if self.books.held(told.host).get(name) != attempt:
+                continue
+            self.books.dies(name)
+            self._emit("task-exited", task=name, code=None, signal=None, expected=True)
+            unit = self._unit_of[name]
+            if self.phase == LIVE and unit.phase == RUNNING:
+                lost = f"{told.host} ended it: it had heard nothing from the captain for a lease"
+                self._fail(unit, Failure("host-lost", name, lost, "", False, now), now, "kill")
         for name, text in told.stacks.items():
             self.stacks[name] = text
             self._emit("stacks", task=name, text=text)
         for name, state in told.states.items():
-            unit = self._unit_of.get(name)
-            if unit is not None:
-                unit.failures = [failure.seen(name, state) for failure in unit.failures]
+            if name in self._unit_of:
+                of = self._unit_of[name]
+                of.failures = [failure.seen(name, state) for failure in of.failures]
         member = self.members[told.host]
         self.books.offer(member, told.offers)
         member.snapshots = told.snapshots or member.snapshots

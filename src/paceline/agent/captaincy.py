@@ -22,6 +22,7 @@ from paceline.plan import from_data
 
 FAILED = 64  # exit code of a captain whose run has failed
 INTRODUCTION = 10.0  # seconds a connection may take to say who it is
+RESERVE = 256 * 1024  # bytes
 STRANGER_LIMIT = 8 * 1024 * 1024
 
 
@@ -64,6 +65,7 @@ class Captaincy:
         self._options = options
         self._folder = options.folder
         self._notes = f"{options.folder}/captain.json"
+        self._reserve = f"{options.folder}/.reserve"
         self._plan = plan
         self.loop = Loop()
         self.tls = context(options.tls, "captain", server=True)
@@ -87,6 +89,7 @@ class Captaincy:
             tasks, hosts = [task.name for task in plan.tasks], [host.name for host in plan.hosts]
             words = {"framework": plan.framework, "strategy": plan.strategy, "tasks": tasks, "hosts": hosts}
             self._write_event("run-started", 0, {"run": options.run, "job": plan.name, **words})
+        self._keep_room()
         self._save()
         self._tick()
 
@@ -171,6 +174,8 @@ class Captaincy:
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         if isinstance(instruction, ev.Emit):
+            if instruction.kind == "run-ended":
+                self._make_room()
             self._write_event(instruction.kind, instruction.generation, instruction.fields)
         elif isinstance(instruction, ev.Start):
             self._save()  # a captain that returns must know of this generation
@@ -213,7 +218,25 @@ class Captaincy:
         self._events.write(json.dumps(line).encode() + b"\n")
 
     def _trouble(self, text: str) -> None:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError:
+            pass  # the disk that is full may hold this output too
+
+    def _keep_room(self) -> None:
+        """A few blocks that are given up at the end, so that a full disk does not cost the report."""
+        try:
+            with open(self._reserve, "wb") as file:
+                file.write(b"\0" * RESERVE)
+        except OSError:
+            pass
+
+    def _make_room(self) -> None:
+        try:
+            os.unlink(self._reserve)
+        except OSError:
+            pass
+        self._events.try_again()
 
     def _read_notes(self) -> dict[str, Any]:
         try:

@@ -66,10 +66,10 @@ def classify(
     """
     number = _signal(status)
     end = list(tail)[-_LOOK_BACK:]
+    if asked_to_leave:  # also with exit code 0: many programs leave on SIGTERM without a complaint, and unfinished
+        return Cause("preempted", "its host was told to go (SIGTERM)")
     if number == 0 and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         return Cause("")
-    if asked_to_leave:
-        return Cause("preempted", "its host was told to go (SIGTERM)")
     if number == signal.SIGKILL and out_of_memory:
         return Cause("out-of-memory", out_of_memory)
     if number == signal.SIGTERM:

@@ -69,6 +69,12 @@ class Started:
 
 
 @dataclass(frozen=True)
+class SpareReady:
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Exited:
     host: str
     exit: Exit

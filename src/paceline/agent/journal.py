@@ -46,7 +46,11 @@ class Appender:
             self._silent_until = time.monotonic() + RETRY_AFTER
             if not self._said:
                 self._said = True
-                self._trouble(f"cannot write {self._path}: {error.strerror}; training goes on without it")
+                folder = os.path.dirname(self._path)
+                self._trouble(f"cannot write to {folder}: {error.strerror}; training goes on without it")
+
+    def try_again(self) -> None:
+        self._silent_until = 0.0
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -39,7 +39,7 @@ class Member:
         self._tasks = {task.name: task for task in self._plan.tasks if task.host == options.host}
         self.loop = Loop()
         self._memory = machine.Memory()
-        self._starting = Starting(self._plan, options, self.loop, self._said, self._began)
+        self._starting = Starting(self._plan, options, self.loop, self._send, self._said, self._began)
         self._logs: dict[str, TaskLog] = {}
         self._attempts: dict[str, Attempt] = {}
         self._exits: dict[str, ev.Exit] = {}
@@ -166,6 +166,9 @@ class Member:
             self._rewatch()
         except (LinkClosed, WireError):
             self._dial_later()
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            self._said(f"{self._options.host} did not understand the captain: {error!r}", True)
+            self._dial_later()
 
     def _send(self, message: Message) -> None:
         """What is said while the captain is away is lost on purpose: joining again tells it all."""
@@ -263,6 +266,7 @@ class Member:
                 log = self._logs[name] = TaskLog(
                     f"{self._options.folder}/logs/{name}.log", lambda text: self._said(text, True)
                 )
+            self._kills_before = self._memory.kills()
             attempt = Attempt(self._tasks[name], int(number), self._generation, log, self.loop, self._send_beat)
             self._attempts[name] = attempt
             try:
@@ -317,16 +321,17 @@ class Member:
         del self._attempts[name]
         if attempt.cold_because:
             self._starting.no_spares(f"{name} starts cold from now on: {attempt.cold_because}")
+        if attempt.state:
+            self._states[name] = attempt.state
         if attempt.asked == "abort":
             self._stacks[name] = causes.stacks(attempt.log.tail)[-STACKS_LIMIT:]
-            self._states[name] = attempt.state
         exit = self._exit_of(attempt, status)
         self._exits[name], self._exit_at[name] = exit, self._failed_at(attempt)
         if exit.cause or not exit.expected:
             self._send({"type": "exited", "exit": exit.__dict__})
         if exit.expected and self._ending:
             self._tell_ended()
-        else:
+        elif not self._leaving:
             self._offer()
         if self._leaving and not self._attempts:
             self._go()
@@ -336,7 +341,8 @@ class Member:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         expected = bool(attempt.asked)
         if expected:
-            cause = causes.own_error(attempt.log.tail, attempt.raised) if attempt.asked == "kill" else None
+            shown = attempt.log.tail if attempt.asked == "kill" else ()
+            cause = causes.own_error(shown, attempt.raised) if attempt.asked != "term" else None
             cause = cause or causes.Cause("")
         else:
             memory = self._out_of_memory(attempt, number)
@@ -383,6 +389,7 @@ class Member:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         if how == "kill":
+            attempt.state = "stopped" if attempt.is_stopped() else ""
             attempt.kill()
         elif how == "abort":
             attempt.state = attempt.doing()
@@ -411,6 +418,8 @@ class Member:
         self._send({"type": "ended", "tasks": ended or {}, **words})
 
     def _offers(self) -> dict[str, str]:
+        if self._leaving:
+            return {}
         taken: set[str] = set()
         offers = {}
         for name in self._tasks:

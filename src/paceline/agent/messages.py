@@ -65,6 +65,8 @@ def read_member(message: Message, host: str) -> ev.Told | None:
     if kind == "started":
         pid, attempt = _number(message, "pid"), _number(message, "attempt")
         return ev.Started(host, _text(message, "task"), attempt, pid, bool(message.get("warm")))
+    if kind == "spare":
+        return ev.SpareReady(host, _seconds(message.get("seconds")))
     if kind == "exited":
         return ev.Exited(host, read_exit(message.get("exit")))
     if kind == "ended":
@@ -86,8 +88,8 @@ def _read_beat(message: Message, host: str) -> ev.Beat:
     if not isinstance(tasks, dict) or len(tasks) > MANY:
         raise WireError("beat: tasks is no object")
     memory = message.get("memory", 0.0)
-    if not isinstance(memory, (int, float)):
-        raise WireError("beat: memory is no number")
+    if not isinstance(memory, (int, float)) or not 0 <= memory < 1000:
+        raise WireError("beat: memory is no share")
     return ev.Beat(host, {name: _progress(data) for name, data in tasks.items()}, float(memory), _steps(message))
 
 
@@ -95,10 +97,14 @@ def _progress(data: Any) -> ev.Progress:
     if not isinstance(data, list) or len(data) != 4 or not isinstance(data[3], dict):
         raise WireError("beat: a task's progress is not [step, step age, output age, metrics]")
     step = data[0]
-    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or abs(step) > 2**53):
         raise WireError("beat: step is no number")
-    metrics = {str(name): float(value) for name, value in data[3].items() if isinstance(value, (int, float))}
+    metrics = {str(name): float(value) for name, value in data[3].items() if _is_finite(value)}
     return ev.Progress(step, _seconds(data[1]), _seconds(data[2]), metrics)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < 1e300
 
 
 def _steps(message: Mapping[str, Any]) -> tuple[int, ...]:

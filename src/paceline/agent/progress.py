@@ -11,6 +11,7 @@ from paceline.plan import ALONE, Plan, Task
 
 SHORTEST_LIMIT = 600.0  # of hang_after when the job does not say
 GAPS = 5
+STARTS = 2
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Watch:
         self._snapshots: set[int] = set()
         self._snapshot_at = 0.0
         self._longest = 0.0
+        self._longest_start = 0.0  # from the start of a task to its first step
         self._totals: dict[str, list[float]] = {}  # task -> steps, seconds while stepping
         self.steps = 0
         self.metrics: dict[str, dict[str, float]] = {}
@@ -65,6 +67,8 @@ class Watch:
         reported = progress.step != pace.step or at > pace.reported_at + 1e-3
         if progress.step != pace.step:
             self._gap(at - (pace.step_at or pace.started))
+            if pace.step is None:
+                self._longest_start = max(self._longest_start, at - pace.started)
             if pace.step is not None and progress.step > pace.step and at > pace.step_at:
                 totals = self._totals.setdefault(task, [0.0, 0.0])
                 totals[0] += progress.step - pace.step
@@ -110,6 +114,8 @@ class Watch:
         if not stepping:
             last = max(last, self._snapshot_at)
         limit = self.limit()
+        if stepping and all(self._pace[name].step is None for name in judged):
+            limit = max(limit, STARTS * self._longest_start)  # a cold start may be slower than any step
         if now - last < limit:
             return None
         return Hang(judged, now - last, limit, "step" if stepping else "output")

@@ -23,6 +23,7 @@ REPORT_FD = 3
 _FIRST_FREE = 64  # inherited descriptors of ours lie where they do not change the numbers a program gets
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MOST_BYTES = 4 << 20
+GONE = "the spare is gone"
 _PACKAGE = Path(__file__).parent.parent
 _SITE = _PACKAGE / "frameworks" / "site"
 _HOOK = (
@@ -135,7 +136,7 @@ class Spare:
                 data = b""
             if not data:
                 self._over = True
-                found.append(Unfit("the spare is gone"))
+                found.append(Unfit(GONE))
                 break
             message = json.loads(data)
             if "ready" in message:

@@ -14,6 +14,7 @@ from paceline.agent.attempt import Attempt
 from paceline.agent.command import understand
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options
+from paceline.agent.wire import Message
 from paceline.frameworks import environment, server
 from paceline.plan import Plan
 
@@ -25,11 +26,18 @@ MARGIN = 256 * 1024 * 1024
 
 class Starting:
     def __init__(
-        self, plan: Plan, options: Options, loop: Loop, said: Callable[..., None], began: Callable[[Attempt], None]
+        self,
+        plan: Plan,
+        options: Options,
+        loop: Loop,
+        tell: Callable[[Message], None],
+        said: Callable[..., None],
+        began: Callable[[Attempt], None],
     ) -> None:
         self._plan = plan
         self._options = options
         self._loop = loop
+        self._tell = tell
         self._said = said
         self._began = began
         host = plan.host(options.host)
@@ -137,8 +145,9 @@ class Starting:
         for message in self._spare.receive():
             if isinstance(message, spare.Ready):
                 self._spare_ready = True
+                self._tell({"type": "spare", "seconds": message.seconds})
             elif isinstance(message, spare.Unfit):
-                self._spare_fails(message.reason)
+                self._spare_fails("it ended" if message.reason == spare.GONE else message.reason)
                 return
             elif isinstance(message, spare.Started) and self._pending:
                 attempt = self._pending.pop(0)

@@ -11,10 +11,12 @@ from typing import Any
 
 _UNKNOWN = -2
 _NONE = -1
-_EVERY = 0.1  # seconds between two messages: each one wakes the agent, which may share a core with the program
+_AT_ONCE = 32  # reports that go out at once, so that a start is seen as it is
+_EVERY = 0.1  # seconds between later ones: each wakes the agent, which may share a core with the program
 _descriptor = _UNKNOWN
 _pending: dict[str, float] = {}
 _due = 0.0
+_sent = 0
 
 
 def report(step: int | None = None, **metrics: Any) -> None:
@@ -38,13 +40,14 @@ def report(step: int | None = None, **metrics: Any) -> None:
 
 def _send() -> None:
     """What has been reported since the last message; kept for the next one where the agent is busy or gone."""
-    global _due
+    global _due, _sent
     if not _pending:
         return
     try:
         os.write(_descriptor, json.dumps(_pending).encode())
         _pending.clear()
-        _due = time.monotonic() + _EVERY
+        _sent += 1
+        _due = time.monotonic() + _EVERY if _sent >= _AT_ONCE else 0.0
     except OSError:
         pass  # training must not notice
 

@@ -123,6 +123,7 @@ _SENTENCES = {
     "stacks": _stacks,
     "restart": _restart,
     "recovered": _recovered,
+    "spare-ready": lambda event: f"{event.text('host')} has a spare ready ({span(event.number('took_s'))})",
     "captain-returned": lambda event: (
         "the captain is back" + ("; training went on meanwhile" if event.get("adopted") else "")
     ),

@@ -65,7 +65,8 @@ class Supervisor:
         self._over = False
         self._loop = Loop()
         self._loop.on_child(self._child_ended)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the command line sees it, and a detached run outlives it
+        for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, lambda: self._end("stopped", "the supervisor was told to end"))
         if pipe >= 0:
             self._loop.watch(pipe, selectors.EVENT_READ, self._command_line_gone)
@@ -115,11 +116,21 @@ class Supervisor:
         if self._over:
             return
         self._over = True
-        for pid in self._pids:
-            os.kill(pid, signal.SIGKILL)
-        _end_children(set())
+        self._end_hosts()
         write_last_words(self._folder, self._run, status, reason)
         self._loop.stop()
+
+    def _end_hosts(self) -> None:
+        """Each ends what is below it, which it can do even if this process is killed now; the rest is killed."""
+        for pid in self._pids:
+            os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + PATIENCE
+        while self._pids and time.monotonic() < deadline:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            self._pids.pop(pid, None)
+            if pid == 0:
+                time.sleep(0.01)
+        _end_children(set())
 
 
 def _end_children(known: set[int]) -> None:
