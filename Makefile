@@ -33,7 +33,7 @@ demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
 test: .venv/dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .
