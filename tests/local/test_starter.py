@@ -584,7 +584,9 @@ def test_a_plain_program_gets_default_signals_and_four_descriptors(tmp_path: Pat
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         signal.signal(signal.SIGUSR2, usual)
     lines = ended.out.split()
-    assert lines[:4] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    assert lines[:3] == ["SigBlk:", "0" * 16, "SigIgn:"]
+    own = 0b11 << 31  # the C library's own signals, which posix_spawn leaves ignored in what make starts
+    assert int(lines[3], 16) & ~own == 0
     assert [fd for fd in lines if fd.isdigit() and len(fd) < 4] == ["0", "1", "2", "3"]
 
 

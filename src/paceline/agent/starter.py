@@ -53,12 +53,15 @@ def tell_of_errors() -> None:
 def _tell(kind: "Any", value: "Any", trace: "Any") -> None:
     import json
 
-    while trace.tb_next is not None:
-        trace = trace.tb_next
+    if trace is None:  # a script that does not compile
+        place = f"{getattr(value, 'filename', '')}:{getattr(value, 'lineno', '')}"
+    else:
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
-    place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
     try:
         fd = int(os.environ["PACELINE_REPORT_FD"])
         if str(os.fstat(fd).st_ino) == os.environ["PACELINE_REPORT_INODE"]:
