@@ -110,7 +110,7 @@ def make(job: Job) -> Plan:
         roles.append(
             Role(
                 name=name,
-                command=tuple(first.command if first.command is not None else _default_command(job, name)),
+                command=tuple(first.command if first.command is not None else job.command or []),
                 env={**job.env, **first.env},
                 restarts=_restarts(name, parameter_server),
                 watched=name in ("chief", "worker"),
@@ -157,10 +157,6 @@ def gpus_of(job: Job, role: str, group: Group) -> int:
 
 def tasks_per_host(job: Job, role: str, group: Group) -> int:
     return int(_first(group.tasks_per_host, max(1, gpus_of(job, role, group))))
-
-
-def _default_command(job: Job, role: str) -> list[str]:
-    return job.command or []
 
 
 def _restarts(role: str, parameter_server: bool) -> str:

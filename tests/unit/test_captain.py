@@ -355,3 +355,64 @@ def test_recovery_is_timed_from_failure_to_the_next_step() -> None:
     world.step(11)
     assert world.last("recovered")["first_step_after_s"] == pytest.approx(1.5)
     assert world.captain.restarts[0]["first_step_after_s"] == pytest.approx(1.5)
+
+
+def test_a_stop_while_the_captain_returns_still_gives_grace() -> None:
+    from paceline.agent import events as ev
+
+    world = up(make_plan(2))
+    world.restart_captain()
+    world.tell(ev.Stop("a person said so"))
+    assert world.over is None, "nobody has said yet what runs"
+    world.join_all()
+    ends = [end for machine in world.machines.values() for end in machine.inbox if isinstance(end, ev.End)]
+    assert [(end.how, end.grace) for end in ends] == [("term", world.plan.limits.grace)] * 2
+    world.deliver_all()
+    assert world.over is not None and world.over.status == "stopped"
+
+
+def test_a_death_after_adoption_is_seen() -> None:
+    world = up(make_plan(2))
+    world.restart_captain()
+    world.join("worker-host-0")
+    world.agent_dies("worker-host-0")
+    world.join_all()
+    world.deliver_all()
+    world.pass_time(LEASE + 2)
+    world.deliver_all()
+    assert generations(world) == {2} and len(world.running()) == 2
+
+
+def test_a_captain_that_dies_in_a_back_off_counts_nothing_twice() -> None:
+    world = up(make_plan(2, hang_after=None))
+    for _ in range(2):
+        world.exit("worker-0", "signal")
+        world.deliver_all()
+    assert len(world.captain.restarts) == 2, "the second restart waits"
+    world.restart_captain()
+    world.join_all()
+    world.pass_time(LEASE + 5)
+    world.deliver_all()
+    assert [record["cause"] for record in world.captain.restarts] == ["signal", "signal"]
+    assert len(world.running()) == 2
+
+
+def test_a_cause_met_while_the_captain_was_away_is_kept() -> None:
+    world = up(make_plan(2))
+    world.restart_captain()
+    world.exit("worker-1", "program-error", "train.py:3")
+    world.join_all()
+    world.deliver_all()
+    assert (world.last("restart")["cause"], world.last("restart")["task"]) == ("program-error", "worker-1")
+
+
+def test_a_member_that_dials_again_while_the_run_ends_keeps_its_grace() -> None:
+    from paceline.agent import events as ev
+
+    world = up(make_plan(2))
+    world.tell(ev.Stop("stop"))
+    world.disconnect("worker-host-1")
+    world.now += 1
+    world.join("worker-host-1")
+    (end,) = [end for end in world.machines["worker-host-1"].inbox if isinstance(end, ev.End)]
+    assert end.how == "term" and 0 < end.grace < world.plan.limits.grace

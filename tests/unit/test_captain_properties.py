@@ -152,7 +152,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=300,
     report_multiple_bugs=False,
     stateful_step_count=40,
     deadline=None,

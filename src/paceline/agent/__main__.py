@@ -10,13 +10,14 @@ import time
 from typing import Any
 
 if not __package__:
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    # Behind the standard library: this may be site-packages, with backports of its modules.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from paceline.agent import machine
-from paceline.agent.options import Options, parse
+from paceline.agent.options import FAILED, LEAVING, Options, parse
 
-LEAVING = 75  # the host was told to go: the backend may replace it
-DELIBERATE = (0, 64, LEAVING)
+DELIBERATE = (0, FAILED, LEAVING)
+SILENCE = 0.7  # of a lease: the tasks of an agent that is stuck are gone before the captain counts on it
 CRASHES = 5  # in a minute; then the host is lost
 
 
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: told.append(signal.SIGKILL))  # end at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the command line
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    parent = os.getppid()
+    parent = options.starter or os.getppid()
     for number in range(1, 1_000_000):
         signs, agent_end = os.pipe()
         pid = os.fork()
@@ -63,7 +64,7 @@ def _wait(pid: int, signs: int, lease: float, told: list[int], parent: int) -> i
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
         if os.getppid() != parent:
             told.append(signal.SIGKILL)  # whoever started this host is gone
-        if signal.SIGKILL in told or time.monotonic() - heard > lease:
+        if signal.SIGKILL in told or time.monotonic() - heard > SILENCE * lease:
             os.kill(pid, signal.SIGKILL)
         elif told and not forwarded:
             os.kill(pid, signal.SIGTERM)
@@ -80,7 +81,8 @@ def _end_the_rest() -> None:
             except ProcessLookupError:
                 pass
         try:
-            os.waitpid(-1, 0)
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)  # one that the kernel holds must not hold this process
         except ChildProcessError:
             return
 
@@ -116,8 +118,10 @@ def _agent(options: Options, instance: str, number: int, signs: int, keeper: int
 
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+        finally:  # also where the disk is full
+            os._exit(code)
 
 
 if __name__ == "__main__":

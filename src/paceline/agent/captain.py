@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Callable
 
 from paceline.agent import events as ev
@@ -42,6 +43,7 @@ class Captain:
         self._first_generation_wall: float | None = None
         self._first_joined: float | None = None
         self._closing_until = 0.0
+        self._how, self._grace_until = "kill", 0.0
         self._farewell_until = 0.0
         self._finished_at: float | None = None
         self._said_waiting = 0.0
@@ -49,7 +51,6 @@ class Captain:
         self._recovering: list[dict[str, Any]] = []
         self._best = -1
         self._out: ev.Instructions = []
-        self._started = now
         self._wall_offset = wall - now
         if saved and saved.get("generation"):
             self._load(saved)
@@ -89,15 +90,17 @@ class Captain:
                 for name in held:
                     lost = Failure("host-lost", name, f"{told.host} was lost and has been replaced", "", False, now)
                     self._fail(self._unit_of[name], lost, now, "kill")
-        elif held and self.phase != RETURNING:
+        elif held:  # while returning: what this captain has adopted itself
             self._compare(told, held, now)
         if self.phase == RETURNING:
-            self._adopt(told)
+            self._adopt(told, now)
         for name, attempt in told.running.items():
             unit = self._unit_of.get(name)
             unwanted = unit is None or self.books.live.get(name) != attempt or unit.phase == STOPPING
-            if unwanted or self.phase == ENDING:
+            if unwanted:
                 self._out.append(ev.End(told.host, {name: attempt}, "kill"))
+            elif self.phase == ENDING:
+                self._out.append(ev.End(told.host, {name: attempt}, self._how, max(0.0, self._grace_until - now)))
         self.books.withdraw(member)
         member.connected, member.left = True, False
         member.instance = told.instance
@@ -118,9 +121,9 @@ class Captain:
             if known is not None and known.attempt == attempt:
                 self._exit(told.host, known, now)
             else:
-                self._gone({name: attempt}, now, "host-lost", f"the agent of {told.host} died and its tasks with it")
+                self._gone({name: attempt}, now, "host-lost", f"{told.host} does not run it any more: its agent died")
 
-    def _adopt(self, told: ev.Joined) -> None:
+    def _adopt(self, told: ev.Joined, now: float) -> None:
         for name, attempt in told.running.items():
             task = self._task.get(name)
             if task is not None and task.host == told.host and attempt >= self.books.attempts.get(name, 0):
@@ -128,8 +131,11 @@ class Captain:
         for exit in told.exits:
             if exit.task in self._task and exit.attempt >= self.books.attempts.get(exit.task, 0):
                 self.books.attempts[exit.task] = exit.attempt
+                unit = self._unit_of[exit.task]
                 if not exit.cause and not exit.expected:
                     self.books.succeeded.add(exit.task)
+                elif exit.cause and unit.name not in self.books.waited:
+                    unit.failures.append(_failure(exit, now))
 
     def _on_disconnected(self, told: ev.Disconnected, now: float) -> None:
         member = self.members[told.host]
@@ -152,7 +158,9 @@ class Captain:
             self._emit("warning" if told.warning else "note", text=told.text)
 
     def _on_stop(self, told: ev.Stop, now: float) -> None:
-        if self.phase in (LIVE, RETURNING, CLOSING):
+        if self.phase == RETURNING:  # once it is known what runs, that gets its grace
+            self.outcome = self.outcome if self.outcome[0] else ("stopped", told.reason, None)
+        elif self.phase in (LIVE, CLOSING):
             self._end("stopped", told.reason, None, now, "term")
 
     def _on_tick(self, told: ev.Tick, now: float) -> None:
@@ -227,18 +235,17 @@ class Captain:
             return
         if exit.expected:
             if exit.cause:
-                own = Failure(exit.cause, exit.task, exit.detail, exit.place, exit.survivor, now - exit.age, asked=True)
-                unit.failures.append(own)
+                unit.failures.append(_failure(exit, now))
             return
         if not exit.cause:
             self.books.succeeded.add(exit.task)
         elif self.phase == CLOSING:
             self._emit("note", text=f"{exit.task} failed after training had succeeded: {exit.detail}")
         else:
-            cause, detail = exit.cause, exit.detail
-            if cause == "signal" and exit.signal == "SIGKILL":
-                cause, detail = _perhaps_memory(cause, detail, self.members[host])
-            failure = Failure(cause, exit.task, detail, exit.place, exit.survivor, now - exit.age)
+            failure = _failure(exit, now)
+            if failure.cause == "signal" and exit.signal == "SIGKILL":
+                cause, detail = _perhaps_memory(failure.cause, failure.detail, self.members[host])
+                failure = replace(failure, cause=cause, detail=detail)
             self._fail(unit, failure, now, "kill")
 
     def _on_ended(self, told: ev.Ended, now: float) -> None:
@@ -350,7 +357,7 @@ class Captain:
             self._settle_return(now)
         if self.phase == LIVE:
             for unit in self.units:
-                if unit.phase == STOPPING and not unit.live:
+                if self.phase == LIVE and unit.phase == STOPPING and not unit.live:
                     self._settle(unit, now)
         if self.phase == LIVE:
             self._start_ready(now)
@@ -435,6 +442,10 @@ class Captain:
         for unit in self.units:
             if unit.phase == DONE:
                 continue
+            if unit.name in self.books.waited and not unit.live:
+                unit.turn(WAITING, now)
+                complete = False
+                continue
             lacking = [t for t in unit.tasks if t.name not in self.books.live and t.name not in self.books.succeeded]
             unit.turn(RUNNING)
             for task in unit.tasks:
@@ -442,7 +453,8 @@ class Captain:
             if lacking:
                 complete = False
                 detail = f"{lacking[0].name} was gone when the captain came back"
-                self._fail(unit, Failure("host-lost", lacking[0].name, detail, "", False, now), now, "kill")
+                lost = Failure("host-lost", lacking[0].name, detail, "", False, now)
+                self._fail(unit, unit.failures.pop() if unit.failures else lost, now, "kill")
         if complete:
             self.hold_until = 0.0
         self._emit("captain-returned", adopted=complete)
@@ -476,6 +488,7 @@ class Captain:
         if self.books.anything_live():
             self._emit("ending", reason=reason, grace_s=grace)
         self._end_tasks(list(self.books.live), how, grace)
+        self._how, self._grace_until = how, now + grace
         self._farewell_until = now + grace + self.lease + FAREWELL
 
     def _ending(self, now: float) -> None:
@@ -523,6 +536,10 @@ class Captain:
         self._first_generation_wall = saved["first_generation"]
         if self._first_generation_wall is not None and self.plan.limits.runtime is not None:
             self._runtime_until = self._first_generation_wall + self.plan.limits.runtime - self._wall_offset
+
+
+def _failure(exit: ev.Exit, now: float) -> Failure:
+    return Failure(exit.cause, exit.task, exit.detail, exit.place, exit.survivor, now - exit.age, asked=exit.expected)
 
 
 def _perhaps_memory(cause: str, detail: str, member: Member) -> tuple[str, str]:

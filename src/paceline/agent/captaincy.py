@@ -16,14 +16,14 @@ from paceline.agent.captain import Captain
 from paceline.agent.journal import Appender, replace, replace_text, stamp
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.loop import Loop
-from paceline.agent.options import Options, endpoint
+from paceline.agent.options import FAILED, Options, endpoint
 from paceline.agent.wire import Message, WireError, encode, encode_packed
 from paceline.plan import from_data
 
-FAILED = 64  # exit code of a captain whose run has failed
 INTRODUCTION = 10.0  # seconds a connection may take to say who it is
+SAVE_EVERY = 1.0  # seconds between notes of what members could tell as well
 RESERVE = 256 * 1024  # bytes
-STRANGER_LIMIT = 8 * 1024 * 1024
+MEMBER_LIMIT = 8 * 1024 * 1024
 
 
 class Connection:
@@ -31,7 +31,7 @@ class Connection:
 
     def __init__(self, captaincy: Captaincy, sock: socket.socket) -> None:
         self._captaincy = captaincy
-        self.link = Link(sock, captaincy.tls, server=True, limit=STRANGER_LIMIT)
+        self.link = Link(sock, captaincy.tls, server=True, limit=MEMBER_LIMIT)
         self.host = ""
         self.heard = captaincy.loop.now()
         self.rewatch()
@@ -76,6 +76,7 @@ class Captaincy:
         self._exit = 0
         self._saved = ""
         self._milestone: tuple[object, ...] = ()
+        self._saved_at = 0.0
         self._ticked = self.loop.now()
         saved = self._read_notes()
         self._started = saved.get("started") or stamp()
@@ -169,7 +170,8 @@ class Captaincy:
     def _tell(self, told: ev.Told) -> None:
         for instruction in self._captain.handle(told, self.loop.now()):
             self._carry_out(instruction)
-        if isinstance(told, ev.Tick) or self._captain.milestone() != self._milestone:
+        stale = isinstance(told, ev.Tick) and self.loop.now() - self._saved_at > SAVE_EVERY
+        if stale or self._captain.milestone() != self._milestone:
             self._save()  # what lies between two ticks, members that join again will tell
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
@@ -248,12 +250,13 @@ class Captaincy:
 
     def _save(self) -> None:
         self._milestone = self._captain.milestone()
+        self._saved_at = self.loop.now()
         text = json.dumps({"started": self._started, "captain": self._captain.saved()})
         if text == self._saved:
             return
-        self._saved = text
         try:
             replace_text(self._notes, text)
+            self._saved = text
         except OSError:
             pass  # a full disk: a captain that returns learns from its members what it can
 

@@ -54,6 +54,7 @@ class Ledger:
         self.live: dict[str, int] = {}  # task -> attempt that may be running
         self.ghosts: list[tuple[float, dict[str, int]]] = []  # attempts on replaced hosts, until their lease ends
         self.succeeded: set[str] = set()
+        self.waited: set[str] = set()  # units whose failure the captain before this one had counted already
         self.attempts: dict[str, int] = {}
         self.addresses: dict[str, str] = {}
 
@@ -125,12 +126,14 @@ class Ledger:
             "addresses": self.addresses,
             "budgets": {unit.name: unit.budget.saved() for unit in self.units},
             "given_up": [unit.name for unit in self.units if unit.phase == DONE],
+            "waiting": [unit.name for unit in self.units if unit.phase == WAITING],
         }
 
     def load(self, saved: dict[str, Any]) -> None:
         self.attempts = dict(saved["attempts"])
         self.succeeded = set(saved["succeeded"])
         self.addresses = dict(saved["addresses"])
+        self.waited = set(saved["waiting"])
         for unit in self.units:
             unit.budget.load(saved["budgets"].get(unit.name, {}))
             if unit.name in saved["given_up"]:

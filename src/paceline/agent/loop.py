@@ -100,7 +100,11 @@ class Loop:
         if self._timers:
             timeout = max(0.0, min(timeout, self._timers[0][0] - self.now()))
         for key, _ in self._selector.select(timeout):
-            if key.fileobj in self._selector.get_map():  # an earlier callback of this round may have closed it
+            try:
+                current = self._selector.get_key(key.fileobj)
+            except (KeyError, ValueError):
+                continue  # an earlier callback of this round has closed it
+            if current.data == key.data:  # and nothing new stands under its number
                 key.data()
         now = self.now()
         while self._timers and self._timers[0][0] <= now and self._running:

@@ -48,6 +48,10 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def descendants(pid: int) -> list[int]:
+    return [found for child in children(pid) for found in (child, *descendants(child))]
+
+
 def environment_of(pid: int, name: str) -> str | None:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -16,15 +17,16 @@ from paceline.agent.attempt import Attempt
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.logs import TaskLog
 from paceline.agent.loop import Loop, Timer
-from paceline.agent.options import Options, endpoint
+from paceline.agent.options import LEAVING, Options, endpoint
 from paceline.agent.starting import Starting
 from paceline.agent.wire import Message, WireError
 from paceline.plan import from_data
 
-LEAVING = 75
 STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
+OWN_SHARE = 0.9  # of a lease: tasks are gone before the captain counts on it
 DIAL_LIMIT = 10.0
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")  # as it is written again for PACELINE_RESTORE
 SNAPSHOTS_TOLD = 64
 
 
@@ -39,7 +41,9 @@ class Member:
         self._tasks = {task.name: task for task in self._plan.tasks if task.host == options.host}
         self.loop = Loop()
         self._memory = machine.Memory()
-        self._starting = Starting(self._plan, options, self.loop, self._send, self._said, self._began)
+        self._starting = Starting(
+            self._plan, options, self.loop, self._send, self._said, self._began, self._cannot_start
+        )
         self._logs: dict[str, TaskLog] = {}
         self._attempts: dict[str, Attempt] = {}
         self._exits: dict[str, ev.Exit] = {}
@@ -240,7 +244,7 @@ class Member:
     def _guard(self) -> None:
         """Without the captain's word for a lease, another group may be starting: end what runs here."""
         now = self.loop.now()
-        if self._attempts and now - self._lease_from > self._lease:
+        if self._attempts and now - self._lease_from > OWN_SHARE * self._lease:
             self._said(
                 f"{self._options.host} heard nothing from the captain for {self._lease:g} s and ended its tasks", True
             )
@@ -250,12 +254,12 @@ class Member:
                 self._ending.setdefault(name, attempt.number)
         if not self._joined and now - self._alone_since > self._plan.limits.start:
             self._finish()
-        self.loop.after(min(0.5, self._lease / 4), self._guard)
+        self.loop.after(min(0.5, self._lease / 20), self._guard)
 
     # ---- tasks
 
     def _start(self, message: Message) -> None:
-        if self._leaving:
+        if self._leaving or int(message["generation"]) < self._generation:
             return
         self._remember(int(message["generation"]))
         for name, number in message["tasks"].items():
@@ -272,8 +276,11 @@ class Member:
             try:
                 self._starting.start(attempt, self._roster, int(message["restarts"]), message["restore"])
             except OSError as error:
-                attempt.log.feed(f"{error.strerror}: {error.filename}\n".encode())
-                self._ended(attempt, 127 << 8)
+                self._cannot_start(attempt, error)
+
+    def _cannot_start(self, attempt: Attempt, error: OSError) -> None:
+        attempt.log.feed(f"{error.strerror}: {error.filename}\n".encode())
+        self._ended(attempt, 127 << 8)
 
     def _last_generation(self) -> int:
         """The highest this host has seen, also by an agent before this one: numbers only grow."""
@@ -299,6 +306,8 @@ class Member:
         if attempt.asked:
             attempt.kill()
         early = self._early.pop(attempt.pid, None)
+        if not self._starting.asked_a_spare():
+            self._early.clear()  # pids are used again
         if early is not None:
             self._ended(attempt, early)
 
@@ -309,8 +318,11 @@ class Member:
             if attempt.pid == pid:
                 self._ended(attempt, status)
                 return
-        if len(self._early) < 1000:
+        if self._starting.asked_a_spare():
             self._early[pid] = status
+        for name in self._tasks:
+            if name not in self._attempts:
+                self._sweep(name)  # what an orphan left behind has come here too
 
     def _ended(self, attempt: Attempt, status: int) -> None:
         name = attempt.task.name
@@ -371,10 +383,7 @@ class Member:
         known = {attempt.pid for attempt in self._attempts.values()} | self._starting.pids()
         for pid in machine.children(os.getpid()):
             if pid not in known and machine.environment_of(pid, "PACELINE_TASK") == task:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+                _signal(pid, signal.SIGKILL)
 
     def _end(self, tasks: dict[str, int], how: str, grace: float) -> None:
         for name, number in tasks.items():
@@ -394,8 +403,10 @@ class Member:
         elif how == "abort":
             attempt.state = attempt.doing()
             attempt.log.tail.clear()
-            attempt.signal(signal.SIGABRT, whole_group=False)
-            attempt.signal(signal.SIGCONT, whole_group=False)
+            below = [] if self._starting.python is not None else machine.descendants(attempt.pid)
+            for pid in below or [attempt.pid]:  # a shell has no stacks to show: what it runs has
+                _signal(pid, signal.SIGABRT)
+                _signal(pid, signal.SIGCONT)
             attempt.deadline = self.loop.after(STACKS_WITHIN, attempt.kill)
         else:
             attempt.signal(signal.SIGTERM, whole_group=self._starting.python is None)
@@ -436,7 +447,7 @@ class Member:
             names = [entry.name for entry in os.scandir(self._snapshots)]
         except OSError:
             return []
-        steps = [int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit()]
+        steps = [int(name[5:]) for name in names if _STEP.fullmatch(name)]
         return sorted(steps)[-SNAPSHOTS_TOLD:]
 
     # ---- leaving
@@ -465,6 +476,13 @@ class Member:
     def _farewell(self) -> None:
         self._send({"type": "left"})
         self.loop.after(0.0, self.loop.stop)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def main(options: Options, instance: str, number: int, beat: Callable[[Any], None]) -> int:

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 
 LEASE = 10.0
+FAILED = 64  # exit code of a captain whose run has failed
+LEAVING = 75  # exit code of a host that was told to go: the backend may replace it
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Options:
     devices: tuple[str, ...] = ()  # GPUs of this host
     replaces: bool = False  # no earlier instance of this host can be running
     lease: float = LEASE
+    starter: int = 0  # the process that must live as long as this host; 0: whoever its parent is
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

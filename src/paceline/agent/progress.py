@@ -129,6 +129,7 @@ class Watch:
             "stepping": sorted(self._stepping),
             "snapshots": sorted(self._snapshots),
             "longest": self._longest,
+            "longest_start": self._longest_start,
             "totals": self._totals,
             "steps": self.steps,
             "metrics": self.metrics,
@@ -138,6 +139,7 @@ class Watch:
         self._stepping = set(saved["stepping"])
         self._snapshots = set(saved["snapshots"])
         self._longest = saved["longest"]
+        self._longest_start = saved["longest_start"]
         self._totals = {task: list(totals) for task, totals in saved["totals"].items()}
         self.steps = saved["steps"]
         self.metrics = {task: dict(metrics) for task, metrics in saved["metrics"].items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from paceline.plan import Plan
 
 SETTLED = 3.0  # seconds without an import after which a program has what it needs
 SPARE_DEATHS = 3
+SPARE_ANSWERS = 10.0  # seconds it may take to fork
 SPARE_NICE = 5  # training goes first, but a spare that is never ready helps nobody
 MARGIN = 256 * 1024 * 1024
 
@@ -33,6 +35,7 @@ class Starting:
         tell: Callable[[Message], None],
         said: Callable[..., None],
         began: Callable[[Attempt], None],
+        failed: Callable[[Attempt, OSError], None],
     ) -> None:
         self._plan = plan
         self._options = options
@@ -40,6 +43,7 @@ class Starting:
         self._tell = tell
         self._said = said
         self._began = began
+        self._failed = failed
         host = plan.host(options.host)
         self._role = plan.role(host.role)
         self._command = list(self._role.command or server.COMMAND)
@@ -87,6 +91,7 @@ class Starting:
             else:
                 self._pending.append(attempt)
                 self._pending_environments[task.name] = given
+                self._loop.after(SPARE_ANSWERS, lambda: self._unanswered(attempt))
                 return
         self._start_cold(attempt, given)
 
@@ -127,6 +132,9 @@ class Starting:
             return
         try:
             record = spare.modules_of(Path(self._record_path))
+            if not record and self.python.hooked:
+                self._wanted = False  # nothing to import ahead: a cold start is as fast
+                return
             self._spare = spare.Spare.spawn(self.python, self._static, self._work, record, nice=SPARE_NICE)
         except (OSError, ValueError) as error:
             self.no_spares(f"{self._options.host}: no spare is kept: {error}")
@@ -155,6 +163,18 @@ class Starting:
                 attempt.began(message.pid, warm=True)
                 self._began(attempt)
 
+    def _unanswered(self, attempt: Attempt) -> None:
+        if attempt in self._pending and self._spare is not None:
+            try:
+                os.killpg(self._spare.pid, signal.SIGKILL)  # with what it has forked and that is no task yet
+            except ProcessLookupError:
+                pass
+            self._spare_fails(f"it did not answer for {SPARE_ANSWERS:g} s")
+
+    def asked_a_spare(self) -> bool:
+        """Whether the pid of a task is still to be told."""
+        return bool(self._pending)
+
     def child_ended(self, pid: int) -> bool:
         if self._spare is not None and pid == self._spare.pid:
             self._spare_fails("it ended")
@@ -169,7 +189,10 @@ class Starting:
             self.no_spares(f"{self._options.host}: no spare is kept: {why}")
         pending, self._pending = self._pending, []
         for attempt in pending:
-            self._start_cold(attempt, self._pending_environments.pop(attempt.task.name))
+            try:
+                self._start_cold(attempt, self._pending_environments.pop(attempt.task.name))
+            except OSError as error:
+                self._failed(attempt, error)
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

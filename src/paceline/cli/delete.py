@@ -27,8 +27,12 @@ def main(
     force: Annotated[bool, typer.Option("--force", help="Also runs that still run: they are ended first.")] = False,
 ) -> int:
     """Delete runs with their logs, snapshots and TensorBoard files."""
+    import shutil
+
     from paceline.view import runs
 
+    for left in runs.runs_folder().glob(".deleting-*"):  # by a deletion that was cut short
+        shutil.rmtree(left, ignore_errors=True)
     if bool(run) == finished:
         fail("name the runs to delete, or say --finished" if not run else "name runs or say --finished, not both")
     chosen = [r for r in runs.every() if not runs.alive(r.folder)] if finished else _named(run or [])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.job import Loaded
 
 MOST = 200  # plans kept
+LARGEST = 1_000_000  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ def plan_of_file(path: Path, overrides: Sequence[str]) -> Planned:
     from paceline import job
 
     try:
+        if not path.is_file() or path.stat().st_size > LARGEST:
+            return plan_of(job.load(path, overrides))  # a pipe can be read once; the rest is for it to refuse
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return plan_of(job.load(path, overrides))  # which says what is wrong

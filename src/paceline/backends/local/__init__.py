@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import secrets
 import signal
 import time
@@ -79,7 +80,7 @@ class Running:
             self._gone = pid != 0
             if self._gone or time.monotonic() >= deadline:
                 break
-            time.sleep(min(0.02, timeout))
+            time.sleep(min(0.1, timeout))
         return self._gone
 
 
@@ -100,7 +101,13 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
     os.close(ours)
     os.close(lock)
     words = {"run": run, "job": plan.name, "framework": plan.framework, "strategy": plan.strategy, "started": stamp()}
-    more = {"captain": captain, "supervisor": pid, "detached": detach, "version": _version()}
+    more = {
+        "captain": captain,
+        "supervisor": pid,
+        "machine": platform.node(),
+        "detached": detach,
+        "version": _version(),
+    }
     replace(str(folder / "run.json"), {**words, **more})
     if detach:
         os.close(theirs)
@@ -110,8 +117,14 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
 
 def stop(folder: Path, reason: str, timeout: float) -> bool:
     """Ask the captain of any run to stop, and wait; one whose captain does not answer is ended at once."""
-    if not control.ask_to_stop(folder, reason):
-        kill(folder)
+    patience = time.monotonic() + 10  # a captain that starts, or starts again, answers soon
+    while not control.ask_to_stop(folder, reason):
+        if not alive(folder):
+            return True
+        if time.monotonic() > patience:
+            kill(folder)
+            break
+        time.sleep(0.1)
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if not alive(folder):
@@ -124,7 +137,10 @@ def kill(folder: Path) -> None:
     """End a run at once, through its supervisor."""
     if alive(folder):
         try:
-            os.kill(json.loads((folder / "run.json").read_text())["supervisor"], signal.SIGTERM)
+            known = json.loads((folder / "run.json").read_text())
+            if known["machine"] != platform.node():
+                raise CannotRun(f"{folder.name} runs on {known['machine']}: stop it there")
+            os.kill(known["supervisor"], signal.SIGTERM)
         except (OSError, ValueError, KeyError):
             pass
 

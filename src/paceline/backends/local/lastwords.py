@@ -37,6 +37,7 @@ def write_last_words(folder: Path, run: str, status: str, reason: str) -> None:
         "cause": None,
     }
     try:
+        (folder / ".reserve").unlink(missing_ok=True)
         replace(str(folder / "report.json"), report)
         with (folder / "events.jsonl").open("a") as events:
             events.write(json.dumps(line) + "\n")

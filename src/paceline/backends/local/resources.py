@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ class Share:
 def assign(plan: Plan) -> dict[str, Share]:
     """Cores in equal shares, GPUs each to one host; CannotRun where there are too few."""
     wanted = sum(host.gpus for host in plan.hosts)
-    devices = gpus() if wanted else []
+    devices = gpus() if wanted else ()
     if wanted > len(devices):
         has = "no GPU" if not devices else f"{len(devices)} GPU{'s' * (len(devices) > 1)}"
         roles = ", ".join(
@@ -37,7 +38,7 @@ def assign(plan: Plan) -> dict[str, Share]:
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     shares = {}
     for host in plan.hosts:
-        taken, devices = tuple(devices[: host.gpus]), devices[host.gpus :]
+        taken, devices = devices[: host.gpus], devices[host.gpus :]
         share = cores * len(host.tasks) / len(plan.tasks)
         shares[host.name] = Share(min(host.cpu, cores) if host.cpu else share, taken)
     return shares
@@ -53,19 +54,20 @@ def caveats(plan: Plan) -> list[str]:
     return notes
 
 
-def gpus() -> list[str]:
+@functools.cache
+def gpus() -> tuple[str, ...]:
     """The GPUs this process may use, as CUDA names them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
+        return tuple(name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1")
     found = shutil.which("nvidia-smi")
     if found is None:
-        return []
+        return ()
     try:
         listed = subprocess.run([found, "-L"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [str(number) for number, line in enumerate(x for x in listed.splitlines() if x.startswith("GPU "))]
+        return ()
+    return tuple(str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines())))
 
 
 def interpreter() -> str:

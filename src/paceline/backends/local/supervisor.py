@@ -13,12 +13,12 @@ from typing import NoReturn
 
 from paceline.agent import machine
 from paceline.agent.loop import Loop
-from paceline.agent.options import Options
+from paceline.agent.options import FAILED, Options
 from paceline.backends.local.lastwords import write_last_words
 from paceline.backends.local.resources import Share
 from paceline.plan import CAPTAIN, Plan
 
-RUN_OVER = (0, 64)  # exit codes of a captain that has ended the run
+RUN_OVER = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to leave after the captain
 TOO_OFTEN = 20  # replacements of one host in a minute
 AGENT = Path(__file__).parents[2] / "agent" / "__main__.py"
@@ -41,8 +41,10 @@ def supervise(
         _end_children(set())
         write_last_words(folder, run, "failed", "the supervisor crashed: see agents.log in the run's folder")
     finally:
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 class Supervisor:
@@ -52,13 +54,16 @@ class Supervisor:
         self._folder = folder
         self._run = run
         self._options = {
-            CAPTAIN: Options(run, CAPTAIN, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain)
+            CAPTAIN: Options(
+                run, CAPTAIN, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain, starter=os.getpid()
+            )
         }
         for host in plan.hosts:
             share = shares[host.name]
             self._options[host.name] = Options(
                 run, host.name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
                 interpreter=interpreter, cores=share.cores, devices=share.devices, replaces=True,
+                starter=os.getpid(),
             )  # fmt: skip
         self._pids: dict[int, str] = {}
         self._replaced: dict[str, list[float]] = {}
@@ -141,11 +146,12 @@ def _end_children(known: set[int]) -> None:
         for pid in strays:
             try:
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)  # one that the kernel holds must not hold this process
             except (ProcessLookupError, ChildProcessError):
                 pass
         if not strays:
             return
+        time.sleep(0.005)
 
 
 def _quiet(folder: Path) -> None:
