@@ -416,3 +416,15 @@ def test_a_member_that_dials_again_while_the_run_ends_keeps_its_grace() -> None:
     world.join("worker-host-1")
     (end,) = [end for end in world.machines["worker-host-1"].inbox if isinstance(end, ev.End)]
     assert end.how == "term" and 0 < end.grace < world.plan.limits.grace
+
+
+def test_a_recovery_is_timed_though_the_captain_died_in_between() -> None:
+    world = up(make_plan(2))
+    world.step(10)
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    world.restart_captain()
+    world.join_all()
+    world.now += 2
+    world.step(11)
+    assert world.captain.restarts[0]["first_step_after_s"] == pytest.approx(2)

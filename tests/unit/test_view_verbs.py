@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -302,17 +301,6 @@ def test_help_loads_nothing_that_is_slow(home: Path) -> None:
         loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
         assert "paceline.cli.app" in loaded
         assert not {name for name in loaded if name.startswith(slow)}
-
-
-def test_help_is_there_at_once(home: Path) -> None:
-    def once(*words: str) -> float:
-        begun = time.perf_counter()
-        subprocess.run([sys.executable, *words], env=recorded.environment(home), stdout=subprocess.DEVNULL, check=True)
-        return time.perf_counter() - begun
-
-    # In proportion, since other tests may keep this machine busy; bench/cli.py measures the seconds.
-    times = [(once("-m", "paceline.cli", "--help"), once("-c", "import typer")) for _ in range(10)]
-    assert min(ours for ours, _ in times) < 1.5 * min(typer for _, typer in times)
 
 
 def test_nothing_here_needs_linux() -> None:

@@ -510,12 +510,13 @@ class Captain:
 
     def milestone(self) -> tuple[object, ...]:
         """Differs when something happened that the next captain must know and no member could tell it."""
-        return self.generation, len(self.restarts), self.outcome, self.phase
+        return self.generation, len(self.restarts), len(self._recovering), self.outcome, self.phase
 
     def saved(self) -> dict[str, Any]:
         return {
             "generation": self.generation,
             "restarts": [{k: v for k, v in record.items() if k != "_at"} for record in self.restarts],
+            "recovering": [number for number, record in enumerate(self.restarts) if record in self._recovering],
             "best": self._best,
             "first_generation": self._first_generation_wall,
             "stacks": self.stacks,
@@ -526,7 +527,10 @@ class Captain:
 
     def _load(self, saved: dict[str, Any]) -> None:
         self.generation = saved["generation"]
-        self.restarts = list(saved["restarts"])
+        self.restarts = [dict(record) for record in saved["restarts"]]
+        self._recovering = [self.restarts[number] for number in saved["recovering"]]
+        for record in self._recovering:
+            record["_at"] = record["at"] - self._wall_offset
         self._best = saved["best"]
         self.stacks = dict(saved["stacks"])
         status, reason, cause = saved["outcome"]
