@@ -147,6 +147,9 @@ class AnyOrder(RuleBasedStateMachine):
                 world.exit(task, "")
         assert world.is_over, (world.captain.phase, [(u.name, u.phase, u.lacking, u.live) for u in world.captain.units])
         world.deliver_all()
+        for host in world.machines:
+            world.disconnect(host)  # the captain has left; whoever did not hear of the end sees its lease run out
+        world.pass_time(LEASE + 2)
         assert world.running() == []
         assert world.over is not None and world.over.status in ("succeeded", "failed", "stopped")
 
