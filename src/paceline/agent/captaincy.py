@@ -8,6 +8,7 @@ import resource
 import selectors
 import socket
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from paceline.agent import events as ev
@@ -21,6 +22,7 @@ from paceline.agent.wire import Message, WireError, encode, encode_packed
 from paceline.plan import from_data
 
 INTRODUCTION = 10.0  # seconds a connection may take to say who it is
+HEAD_START = 0.1  # seconds
 SAVE_EVERY = 1.0  # seconds between notes of what members could tell as well
 RESERVE = 256 * 1024  # bytes
 MEMBER_LIMIT = 8 * 1024 * 1024
@@ -67,10 +69,12 @@ class Captaincy:
         self._notes = f"{options.folder}/captain.json"
         self._reserve = f"{options.folder}/.reserve"
         self._plan = plan
+        self._rank = {task.name: task.rank for task in plan.tasks}
         self.loop = Loop()
         self.tls = context(options.tls, "captain", server=True)
         self.connections: set[Connection] = set()
         self._members: dict[str, Connection] = {}
+        self._later: dict[str, tuple[bytes, ...]] = {}  # first starts that give the leader of the group a head start
         self._instances: dict[str, list[str]] = {}  # host -> instances in the order they came; the last is the one
         self._events = Appender(f"{self._folder}/events.jsonl", self._trouble)
         self._exit = 0
@@ -163,6 +167,7 @@ class Captaincy:
         connection.link.close()
         if connection.host and self._members.get(connection.host) is connection:
             del self._members[connection.host]
+            self._later.pop(connection.host, None)
             self._tell(ev.Disconnected(connection.host))
 
     # ---- the captain's word
@@ -186,7 +191,12 @@ class Captaincy:
             )
             common = {"type": "start", "generation": instruction.generation, "restarts": instruction.restarts}
             for host, tasks in instruction.hosts.items():
-                self._send(host, roster, encode({**common, "restore": instruction.restore, "tasks": tasks}))
+                frames = (roster, encode({**common, "restore": instruction.restore, "tasks": tasks}))
+                if instruction.generation == 1 and self._follows(tasks):
+                    self._later[host] = frames
+                    self.loop.after(HEAD_START, lambda host=host: self._send(host))  # type: ignore[misc]
+                else:
+                    self._send(host, *frames)
         elif isinstance(instruction, ev.End):
             words = {"tasks": instruction.tasks, "how": instruction.how, "grace": instruction.grace}
             self._send(instruction.host, encode({"type": "end", **words}))
@@ -197,9 +207,17 @@ class Captaincy:
         elif isinstance(instruction, ev.Over):
             self._over(instruction)
 
+    def _follows(self, tasks: Iterable[str]) -> bool:
+        """Whether these dial the first of their group when they start, and wait a second where it is not up yet."""
+        if self._plan.framework not in ("tensorflow", "jax") or self._plan.strategy == "parameter-server":
+            return False
+        return all(self._rank[name] > 0 for name in tasks)
+
     def _send(self, host: str, *frames: bytes) -> None:
+        """What was held back for this host goes first, so that nothing overtakes it."""
+        frames = (*self._later.pop(host, ()), *frames)
         connection = self._members.get(host)
-        if connection is not None:
+        if connection is not None and frames:
             connection.send_bytes(*frames)
 
     def _tick(self) -> None:
