@@ -65,6 +65,7 @@ def main() -> None:
         digest.update(parameter.detach().cpu().numpy().tobytes())
     print(f"rank {rank} of {size}, local rank {local}, {dist.get_backend()}")
     print(f"weights {digest.hexdigest()}", flush=True)
+    dist.barrier()  # nobody tears down while another still reads
     dist.destroy_process_group()
 
 

@@ -153,10 +153,12 @@ class World:
         self.disconnect(host)
 
     def host_is_replaced(self, host: str, dead: bool) -> None:
-        """`dead`: the backend vouches for it; otherwise the old one runs on until its lease ends."""
+        """`dead`: the backend vouches for every earlier instance; otherwise the old one runs on until its lease ends."""
         old = self.machines[host]
         self.disconnect(host)
-        if not dead and old.processes:
+        if dead:
+            self.ghosts = [ghost for ghost in self.ghosts if ghost.host != host]
+        elif old.processes:
             self.ghosts.append(old)
         self._instances += 1
         self.machines[host] = Machine(host, f"{host}-{self._instances}", replaces=dead)
