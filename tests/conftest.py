@@ -5,5 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hypothesis import settings
+
+# The same examples in every run; `--hypothesis-profile default` looks further, with a new seed each time.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
+
 for folder in ("unit",):
     sys.path.insert(0, str(Path(__file__).parent / folder))

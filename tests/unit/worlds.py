@@ -153,7 +153,7 @@ class World:
         self.disconnect(host)
 
     def host_is_replaced(self, host: str, dead: bool) -> None:
-        """`dead`: the backend vouches for every earlier instance; otherwise the old one runs on until its lease ends."""
+        """`dead`: the backend vouches for all earlier instances; else the old one runs on until its lease ends."""
         old = self.machines[host]
         self.disconnect(host)
         if dead:
