@@ -338,6 +338,23 @@ def test_programs_end_the_same_three_ways(tmp_path: Path) -> None:
             assert [spared.code, spared.out, spared.err] == [plain.code, plain.out, plain.err], name
 
 
+def test_threads_of_torch_get_a_last_turn_before_the_interpreter_goes_down(tmp_path: Path) -> None:
+    """Otherwise a gloo thread that asks for the interpreter too late aborts the process: a few ends in a hundred."""
+    write(tmp_path / "t.py", """
+        import atexit, os, sys, threading, torch
+        asked, ask = os.pipe()
+        def late():
+            os.read(asked, 1)
+            os.write(1, b"had its turn\\n")
+        threading.Thread(target=late, daemon=True).start()
+        sys.setswitchinterval(1000)  # it waits from here on
+        atexit.register(os.write, ask, b".")
+    """)  # fmt: skip
+    _plain, cold, warm = three_ways(["python", "t.py"], tmp_path)
+    for ended in (cold, warm):
+        assert (ended.code, ended.out) == (0, "had its turn\n"), ended.err
+
+
 def test_classes_of_main_travel_to_spawned_and_forked_processes(tmp_path: Path) -> None:
     write(tmp_path / "t.py", """
         import multiprocessing, pickle, numpy

@@ -5,7 +5,6 @@ way to fail, see faults.py, or `listen` for a port that is taken. It is carried 
 """
 
 import argparse
-import atexit
 import importlib
 import os
 import socket
@@ -57,11 +56,6 @@ def main() -> None:
             break
         time.sleep(given.sleep)
     print("done", flush=True)
-    if given.framework == "torch":
-        # With and without Paceline, gloo's threads abort a few ends in a hundred ("terminate called without an active
-        # exception"): leave as Python does, but for the frameworks' own teardown.
-        atexit._run_exitfuncs()
-        os._exit(0)
 
 
 def last(finish: Path) -> float:

@@ -23,11 +23,13 @@ _SITE_FOLDERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + o
 _JAX_CLUSTERS = "jax._src.clusters"
 _MOST_MODULES = 20_000
 _UNWRITTEN_S = 0.02  # what a task that is killed may leave unrecorded, in time of imports
+_LAST_TURN_S = 0.05
 
 
 def begin(mode: str, fd: int, starter: "Any", load: "Callable[..., Any]") -> None:
     """Returns where the program may begin; in a spare, that is once in every task forked from it."""
     tell_of_errors()
+    let_threads_finish()
     if mode == "spare":
         load("agent", "preload.py").serve(fd, starter, load)
         return
@@ -48,6 +50,15 @@ def tell_of_errors() -> None:
             _tell(kind, value, trace)
 
     sys.excepthook = sys.__excepthook__ = excepthook
+
+
+def let_threads_finish() -> None:
+    """A thread of torch's that asks for the interpreter once it is going down aborts the process: before Python 3.14
+    a few ends in a hundred under gloo. So, as the very last thing at exit, such threads get a turn."""
+    import atexit  # built in
+
+    sleep = sys.modules["time"].sleep
+    atexit.register(lambda: sleep(_LAST_TURN_S) if "torch" in sys.modules else None)
 
 
 def _tell(kind: "Any", value: "Any", trace: "Any") -> None:
