@@ -173,13 +173,18 @@ class Run:
         path = self.folder / "run.json"
         return int(json.loads(eventually("run.json", lambda: path.exists() and path.read_text()) or "")["supervisor"])
 
+    def hosts(self) -> list[str]:
+        plan = json.loads((self.folder / "plan.json").read_text())
+        return [host["name"] for host in plan["hosts"]]
+
     def keepers(self) -> dict[str, int]:
         """The first process of each host, the captain's too."""
         found = {}
+        hosts = {name[:15]: name for name in ["captain", *self.hosts()]}
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.supervisor).children():
-                with contextlib.suppress(psutil.Error, ValueError, IndexError, KeyError, TypeError):
-                    found[json.loads(process.cmdline()[-1])["host"]] = process.pid
+                with contextlib.suppress(OSError, KeyError):
+                    found[hosts[Path(f"/proc/{process.pid}/comm").read_text().strip()]] = process.pid
         return found
 
     def keeper(self, host: str) -> int:
@@ -272,13 +277,14 @@ class Run:
         return [process for process in processes(self.home) if self._mine(process)]
 
     def _mine(self, process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             env = process.environ()
             if env.get("PACELINE_HOME") != str(self.home):
                 return str(self.folder) in " ".join(process.cmdline())
             if env.get("PACELINE_RUN") or not self.shared:
                 return env.get("PACELINE_RUN", self.folder.name) == self.folder.name
-            return str(self.folder) in " ".join([*process.cmdline(), *env.values()])
+            output = Path(f"/proc/{process.pid}/fd/2").readlink()  # agents and supervisors write to agents.log
+            return output.is_relative_to(self.folder) or str(self.folder) in " ".join(env.values())
         return False
 
     @property

@@ -21,8 +21,7 @@ SILENCE = 0.7  # of a lease: the tasks of an agent that is stuck are gone before
 CRASHES = 5  # in a minute; then the host is lost
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(arguments[0])
+def main(options: Options) -> int:
     machine.become_subreaper()
     machine.die_with_parent(signal.SIGTERM)
     instance = os.urandom(8).hex()
@@ -32,15 +31,20 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: told.append(signal.SIGKILL))  # end at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the command line
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
     parent = options.starter or os.getppid()
     for number in range(1, 1_000_000):
         signs, agent_end = os.pipe()
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         pid = os.fork()
         if pid == 0:
+            signal.set_wakeup_fd(-1)
             os.close(signs)
             _agent(options, instance, number, agent_end, os.getppid())
         os.close(agent_end)
-        code = _wait(pid, signs, options.lease, told, parent)
+        code = _wait(pid, signs, woken, options.lease, told, parent)
         os.close(signs)
         _end_the_rest()
         if code in DELIBERATE or told:
@@ -51,13 +55,15 @@ def main(arguments: list[str]) -> int:
     return 70
 
 
-def _wait(pid: int, signs: int, lease: float, told: list[int], parent: int) -> int:
+def _wait(pid: int, signs: int, woken: int, lease: float, told: list[int], parent: int) -> int:
     """Until the agent ends. One that gives no sign of life for a lease can no longer keep its tasks to their lease."""
     heard = time.monotonic()
     forwarded = False
     while True:
-        readable, _, _ = select.select([signs], [], [], 0.2)
-        if readable:
+        readable, _, _ = select.select([signs, woken], [], [], min(1.0, lease / 10))
+        if woken in readable:
+            os.read(woken, 4096)
+        if signs in readable:
             heard = time.monotonic() if os.read(signs, 4096) else heard
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -96,6 +102,7 @@ def _agent(options: Options, instance: str, number: int, signs: int, keeper: int
         os.set_blocking(signs, False)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
         def beat(loop: Any) -> None:
             try:
@@ -125,4 +132,4 @@ def _agent(options: Options, instance: str, number: int, signs: int, keeper: int
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(parse(sys.argv[1])))

@@ -23,7 +23,7 @@ from paceline.plan import from_data
 
 INTRODUCTION = 10.0  # seconds a connection may take to say who it is
 HEAD_START = 0.1  # seconds
-SAVE_EVERY = 1.0  # seconds between notes of what members could tell as well
+SAVE_EVERY = 5.0  # seconds between notes of what members could tell as well
 RESERVE = 256 * 1024  # bytes
 MEMBER_LIMIT = 8 * 1024 * 1024
 
@@ -229,7 +229,7 @@ class Captaincy:
             if now - connection.heard > limit:
                 self.drop(connection, "silent")
         self._tell(ev.Tick())
-        self.loop.after(0.25 if len(self._captain.members) <= 256 else 1.0, self._tick)
+        self.loop.after(0.5 if len(self._captain.members) <= 256 else 1.0, self._tick)
 
     # ---- files
 

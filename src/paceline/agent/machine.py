@@ -18,6 +18,12 @@ def become_subreaper() -> None:
     _prctl(36)
 
 
+def name_process(name: str) -> None:
+    """As `top` and `ps -o comm` show it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)
+
+
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     _prctl(1, number)
 

@@ -254,7 +254,8 @@ class Member:
                 self._ending.setdefault(name, attempt.number)
         if not self._joined and now - self._alone_since > self._plan.limits.start:
             self._finish()
-        self.loop.after(min(0.5, self._lease / 20), self._guard)
+        left = self._lease_from + OWN_SHARE * self._lease - now
+        self.loop.after(max(min(0.5, self._lease / 20), left), self._guard)
 
     # ---- tasks
 

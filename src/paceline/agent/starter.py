@@ -23,6 +23,7 @@ _SITE_FOLDERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + o
 _JAX_CLUSTERS = "jax._src.clusters"
 _MOST_MODULES = 20_000
 _UNWRITTEN_S = 0.02  # what a task that is killed may leave unrecorded, in time of imports
+_BETWEEN_COUNTS_S = 0.001
 _LAST_TURN_S = 0.05
 
 
@@ -135,6 +136,7 @@ def threads() -> int:
 class Recorder:
     """Writes the installed modules a program imports, in order, and under which environment and path it did.
 
+    What such a module imports in turn follows from it and is not written: thousands, that would cost every start.
     A line is a module's name, or the state from there on: what is different in the environment since the start,
     sys.path, and whether the program had threads of its own by then, after which it cannot be started over.
     """
@@ -148,13 +150,21 @@ class Recorder:
         self.environment: dict[bytes, bytes] = {}
         self.path: list[str] = []
         self.late = False
+        self.root = ""  # the module that the program imports
+        self.locks = _bootstrap._module_locks
         self.native = True
         self.threads = 1
+        self.counted = 0.0
         self.left = _MOST_MODULES
         self.text = ""
         self.written = 0.0
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+        if self.root in self.locks:
+            now = _now()
+            if now - self.counted > _BETWEEN_COUNTS_S:  # a library's own threads are no threads of the program
+                self.threads, self.counted = threads(), now
+            return None
         spec = find(self, name, path, target)
         if self.left and spec is not None and name in _bootstrap._module_locks:
             try:
@@ -169,15 +179,18 @@ class Recorder:
         kind = kind_of(spec)
         if kind is OWN or kind is UNKNOWN:
             return
-        if not self.late and self._has_threads(name):
+        if self.native:
+            self.threads = threads()
+        elif not self.late and threads() > self.threads:
             self.late = True
             self.path = []
+        self.root = name
+        self.native = spec.origin is not None and spec.origin.endswith(".so")
         environment = os.environ._data  # type: ignore[attr-defined]
         if self.path != sys.path or self.environment != environment:
             self.environment, self.path = environment.copy(), list(sys.path)
             self.text += self._state() + "\n"
         self.text += _quoted(name) + "\n"
-        self.native = spec.origin is not None and spec.origin.endswith(".so")
         self.left -= 1
         now = _now()
         if now - self.written > _UNWRITTEN_S:
@@ -187,14 +200,6 @@ class Recorder:
             os.write(self.fd, self.text.encode("ascii"))
             self.text = ""
             self.written = now
-
-    def _has_threads(self, name: str) -> bool:
-        """Threads that appeared outside of imports. Those a library starts while it is loaded do not count."""
-        if self.native:
-            self.threads = threads()
-            return False
-        outermost = next(iter(_bootstrap._module_locks))
-        return (outermost == name or outermost.startswith(name + ".")) and threads() > self.threads
 
     def _state(self) -> str:
         names = {*self.start, *self.environment}

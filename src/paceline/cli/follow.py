@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.view.state import State
 
 _POLL_S = 0.1
+_QUIET_POLL_S = 0.4  # where nothing has come for a while: training needs the cores
 _PATIENCE_S = 10.0  # on top of the grace, until the run is ended without asking
 _ONE_PRESS_S = 0.3
 _PROGRESS_LINES = 4
@@ -60,10 +61,10 @@ def follow(
     view = View(run, folder, tasks, screen)
     stopping = Stopping(running, grace, screen)
     try:
-        over = False
+        over, wait = False, _POLL_S
         while not over and not stopping.hopeless:
-            over = running.ended(_POLL_S)
-            view.update()
+            over = running.ended(wait)
+            wait = _POLL_S if view.update() else min(_QUIET_POLL_S, 1.5 * wait)
             stopping.consider(signals, screen.closed())
     except BaseException:
         # A mistake of ours must not leave a run behind that nobody watches.
@@ -162,8 +163,9 @@ class View:
         self._waiting_said = -60.0
         self.spoke = False
 
-    def update(self) -> None:
-        self._show(self._logs.more())
+    def update(self) -> bool:
+        """Whether there was anything new."""
+        return self._show(self._logs.more())
 
     def finish(self) -> None:
         while lines := self._logs.more():
@@ -172,7 +174,7 @@ class View:
         self._logs.close()
         self._events.close()
 
-    def _show(self, lines: list[Any], last: bool = False) -> None:
+    def _show(self, lines: list[Any], last: bool = False) -> bool:
         from paceline.view.terminal import clean
 
         told = self._said(last)
@@ -191,6 +193,7 @@ class View:
         self.spoke = self.spoke or bool(shown)
         below = [] if last else [*self._bars(), live_line(self._run, self._state, time.monotonic() - self._begun)]
         self._screen.show(shown, below)
+        return bool(shown)
 
     def _bars(self) -> list[str]:
         newest = list(self._progress.values())[-_PROGRESS_LINES:]

@@ -12,7 +12,7 @@ from typing import Any
 _UNKNOWN = -2
 _NONE = -1
 _AT_ONCE = 32  # reports that go out at once, so that a start is seen as it is
-_EVERY = 0.1  # seconds between later ones: each wakes the agent, which may share a core with the program
+_EVERY = 0.5  # seconds between later ones: each wakes the agent, which may share a core with the program
 _descriptor = _UNKNOWN
 _pending: dict[str, float] = {}
 _due = 0.0

@@ -7,7 +7,9 @@ import json
 import os
 import platform
 import secrets
+import select
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,17 +73,24 @@ class Running:
             kill(self.folder)
 
     def ended(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while not self._gone:
+        """Waits until then, or until it ends."""
+        if not self._gone:
+            self._wait(timeout)
             try:
                 pid, _ = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
                 pid = self.pid
             self._gone = pid != 0
-            if self._gone or time.monotonic() >= deadline:
-                break
-            time.sleep(min(0.1, timeout))
         return self._gone
+
+    def _wait(self, timeout: float) -> None:
+        if self._pipe < 0:
+            time.sleep(min(0.1, timeout))
+            return
+        poll = select.poll()
+        poll.register(self._pipe, 0)  # an error, once the supervisor is gone
+        if poll.poll(1000 * timeout):
+            time.sleep(0.005)
 
 
 def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
@@ -94,6 +103,8 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     ours, theirs = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         os.close(theirs)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.agent import machine
+from paceline.agent import __main__ as agent
+from paceline.agent import captaincy, machine, member  # noqa: F401 - what agents need, imported once for all of them
 from paceline.agent.loop import Loop
 from paceline.agent.options import FAILED, Options
 from paceline.backends.local.lastwords import write_last_words
@@ -21,7 +22,6 @@ from paceline.plan import CAPTAIN, Plan
 RUN_OVER = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to leave after the captain
 TOO_OFTEN = 20  # replacements of one host in a minute
-AGENT = Path(__file__).parents[2] / "agent" / "__main__.py"
 
 
 def supervise(
@@ -86,10 +86,9 @@ class Supervisor:
     def _start(self, host: str) -> None:
         if self._over:
             return
-        arguments = [sys.executable, "-I", "-S", str(AGENT), self._options[host].to_json()]
-        opened = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
-        default = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE]
-        pid = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=opened, setsigdef=default)
+        pid = os.fork()  # what an agent imports is here already
+        if pid == 0:
+            _be_host(self._options[host])
         self._pids[pid] = host
 
     def _child_ended(self, pid: int, status: int) -> None:
@@ -136,6 +135,23 @@ class Supervisor:
             if pid == 0:
                 time.sleep(0.01)
         _end_children(set())
+
+
+def _be_host(options: Options) -> NoReturn:
+    code = 70
+    try:
+        machine.name_process(options.host)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, max(int(fd.name) for fd in Path("/dev/fd").iterdir()) + 1)  # the lock above all
+        code = agent.main(options)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def _end_children(known: set[int]) -> None:
