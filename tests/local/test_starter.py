@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.agent import machine
 from paceline.agent import spare as starting
 from paceline.agent.command import Python, understand
 from paceline.agent.spare import Message, Ready, Record, Spare, Started, Unfit
@@ -38,7 +39,7 @@ LATE = {"PACELINE_GENERATION": "2", "RANK": "1", "TF_CONFIG": "{}", "PACELINE_RE
 @pytest.fixture(scope="module", autouse=True)
 def parent_of_orphans() -> Iterator[None]:
     """This process plays the agent."""
-    starting.become_subreaper()
+    machine.become_subreaper()
     yield
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
 
@@ -614,7 +615,7 @@ def test_everything_dies_with_the_agent(tmp_path: Path) -> None:
     agent = os.fork()
     if agent == 0:
         try:
-            starting.become_subreaper()
+            machine.become_subreaper()
             warm = Warm(["python", "t.py"], tmp_path, record)
             pids = [warm.spare.pid, warm.begin()[0], begin(["python", "t.py"], tmp_path, STATIC)[0]]
             os.write(tell, json.dumps(pids).encode())

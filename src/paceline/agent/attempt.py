@@ -14,10 +14,10 @@ from paceline.agent import machine
 from paceline.agent.causes import Raised
 from paceline.agent.logs import TaskLog
 from paceline.agent.loop import Loop, Timer
+from paceline.agent.spare import REPORT_FD
 from paceline.plan import Task
 
 LAST_ACTS = 5.0  # seconds between an uncaught exception and the end; some wait for their peers for minutes
-REPORT = 3  # the descriptor under which a task finds its report socket
 
 
 class Attempt:
@@ -56,7 +56,7 @@ class Attempt:
 
     def environment(self) -> dict[str, str]:
         inode = os.fstat(self.report_end.fileno()).st_ino
-        return {"PACELINE_REPORT_FD": str(REPORT), "PACELINE_REPORT_INODE": str(inode)}
+        return {"PACELINE_REPORT_FD": str(REPORT_FD), "PACELINE_REPORT_INODE": str(inode)}
 
     def began(self, pid: int, warm: bool) -> None:
         """The process is there; the ends that it was given are its own now."""

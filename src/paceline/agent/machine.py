@@ -10,6 +10,7 @@ import socket
 import sys
 
 _PORTS = (20000, 30000)  # below the range from which outgoing connections take theirs
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -20,17 +21,16 @@ def become_subreaper() -> None:
 
 def name_process(name: str) -> None:
     """As `top` and `ps -o comm` show it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)
+    _prctl(15, name.encode()[:15])
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     _prctl(1, number)
 
 
-def _prctl(option: int, value: int = 1) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+def _prctl(option: int, value: int | bytes = 1) -> None:
+    if _libc is not None:
+        _libc.prctl(option, value, 0, 0, 0)
 
 
 def free_port() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import errno
 import fcntl
@@ -15,13 +14,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Callable, Union
+from typing import IO, Any, Union
 
+from paceline.agent import machine
 from paceline.agent.command import Python
 
-REPORT_FD = 3
+REPORT_FD = 3  # under which a task finds its report socket
 _FIRST_FREE = 64  # inherited descriptors of ours lie where they do not change the numbers a program gets
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MOST_BYTES = 4 << 20
 GONE = "the spare is gone"
 _PACKAGE = Path(__file__).parent.parent
@@ -193,12 +192,6 @@ def supported() -> bool:
     return sys.platform == "linux"
 
 
-def become_subreaper() -> None:
-    """For the agent, once: tasks forked by a spare become its children."""
-    if _prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
-        raise OSError(ctypes.get_errno(), "cannot become the parent of orphaned tasks")
-
-
 def modules_of(path: Path) -> Record:
     """The record a task wrote. What was cut off or does not belong there is left out."""
     try:
@@ -320,7 +313,7 @@ def _prepare(cwd: str, fds: Mapping[int, int | None], agent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if supported():
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        machine.die_with_parent()
         if os.getppid() != agent:
             os._exit(127)
     os.chdir(cwd)
@@ -338,17 +331,3 @@ def _program(name: str, path: str | None, cwd: str) -> str:
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return str(candidate)
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-
-
-def _libc() -> Callable[..., int]:
-    if not supported():
-        return lambda *_: -1
-    prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
-    return prctl
-
-
-_call = _libc()
-
-
-def _prctl(option: int, value: int) -> int:
-    return _call(option, value, 0, 0, 0)
