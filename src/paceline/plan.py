@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 CAPTAIN = "captain"
+CODE_IN_IMAGE = "image"  # as Plan.code; a folder is an absolute path there
+KEEP_FINISHED = 3600.0
 
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, workers stay
@@ -63,6 +65,7 @@ class Limits:
     start: float
     runtime: float | None
     grace: float
+    keep_finished: float = KEEP_FINISHED  # clusters only
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,20 @@ class Plan:
     name: str
     framework: str
     strategy: str  # "" where the framework has none
-    code: str
+    code: str  # an absolute folder, or CODE_IN_IMAGE
     roles: tuple[Role, ...]
     hosts: tuple[Host, ...]
     tasks: tuple[Task, ...]
     restart: Restart
     limits: Limits
+    tensorboard: bool = False
+    credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
+    kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
+
+    @property
+    def code_in_image(self) -> bool:
+        """Only a cluster can run this plan: the code is in the container image, not in a folder here."""
+        return self.code == CODE_IN_IMAGE
 
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)
@@ -146,7 +157,10 @@ def make(job: Job) -> Plan:
         hosts=tuple(hosts),
         tasks=tuple(tasks),
         restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm),
-        limits=Limits(job.limits.start, job.limits.runtime, job.limits.grace),
+        limits=Limits(job.limits.start, job.limits.runtime, job.limits.grace, job.limits.keep_finished),
+        tensorboard=job.tensorboard,
+        credentials=job.credentials.model_dump() if job.credentials is not None else {},
+        kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
     )
 
 

@@ -208,6 +208,30 @@ HARMFUL = {
     "many comments": ("# x\n" * (MEGABYTE // 4 - 1), "the file has more than 50000 lines"),
     "many empty lines": ("\n" * 49_000 + " " * 800_000, "the file is empty"),
     "many keys": ("".join(f"key-{n}: 1\n" for n in range(9000)), 'unknown key "key-0"'),
+    "many wrong volumes": (
+        "kubernetes: {volumes: [" + "{mount: 3}, " * 4900 + "a]}",
+        "kubernetes.volumes.0.mount: must be text, got the number 3",
+    ),
+    "many volumes of nothing": (
+        "kubernetes: {volumes: [" + "{mount: /a}, " * 4900 + "a]}",
+        "kubernetes.volumes.0: a volume needs one of claim, secret, config_map, empty",
+    ),
+    "many tolerations of nothing": (
+        "kubernetes: {tolerations: [" + "{}, " * 9_000 + "a]}",
+        "kubernetes.tolerations.0: names no taint",
+    ),
+    "many labels": (
+        "kubernetes: {labels: {" + "".join(f"a{n}-: {'a-' * 9}, " for n in range(6000)) + "}}",
+        'kubernetes.labels.a0-: "a0-" is not a valid key; did you mean "a0"?',
+    ),
+    "long labels": (
+        "kubernetes: {labels: {" + "".join(f"{'a' * 250}.{n}-/a: b, " for n in range(950)) + "}}",
+        "is not a valid key",
+    ),
+    "a deep patch": (
+        "kubernetes: {pod: " + "{a: [" * 13 + "1, " * 19_000 + ".inf" + "]}" * 13 + "}",
+        "must be a finite number, got inf",
+    ),
     "many wrong keys": ("".join(f"{n}: 1\n" for n in range(9000)), "a key must be text, got 0"),
 }
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from paceline import job, plan
-from paceline.job.models import Group, Job, Kubernetes, Limits, Restart
+from paceline.job.cluster import ITEMS, Credentials, Kubernetes
+from paceline.job.models import Group, Job, Limits, Restart
 from paceline.job.writing import write
 
-COMMON = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 PARAMETER_SERVER = {
     "name": "a",
@@ -40,13 +42,42 @@ MULTI_WORKER = {
     "limits": {"start": "30m", "runtime": "6h", "grace": 30},
 }
 SMALL = {"name": "s", "framework": "torch", "command": ["python", "-m", "pkg.train"], "code": "."}
-JOBS = [PARAMETER_SERVER, MULTI_WORKER, SMALL, {**SMALL, "framework": "none", "env": {"X": "1"}, "cpu": "500m"}]
+CLUSTER = {
+    **SMALL,
+    "code": "image",
+    "tensorboard": True,
+    "credentials": {"secret": "a", "file": "b.json"},
+    "limits": {"keep_finished": "1h"},
+    "kubernetes": {
+        "image": "a:b",
+        "user": "cluster",
+        "gpu_resource": "nvidia.com/gpu",
+        "image_pull_secrets": ["a"],
+        "node_selector": {"a/b": "c"},
+        "tolerations": [{"key": "a", "effect": "NoExecute", "seconds": 3}, {"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"a": [{"b": 1}]}},
+        "volumes": [{"mount": "/a", "claim": "b"}, {"name": "c", "mount": "/d", "empty": "1Gi", "read_only": True}],
+        "env_from": [{"secret": "a", "prefix": "A_"}],
+        "labels": {"a": "b"},
+        "annotations": {"a": "b"},
+        "work": "/app",
+        "pod": {"a": None, "b": {"c": [1, "d"]}},
+    },
+}
+JOBS: list[dict[str, Any]] = [
+    PARAMETER_SERVER,
+    MULTI_WORKER,
+    SMALL,
+    {**SMALL, "framework": "none", "env": {"X": "1"}, "cpu": "500m"},
+    CLUSTER,
+]
 
-KEYS = sorted({name for model in (Job, Group, Limits, Restart, Kubernetes) for name in model.model_fields})
+MODELS: tuple[type[BaseModel], ...] = (Job, Group, Limits, Restart, Credentials, Kubernetes, *ITEMS.values())
+KEYS = sorted({name for model in MODELS for name in model.model_fields})
 WORDS = [*KEYS, "chief", "worker", "ps", "evaluator", "tensorflow", "torch", "jax", "none", "parameter-server", "a"]
-words = st.sampled_from(
-    [*WORDS, "python", "train.py", "8Gi", "10m", "500m", "", "yes", "0", "replics", "PATH", "RANK", ".."]
-)
+WORDS += ["python", "train.py", "8Gi", "10m", "500m", "", "yes", "0", "replics", "PATH", "RANK", "..", "image", "a/b"]
+WORDS += ["cluster", "/data", "/paceline", "Exists", "NoExecute", "spread", "host_path", "hostPath", "<<", "[key]"]
+words = st.sampled_from(WORDS)
 numbers = st.sampled_from([0, 1, 2, 3, -1, 7, 64, 100_001, 10**30, 0.5, -0.0, 1e300, float("inf"), float("nan")])
 scalars = st.one_of(st.none(), st.booleans(), numbers, words, st.text(max_size=12))
 anything = st.recursive(
@@ -89,7 +120,7 @@ def paths(data: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @st.composite
 def mutated(draw: st.DrawFn) -> dict[str, Any]:
     """A job with up to three changes: a value replaced, removed, added or moved under another name."""
-    data = copy.deepcopy(draw(st.sampled_from(JOBS)))
+    data: dict[str, Any] = copy.deepcopy(draw(st.sampled_from(JOBS)))
     for _ in range(draw(st.integers(0, 3))):
         path = draw(st.sampled_from(paths(data)[1:] or [("name",)]))
         holder: Any = data
@@ -124,12 +155,61 @@ variables = st.dictionaries(
 groups = some(replicas=st.integers(1, 4), tasks_per_host=st.integers(1, 3), **sizes)
 hosts = groups | st.lists(groups, min_size=1, max_size=3)
 command = st.lists(st.text(letters, min_size=1, max_size=8), max_size=3).map(lambda more: ["python", "train.py", *more])
+names = st.sampled_from(["a", "0", "a.b-c", "x" * 253])
+keys = st.sampled_from(["a", "B_c.d", "kubernetes.io/arch", "example.com/A-b", "null", "0", "true"])
+labels = st.dictionaries(keys, st.sampled_from(["", "a", "1", "true", "A_b.c-d", "1e3"]), max_size=3)
+printable = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=6)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+leaves = st.booleans() | st.integers(-(2**63), 2**63 - 1) | finite | st.text(letters, max_size=8)
+patches = st.dictionaries(
+    printable.map("x".__add__),
+    st.recursive(
+        leaves | st.none(),
+        lambda inner: (
+            st.lists(inner.filter(lambda item: item is not None), max_size=3)
+            | st.dictionaries(printable, inner, max_size=3)
+        ),
+        max_leaves=6,
+    ),
+    max_size=3,
+)
+sources = st.one_of(
+    *(st.fixed_dictionaries({kind: names}) for kind in ("claim", "secret", "config_map")),
+    st.fixed_dictionaries({"empty": sizes["memory"]}, optional={"read_only": st.booleans()}),
+)
+volumes = st.lists(sources, max_size=3).map(
+    lambda found: [{"mount": f"/mnt/{number}/", **source} for number, source in enumerate(found)]
+)
+tolerations = st.one_of(
+    st.fixed_dictionaries({"key": keys}, optional={"value": st.just("a"), "effect": st.just("NoSchedule")}),
+    st.fixed_dictionaries(
+        {"operator": st.just("Exists"), "effect": st.just("NoExecute"), "seconds": st.integers(0, 9)}
+    ),
+)
 rest = some(
     env=variables,
-    code=st.sampled_from([".", "./pkg/.."]),
+    code=st.sampled_from([".", "./pkg/..", "image"]),
+    tensorboard=st.booleans(),
+    credentials=st.fixed_dictionaries({"secret": names, "file": st.sampled_from(["a", ".b", "c_D.json"])}),
     restart=some(limit=st.integers(0, 20), hang_after=times, warm=st.booleans()),
-    limits=some(start=times, runtime=times, grace=times),
-    kubernetes=some(image=st.just("a/b:c"), namespace=st.just("1a")),
+    limits=some(start=times, runtime=times, grace=times, keep_finished=times),
+    kubernetes=some(
+        image=st.just("a/b:c"),
+        namespace=st.just("1a"),
+        context=st.text(letters, max_size=4).map("c".__add__),
+        user=st.integers(1, 2**31 - 1) | st.just("cluster"),
+        image_pull_secrets=st.lists(names, max_size=2),
+        service_account=names,
+        node_selector=labels,
+        tolerations=st.lists(tolerations, max_size=3),
+        placement=st.sampled_from(["spread", "pack"]),
+        volumes=volumes,
+        env_from=st.lists(st.fixed_dictionaries({"secret": names}, optional={"prefix": st.just("A_")}), max_size=2),
+        labels=labels,
+        annotations=st.dictionaries(keys, st.text(letters, max_size=8), max_size=3),
+        work=st.sampled_from(["/app", "/a b/c/", "/paceline/work/x"]),
+        pod=patches,
+    ),
     **sizes,
 )
 chief = st.fixed_dictionaries({"tasks_per_host": st.just(1)}, optional={"env": variables})

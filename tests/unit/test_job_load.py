@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,7 @@ def test_the_least_job(folder: Path) -> None:
     assert (made.restart.limit, made.restart.hang_after, made.restart.warm) == (10, None, True)
     assert (made.limits.start, made.limits.runtime, made.limits.grace) == (1800.0, None, 30.0)
     assert (made.cpu, made.memory, made.gpus, made.kubernetes) == (None, None, None, None)
+    assert (made.tensorboard, made.credentials, made.limits.keep_finished) == (False, None, 3600.0)
 
 
 def test_every_field(folder: Path) -> None:
@@ -118,7 +121,7 @@ def test_the_folder_is_that_of_the_file(folder: Path, monkeypatch: pytest.Monkey
     assert loaded.job.code == str(folder / "sub") and loaded.job.name == "other"
 
 
-OVERRIDES = {
+OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "a number": ("roles.worker.replicas=4", lambda made: made.roles["worker"][0].replicas == 4),
     "with an index": ("roles.worker.0.replicas=4", lambda made: made.roles["worker"][0].replicas == 4),
     "a new role": ("roles.evaluator.replicas=2", lambda made: made.roles["evaluator"][0].replicas == 2),
@@ -157,8 +160,8 @@ WRONG_OVERRIDES = {
     ),
     "unknown section": (
         "restrat.limit=3",
-        'restrat: unknown key "restrat"; did you mean "restart"? allowed: code, command, cpu, env, framework, gpus, '
-        "kubernetes, limits, memory, name, restart, roles, strategy",
+        'restrat: unknown key "restrat"; did you mean "restart"? allowed: code, command, cpu, credentials, env, '
+        "framework, gpus, kubernetes, limits, memory, name, restart, roles, strategy, tensorboard",
     ),
     "unknown role": (
         "roles.workr.replicas=3",

@@ -14,6 +14,10 @@ SERVERS = "name: digits\nframework: tensorflow\nstrategy: parameter-server\n"
 TIMES = 'allowed: a time such as "90s", "10m", "6h", "1h30m" or "2d", or a number of seconds'
 AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
 CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
+TOP = (
+    "allowed: code, command, cpu, credentials, env, framework, gpus, kubernetes, limits, memory, name, restart, roles, "
+    "strategy, tensorboard"
+)
 GROUP = "allowed: command, cpu, env, gpus, memory, replicas, tasks_per_host"
 NAMES = "allowed: a letter, then letters, digits and -, all lower case, at most 40 characters"
 
@@ -48,13 +52,17 @@ FIELDS = {
     ),
     "unknown key at the top": (
         "comand: [a]\n",
-        'job.yaml:4: comand: unknown key "comand"; did you mean "command"? allowed: code, command, cpu, env, '
-        "framework, gpus, kubernetes, limits, memory, name, restart, roles, strategy\n    comand: [a]",
+        f'job.yaml:4: comand: unknown key "comand"; did you mean "command"? {TOP}\n    comand: [a]',
+    ),
+    "a key with a name that pydantic uses": (
+        '"[key]": 1\nenv: {"[key]": a}\n',
+        f'job.yaml:4: [key]: unknown key "[key]"; {TOP}\n    "[key]": 1\n'
+        'job.yaml:5: env.[key]: "[key]" is not the name of a variable; did you mean "key"? '
+        'allowed: letters, digits and _, no digit first\n    env: {"[key]": a}',
     ),
     "key of another place": (
         "replicas: 2\n",
-        'job.yaml:4: replicas: unknown key "replicas"; did you mean "roles.worker.replicas"? allowed: code, command, '
-        "cpu, env, framework, gpus, kubernetes, limits, memory, name, restart, roles, strategy\n    replicas: 2",
+        f'job.yaml:4: replicas: unknown key "replicas"; did you mean "roles.worker.replicas"? {TOP}\n    replicas: 2',
     ),
     "key of the level above": (
         "restart: {memory: 8Gi}\n",
@@ -62,9 +70,8 @@ FIELDS = {
         "allowed: hang_after, limit, warm\n    restart: {memory: 8Gi}",
     ),
     "not built yet": (
-        "tensorboard: true\n",
-        'job.yaml:4: tensorboard: unknown key "tensorboard"; allowed: code, command, cpu, env, framework, gpus, '
-        "kubernetes, limits, memory, name, restart, roles, strategy\n    tensorboard: true",
+        "snapshots: {keep: 5}\n",
+        f'job.yaml:4: snapshots: unknown key "snapshots"; {TOP}\n    snapshots: {{keep: 5}}',
     ),
     "no replicas": (
         "roles: {worker: {replicas: 0}}\n",
@@ -231,7 +238,8 @@ FIELDS = {
     ),
     "a section that is text": (
         "limits: 6h\n",
-        'job.yaml:4: limits: must be a mapping, got the text "6h"; allowed: grace, runtime, start\n    limits: 6h',
+        'job.yaml:4: limits: must be a mapping, got the text "6h"; allowed: grace, keep_finished, runtime, start\n'
+        "    limits: 6h",
     ),
     "variables that are a list": (
         "env: [A=b]\n",
@@ -263,6 +271,24 @@ FIELDS = {
         "code: script\n",
         'job.yaml:4: code: the folder "script" is not there: looked for FOLDER/script; did you mean "scripts"?\n'
         "    code: script",
+    ),
+    "a word that is nearly image": (
+        "code: imge\n",
+        'job.yaml:4: code: the folder "imge" is not there: looked for FOLDER/imge; did you mean "image"?\n'
+        "    code: imge",
+    ),
+    "a folder named image that is not there": (
+        "code: ./image\n",
+        'job.yaml:4: code: the folder "./image" is not there: looked for FOLDER/image\n    code: ./image',
+    ),
+    "yes for tensorboard": (
+        "tensorboard: on\n",
+        'job.yaml:4: tensorboard: must be true or false, got the text "on"; write true; allowed: true, false\n'
+        "    tensorboard: on",
+    ),
+    "a time to keep": (
+        "limits: {keep_finished: forever}\n",
+        f'job.yaml:4: limits.keep_finished: "forever" is not a time; {TIMES}\n    limits: {{keep_finished: forever}}',
     ),
     "a folder that is a file": (
         "code: train.py\n",

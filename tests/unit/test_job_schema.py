@@ -13,7 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from paceline import job
-from paceline.job import errors, files, published, reference, tree, values, writing
+from paceline.job import cluster_values, errors, files, published, reference, tree, values, writing
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAD = {"name": "digits", "framework": "tensorflow", "command": ["python", "train.py"]}
@@ -42,7 +42,7 @@ def test_every_field_has_a_description() -> None:
     schema = job.schema()
     models = [schema, *schema["$defs"].values()]
     fields = [(name, field) for model in models for name, field in model["properties"].items()]
-    assert len(fields) == 13 + 7 + 3 + 3 + 2
+    assert len(fields) == 15 + 7 + 3 + 4 + 2 + 19 + 5 + 7 + 3
     assert [name for name, field in fields if not field.get("description")] == []
     assert all("null" not in json.dumps(field) for _, field in fields)
 
@@ -55,6 +55,18 @@ RIGHT: list[dict[str, Any]] = [
     {"cpu": "500m", "memory": "512Mi", "restart": {"limit": 0, "hang_after": "2d", "warm": False}},
     {"env": {"A": "", "_B1": "x"}, "kubernetes": {"image": "a/b:c", "namespace": "team-a"}, "code": "."},
     {"strategy": "parameter-server", "roles": {"ps": {}, "worker": {}, "chief": {"command": ["python", "train.py"]}}},
+    {"code": "image", "tensorboard": True, "limits": {"keep_finished": "2d"}},
+    {"credentials": {"secret": "a.b-c", "file": ".a_B.json"}, "tensorboard": False},
+    {"kubernetes": {"user": "cluster", "context": "a b", "gpu_resource": "amd.com/gpu", "image_pull_secrets": ["a"]}},
+    {"kubernetes": {"user": 1, "image_pull_policy": "Never", "image_pull_secrets": [], "priority_class": "high.1"}},
+    {"kubernetes": {"tolerations": [{"operator": "Exists"}, {"key": "a/b", "effect": "NoExecute", "seconds": 0}]}},
+    {"kubernetes": {"tolerations": [{"key": "a", "value": "b"}, {"key": "a", "operator": "Equal", "value": ""}]}},
+    {"kubernetes": {"affinity": {"nodeAffinity": {"a": [1, {"b": 0.5}]}}, "placement": "spread", "work": "/app"}},
+    {"kubernetes": {"volumes": [{"mount": "/a", "claim": "b"}, {"mount": "/c/", "empty": "1Gi", "read_only": False}]}},
+    {"kubernetes": {"volumes": [{"name": "a", "mount": "/a", "secret": "b"}, {"mount": "/c", "config_map": "d"}]}},
+    {"kubernetes": {"env_from": [{"secret": "a"}, {"config_map": "b", "prefix": "B_"}], "service_account": "c"}},
+    {"kubernetes": {"labels": {"a.b/C_d": "", "e": "F.1"}, "annotations": {"a": "any text: 1\n"}}},
+    {"kubernetes": {"node_selector": {"kubernetes.io/arch": "amd64"}, "pod": {"a": None, "b": [{"c": {}}]}}},
 ]
 WRONG: list[dict[str, Any]] = [
     {"nam": "a"},
@@ -87,6 +99,59 @@ WRONG: list[dict[str, Any]] = [
     {"kubernetes": {"namespace": "A"}},
     {"kubernetes": {"image": "a b"}},
     {"code": " "},
+    {"tensorboard": "true"},
+    {"credentials": {}},
+    {"credentials": {"secret": "a"}},
+    {"credentials": {"file": "a"}},
+    {"credentials": {"secret": "A", "file": "a"}},
+    {"credentials": {"secret": "a", "file": "a/b"}},
+    {"credentials": {"secret": "a", "file": ".."}},
+    {"limits": {"keep_finished": 0}},
+    {"kubernetes": {"context": ""}},
+    {"kubernetes": {"user": 0}},
+    {"kubernetes": {"user": "1000"}},
+    {"kubernetes": {"user": True}},
+    {"kubernetes": {"user": 2**31}},
+    {"kubernetes": {"gpu_resource": "gpu"}},
+    {"kubernetes": {"gpu_resource": "node.kubernetes.io/gpu"}},
+    {"kubernetes": {"gpu_resource": "a" * 254 + "/gpu"}},
+    {"kubernetes": {"node_selector": {"a": 1}}},
+    {"kubernetes": {"node_selector": {"a b": "c"}}},
+    {"kubernetes": {"node_selector": {"a": "-"}}},
+    {"kubernetes": {"tolerations": {"key": "a"}}},
+    {"kubernetes": {"tolerations": [{}]}},
+    {"kubernetes": {"tolerations": [{"effect": "NoSchedule"}]}},
+    {"kubernetes": {"tolerations": [{"key": "a", "operator": "In"}]}},
+    {"kubernetes": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}},
+    {"kubernetes": {"tolerations": [{"key": "a", "seconds": 5}]}},
+    {"kubernetes": {"tolerations": [{"key": "a", "effect": "NoSchedule", "seconds": 5}]}},
+    {"kubernetes": {"affinity": []}},
+    {"kubernetes": {"affinity": {"nodeSelector": {}}}},
+    {"kubernetes": {"affinity": {"nodeAffinity": 1}}},
+    {"kubernetes": {"priority_class": "A"}},
+    {"kubernetes": {"service_account": "a" * 254}},
+    {"kubernetes": {"image_pull_secrets": "a"}},
+    {"kubernetes": {"image_pull_secrets": ["a b"]}},
+    {"kubernetes": {"image_pull_policy": "always"}},
+    {"kubernetes": {"volumes": [{"mount": "/a"}]}},
+    {"kubernetes": {"volumes": [{"claim": "a"}]}},
+    {"kubernetes": {"volumes": [{"mount": "/a", "claim": "b", "empty": "1Gi"}]}},
+    {"kubernetes": {"volumes": [{"mount": "/a", "host_path": "/b"}]}},
+    {"kubernetes": {"volumes": [{"mount": "a", "claim": "b"}]}},
+    {"kubernetes": {"volumes": [{"mount": "/./", "claim": "b"}]}},
+    {"kubernetes": {"volumes": [{"mount": "/a/../b", "claim": "b"}]}},
+    {"kubernetes": {"volumes": [{"mount": "/a:b", "claim": "b"}]}},
+    {"kubernetes": {"volumes": [{"mount": "/a", "claim": "b", "name": "paceline-code"}]}},
+    {"kubernetes": {"env_from": [{}]}},
+    {"kubernetes": {"env_from": [{"secret": "a", "config_map": "b"}]}},
+    {"kubernetes": {"env_from": [{"secret": "a", "prefix": "PACELINE_"}]}},
+    {"kubernetes": {"labels": {"a": "b c"}}},
+    {"kubernetes": {"annotations": {"a": 1}}},
+    {"kubernetes": {"annotations": {"": "a"}}},
+    {"kubernetes": {"placement": "binpack"}},
+    {"kubernetes": {"work": "app"}},
+    {"kubernetes": {"pod": []}},
+    {"kubernetes": {"pod": {"spec": {}}}},
 ]
 
 
@@ -108,9 +173,11 @@ def test_the_schema_refuses_what_the_loader_refuses(more: dict[str, Any], tmp_pa
 def test_the_examples_are_right(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     page = reference.page()
-    first = re.findall("```yaml\n(.*?)```", page, re.DOTALL)[0]
-    assert job.load_text(first, "job.yaml", tmp_path).job.name == "digits"
-    assert valid(YAML(typ="safe", pure=True).load(first))
+    whole = [text for text in re.findall("```yaml\n(.*?)```", page, re.DOTALL) if text.startswith("name:")]
+    assert len(whole) == 2
+    for text in whole:
+        assert job.load_text(text, "job.yaml", tmp_path, cluster=True).notes == []
+        assert valid(YAML(typ="safe", pure=True).load(text))
     schema = job.schema()
     for model in [schema, *schema["$defs"].values()]:
         for field in model["properties"].values():
@@ -118,7 +185,9 @@ def test_the_examples_are_right(tmp_path: Path) -> None:
             assert all(checker.is_valid(example) for example in field.get("examples", []))
 
 
-@pytest.mark.parametrize("module", [errors, files, tree, values, writing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [cluster_values, errors, files, tree, values, writing], ids=lambda module: module.__name__
+)
 def test_the_examples_in_the_code_are_right(module: Any) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0

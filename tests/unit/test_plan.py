@@ -58,6 +58,27 @@ def test_what_restarts_what(tmp_path: Path) -> None:
     assert [role.name for role in one.roles if role.decides] == ["chief"]
 
 
+def test_a_plan_without_the_fields_for_clusters_is_read(tmp_path: Path) -> None:
+    data = plan.to_data(made(tmp_path))
+    del data["tensorboard"], data["credentials"], data["kubernetes"], data["limits"]["keep_finished"]
+    assert plan.from_data(data) == made(tmp_path)
+
+
+def test_the_order_of_keys_makes_no_other_bytes(tmp_path: Path) -> None:
+    one = "kubernetes: {labels: {a: b, c: d}, pod: {e: {f: 1, g: [h]}, i: null}}\ncredentials: {secret: a, file: b}\n"
+    other = "credentials: {file: b, secret: a}\nkubernetes: {pod: {i: null, e: {g: [h], f: 1}}, labels: {c: d, a: b}}\n"
+    (tmp_path / "train.py").write_text("")
+    plans = [plan.make(load_text(JOB + more, "job.yaml", tmp_path).job) for more in (one, other)]
+    assert plan.to_json(plans[0]) == plan.to_json(plans[1])
+
+
+def test_a_plan_shares_nothing_with_its_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    job = load_text(JOB + "kubernetes: {pod: {a: {b: [1]}}}\n", "job.yaml", tmp_path).job
+    plan.make(job).kubernetes["pod"]["a"]["b"].append(2)
+    assert plan.make(job).kubernetes["pod"] == {"a": {"b": [1]}}
+
+
 def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
     data = {**plan.to_data(made(tmp_path)), "version": 99}
     try:

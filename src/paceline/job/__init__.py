@@ -24,18 +24,21 @@ class Loaded:
     notes: list[str]
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """The job in a file, with `--set` overrides. Raises JobError with everything that is wrong."""
+def load(path: Path, overrides: Sequence[str] = (), *, cluster: bool = False) -> Loaded:
+    """The job in a file, with `--set` overrides. Raises JobError with everything that is wrong.
+
+    For a cluster, programs are not looked for on this machine, and fields for clusters are not noted as unused.
+    """
     from paceline.job import loading
 
-    return loading.load(path, overrides)
+    return loading.load(path, overrides, cluster)
 
 
-def load_text(text: str, source: str, folder: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_text(text: str, source: str, folder: Path, overrides: Sequence[str] = (), *, cluster: bool = False) -> Loaded:
     """The same for a text; `source` names it in messages, `folder` is where its paths start."""
     from paceline.job import loading
 
-    return loading.load_text(text, source, folder, overrides)
+    return loading.load_text(text, source, folder, overrides, cluster)
 
 
 def from_command(

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
+from paceline.job import cluster, cluster_checks
 from paceline.job.errors import Finding, did_you_mean, listed, visible
-from paceline.job.models import ROLES, Job
-from paceline.plan import tasks_per_host
+from paceline.job.fields import ROLES
+from paceline.job.models import Job
+from paceline.plan import CODE_IN_IMAGE, tasks_per_host
 
 Path = tuple[str | int, ...]
 
 MOST_TASKS = 100_000
+MOST_FINDINGS = 100  # of the items of lists, which may be many
 MULTI_WORKER, PARAMETER_SERVER = "multi-worker", "parameter-server"
 
 
 def with_defaults(job: Job) -> Job:
-    """The job with the strategy that its framework has when none is given."""
+    """The job with what follows from its other fields where it does not say."""
     if job.framework == "tensorflow" and job.strategy is None:
-        return job.model_copy(update={"strategy": MULTI_WORKER})
+        job = job.model_copy(update={"strategy": MULTI_WORKER})
+    if job.kubernetes is not None:
+        job = job.model_copy(update={"kubernetes": cluster.with_defaults(job.kubernetes)})
     return job
 
 
@@ -36,19 +42,36 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _commands(job, broken, framework_known)
         findings += _sizes(job)
         findings += _same_groups(job)
+    if job.credentials is not None:
+        findings += cluster_checks.credentials(job.credentials, broken)
+    if job.kubernetes is not None:
+        in_image = job.code == CODE_IN_IMAGE
+        findings += islice(cluster_checks.kubernetes(job.kubernetes, in_image, broken), MOST_FINDINGS)
     return findings
 
 
-def notes(job: Job) -> list[str]:
+def notes(job: Job, cluster: bool) -> list[str]:
     """What a person may want to know about a job that is right."""
     found = []
     groups = [group for role in job.roles.values() for group in role]
     for field in ("command", "cpu", "memory", "gpus"):
         if getattr(job, field) is not None and all(getattr(group, field) is not None for group in groups):
             found.append(f"{field}: not used, every role has its own")
-    if job.kubernetes is not None:
-        found.append("kubernetes: not used on this machine")
+    unused = [] if cluster else _for_clusters(job)
+    if unused:
+        found.append(f"{listed(unused)}: not used on this machine")
     return found
+
+
+def _for_clusters(job: Job) -> list[str]:
+    """The fields that were given and that only a cluster uses."""
+    given = {
+        "tensorboard": job.tensorboard,
+        "credentials": job.credentials is not None,
+        "limits.keep_finished": "keep_finished" in job.limits.model_fields_set,
+        "kubernetes": job.kubernetes is not None,
+    }
+    return [field for field, is_given in given.items() if is_given]
 
 
 def allowed_roles(framework: str, strategy: str | None) -> tuple[str, ...]:

@@ -59,13 +59,25 @@ class Finding:
 
 
 class BadValueError(ValueError):
-    """A value that a field does not take. `{text}` in the hint stands for the value as written."""
+    """A value that a field does not take. `{text}` in the hint stands for the value as written.
 
-    def __init__(self, message: str, hint: str | None = None, allowed: str | None = None) -> None:
+    `inside` leads from the field to what is wrong, where that is deeper in a value that is read as a whole.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        allowed: str | None = None,
+        inside: tuple[str | int, ...] = (),
+        at_key: bool = False,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.allowed = allowed
+        self.inside = inside
+        self.at_key = at_key
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.job.errors import Finding, did_you_mean, nearest, visible
 from paceline.job.models import Job
+from paceline.plan import CODE_IN_IMAGE
 
 Steps = tuple[str | int, ...]
 
@@ -19,19 +20,24 @@ _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.[0-9]+)?)?")
 _TAKES_NEXT = ("W", "X")
 
 
-def code_folder(job: Job, folder: Path) -> Path:
-    """The absolute folder that tasks run in."""
+def code_of(job: Job, folder: Path) -> str:
+    """The absolute folder that tasks run in, or CODE_IN_IMAGE."""
+    return job.code if job.code == CODE_IN_IMAGE else str(_code_folder(job, folder))
+
+
+def _code_folder(job: Job, folder: Path) -> Path:
     return Path(os.path.abspath(folder / os.path.expanduser(job.code)))  # noqa: PTH100, PTH111 (these never raise)
 
 
-def check(job: Job, folder: Path, broken: Sequence[Steps]) -> list[Finding]:
-    """Everything that the job names and that is not there."""
-    if ("code",) in broken:
+def check(job: Job, folder: Path, broken: Sequence[Steps], cluster: bool) -> list[Finding]:
+    """Everything that the job names and that is not there. Of a cluster's images nothing is known."""
+    if ("code",) in broken or job.code == CODE_IN_IMAGE:
         return []
-    code = code_folder(job, folder)
+    code = _code_folder(job, folder)
     kind = _kind(code)
     if kind != "folder":
-        hint = did_you_mean(code.name, [name for name in _names(code.parent) if _kind(code.parent / name) == "folder"])
+        others = [name for name in _names(code.parent) if _kind(code.parent / name) == "folder"]
+        hint = did_you_mean(code.name, [*others, *([] if "/" in job.code else [CODE_IN_IMAGE])])
         what = "is a file, not a folder" if kind == "file" else "is not there"
         return [
             Finding(("code",), f'the folder "{visible(job.code)}" {what}: looked for {visible(str(code), 300)}', hint)
@@ -39,11 +45,13 @@ def check(job: Job, folder: Path, broken: Sequence[Steps]) -> list[Finding]:
     findings: list[Finding] = []
     own = [role for role, groups in job.roles.items() if groups[0].command is not None]
     if job.command is not None and len(own) < len(job.roles):
-        findings += _command(_sound(job.command, ("command",), broken), ("command",), code, job.env.get("PATH"))
+        findings += _command(
+            _sound(job.command, ("command",), broken), ("command",), code, job.env.get("PATH"), cluster
+        )
     for role in own:
         steps: Steps = ("roles", role, 0, "command")
         path = {**job.env, **job.roles[role][0].env}.get("PATH")
-        findings += _command(_sound(job.roles[role][0].command or [], steps, broken), steps, code, path)
+        findings += _command(_sound(job.roles[role][0].command or [], steps, broken), steps, code, path, cluster)
     return findings
 
 
@@ -81,7 +89,7 @@ def script_of(command: Sequence[str]) -> tuple[int, str, bool] | None:
     return None
 
 
-def _command(command: Sequence[str], steps: Steps, code: Path, path: str | None) -> Iterator[Finding]:
+def _command(command: Sequence[str], steps: Steps, code: Path, path: str | None, cluster: bool) -> Iterator[Finding]:
     if not command:
         return
     program = command[0]
@@ -89,12 +97,15 @@ def _command(command: Sequence[str], steps: Steps, code: Path, path: str | None)
         if len(command) == 1:
             yield Finding((*steps, 0), "runs Python without a script: a task has no input to read one from")
     elif "/" in program:
-        yield from _program_file(program, (*steps, 0), code)
-    elif not _on_path(program, path):
+        if not (cluster and program.startswith("/")):
+            yield from _program_file(program, (*steps, 0), code)
+    elif not cluster and not _on_path(program, path):
         yield Finding((*steps, 0), f'the program "{visible(program)}" is not found', _like_program(program, code, path))
     script = script_of(command)
     if script is not None:
         position, word, module = script
+        if cluster and word.startswith("/"):
+            return
         yield from (_module if module else _script)(word, (*steps, position), code)
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 MOST_BYTES = 1_000_000
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    return load_text(_text_of(path), str(path), path.absolute().parent, overrides)
+def load(path: Path, overrides: Sequence[str] = (), cluster: bool = False) -> Loaded:
+    return load_text(_text_of(path), str(path), path.absolute().parent, overrides, cluster)
 
 
-def load_text(text: str, source: str, folder: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_text(text: str, source: str, folder: Path, overrides: Sequence[str] = (), cluster: bool = False) -> Loaded:
     size = len(text.encode("utf-8", "replace"))
     if size > MOST_BYTES:
         raise JobError([_too_large(source, size)])
@@ -35,13 +35,13 @@ def load_text(text: str, source: str, folder: Path, overrides: Sequence[str] = (
     for override in overrides:
         root, more = _overridden(root, override)
         problems += more
-    return _checked(root, text, folder.absolute(), problems, bool(overrides))
+    return _checked(root, text, folder.absolute(), problems, bool(overrides), cluster)
 
 
 _SMALLEST = "the least is name, framework and command, such as: {name: a, framework: none, command: [python, a.py]}"
 
 
-def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overridden: bool) -> Loaded:
+def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overridden: bool, cluster: bool) -> Loaded:
     # Imported here: text that is not YAML need not wait for pydantic.
     from paceline.job import Loaded, checks, files
     from paceline.job.validate import validate
@@ -55,14 +55,14 @@ def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overr
     findings = [finding for finding in findings if finding.path not in reported]
     findings += [Finding(path, "has no value", _for_nothing(path)) for path in empty[:100]]
     findings += checks.check(job, broken)
-    findings += files.check(job, folder, broken)
+    findings += files.check(job, folder, broken, cluster)
     said = {(problem.line, problem.path) for problem in problems}
     located = [_located(root, finding) for finding in findings]
     problems += [problem for problem in located if not problem.path or (problem.line, problem.path) not in said]
     if problems:
         raise JobError(sorted(_distinct(problems), key=_order))
-    job = checks.with_defaults(job).model_copy(update={"code": str(files.code_folder(job, folder))})
-    return Loaded(job, write(data) if overridden else text, checks.notes(job))
+    job = checks.with_defaults(job).model_copy(update={"code": files.code_of(job, folder)})
+    return Loaded(job, write(data) if overridden else text, checks.notes(job, cluster))
 
 
 def _for_nothing(path: tuple[str | int, ...]) -> str:

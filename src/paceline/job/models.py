@@ -2,97 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from paceline.job import values
-
-FRAMEWORKS = ("tensorflow", "torch", "jax", "none")
-STRATEGIES = ("multi-worker", "parameter-server")
-ROLES = ("chief", "worker", "ps", "evaluator")
-MOST_REPLICAS = 100_000
-MOST_TASKS_PER_HOST = 1024
-MOST_GPUS = 1024
-
-_ALSO_FRAMEWORKS = {"tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "python": "none", "other": "none"}
-_ALSO_STRATEGIES = {
-    "ps": "parameter-server",
-    "parameterserverstrategy": "parameter-server",
-    "mirrored": "multi-worker",
-    "multiworkermirrored": "multi-worker",
-    "multiworkermirroredstrategy": "multi-worker",
-}
-
-
-def _text(pattern: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"type": "string", **({"pattern": pattern} if pattern else {"minLength": 1}), **more}
-
-
-def _number(kind: str, least: int, most: int | None = None) -> dict[str, Any]:
-    return {"type": kind, "minimum": least, **({} if most is None else {"maximum": most})}
+from paceline.job.cluster import ITEMS, Credentials, Kubernetes
+from paceline.job.fields import (
+    MOST_REPLICAS,
+    MOST_TASKS_PER_HOST,
+    Command,
+    Cpu,
+    Duration,
+    Env,
+    Framework,
+    Gpus,
+    Memory,
+    Name,
+    Strategy,
+    Strict,
+    Switch,
+    Text,
+    whole,
+)
+from paceline.plan import KEEP_FINISHED
 
 
-def _whole(least: int, most: int | None = None) -> tuple[PlainValidator, WithJsonSchema]:
-    return PlainValidator(values.whole(least, most)), WithJsonSchema(_number("integer", least, most))
-
-
-Framework = Annotated[
-    str, PlainValidator(values.choice(FRAMEWORKS, _ALSO_FRAMEWORKS)), WithJsonSchema({"enum": list(FRAMEWORKS)})
-]
-Strategy = Annotated[
-    str, PlainValidator(values.choice(STRATEGIES, _ALSO_STRATEGIES)), WithJsonSchema({"enum": list(STRATEGIES)})
-]
-Name = Annotated[
-    str, PlainValidator(values.name), WithJsonSchema(_text(f"^{values.NAME}$", maxLength=values.NAME_LENGTH))
-]
-Namespace = Annotated[
-    str, PlainValidator(values.namespace), WithJsonSchema(_text(f"^{values.LABEL}$", maxLength=values.NAMESPACE_LENGTH))
-]
-Text = Annotated[str, PlainValidator(values.text), WithJsonSchema(_text(r"\S"))]
-Image = Annotated[str, PlainValidator(values.image), WithJsonSchema(_text(r"^\S+$"))]
-Switch = Annotated[bool, PlainValidator(values.switch), WithJsonSchema({"type": "boolean"})]
-Duration = Annotated[
-    float,
-    PlainValidator(values.duration),
-    WithJsonSchema(
-        {"anyOf": [_text(values.DURATION), {"type": "number", "exclusiveMinimum": 0, "maximum": values.LONGEST}]}
-    ),
-]
-Memory = Annotated[
-    int,
-    PlainValidator(values.memory),
-    WithJsonSchema({"anyOf": [_text(values.MEMORY), _number("integer", values.LEAST_MEMORY, values.MOST_MEMORY)]}),
-]
-Cpu = Annotated[
-    float,
-    PlainValidator(values.cpu),
-    WithJsonSchema({"anyOf": [_text(values.CPU), {"type": "number", "minimum": 0.001, "maximum": values.MOST_CPU}]}),
-]
-Gpus = Annotated[int, *_whole(0, MOST_GPUS)]
-Argument = Annotated[str, PlainValidator(values.argument), WithJsonSchema(_text())]
-Command = Annotated[list[Argument], BeforeValidator(values.arguments), Field(min_length=1)]
-EnvName = Annotated[str, PlainValidator(values.env_name)]
-EnvValue = Annotated[str, PlainValidator(values.env_value), WithJsonSchema({"type": "string"})]
-Env = Annotated[
-    dict[EnvName, EnvValue],
-    WithJsonSchema(
-        {"type": "object", "additionalProperties": {"type": "string"}, "propertyNames": {"pattern": values.ENV_NAME}}
-    ),
-]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class Group(_Strict):
+class Group(Strict):
     """Hosts of one role that are alike."""
 
-    replicas: Annotated[int, *_whole(1, MOST_REPLICAS)] = Field(
+    replicas: Annotated[int, *whole(1, MOST_REPLICAS)] = Field(
         default=1, description="How many hosts. On this machine a host is an agent process."
     )
-    tasks_per_host: Annotated[int, *_whole(1, MOST_TASKS_PER_HOST)] | None = Field(
+    tasks_per_host: Annotated[int, *whole(1, MOST_TASKS_PER_HOST)] | None = Field(
         default=None, description="How many tasks each host holds. Unset: one a GPU, and one where there is no GPU."
     )
     gpus: Gpus | None = Field(
@@ -110,10 +52,10 @@ class Group(_Strict):
     )
 
 
-class Restart(_Strict):
+class Restart(Strict):
     """What happens when a task dies or makes no progress."""
 
-    limit: Annotated[int, *_whole(0)] = Field(
+    limit: Annotated[int, *whole(0)] = Field(
         default=10, description="How many restarts a cause may have without a new step or snapshot; then the run fails."
     )
     hang_after: Duration | None = Field(
@@ -128,7 +70,7 @@ class Restart(_Strict):
     )
 
 
-class Limits(_Strict):
+class Limits(Strict):
     """How long things may take."""
 
     start: Duration = Field(
@@ -144,23 +86,17 @@ class Limits(_Strict):
         description="Time that tasks have between SIGTERM and SIGKILL when the run is stopped.",
         examples=["30s"],
     )
-
-
-class Kubernetes(_Strict):
-    """Used on a cluster only; on one machine it is checked, and a note says that it is not used."""
-
-    image: Image | None = Field(
-        default=None,
-        description="The container image that tasks run in.",
-        examples=["tensorflow/tensorflow:2.21.0-gpu"],
+    keep_finished: Duration = Field(
+        default=KEEP_FINISHED,
+        description="How long a run that has ended stays on a cluster. Not used on this machine.",
+        examples=["1h"],
     )
-    namespace: Namespace | None = Field(default=None, description="The namespace to run in.", examples=["team-a"])
 
 
 Groups = Annotated[list[Group], BeforeValidator(values.groups)]
 
 
-class Job(_Strict):
+class Job(Strict):
     """One training job."""
 
     model_config = ConfigDict(defer_build=False)
@@ -179,7 +115,12 @@ class Job(_Strict):
         "(a worker only where the job has a chief).",
         examples=[["python", "train.py", "--epochs", "20"]],
     )
-    code: Text = Field(default=".", description="The folder that tasks run in, relative to the folder of the job file.")
+    code: Text = Field(
+        default=".",
+        description="The folder that tasks run in, relative to the folder of the job file. Or the word `image`: the "
+        "code is in the container image, on a cluster. A folder of that name is written `./image`.",
+        examples=[".", "image"],
+    )
     env: Env = Field(
         default_factory=dict,
         description="Variables for every task. Values are text: put numbers in quotes.",
@@ -203,6 +144,13 @@ class Job(_Strict):
         "and with `strategy: parameter-server` `ps`.",
         examples=[{"worker": {"replicas": 3}}],
     )
+    tensorboard: Switch = Field(
+        default=False, description="Serve TensorBoard beside the run. For clusters only: not used on this machine."
+    )
+    credentials: Credentials | None = Field(
+        default=None,
+        description="A file of a Secret that tasks are given. For clusters only: not used on this machine.",
+    )
     restart: Restart = Field(default_factory=lambda: Restart(), description="What happens when a task dies or hangs.")
     limits: Limits = Field(
         default_factory=lambda: Limits(),
@@ -213,4 +161,18 @@ class Job(_Strict):
     )
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"restart": Restart, "limits": Limits, "kubernetes": Kubernetes}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "credentials": Credentials,
+    "restart": Restart,
+    "limits": Limits,
+    "kubernetes": Kubernetes,
+}
+
+
+def model_at(path: tuple[str | int, ...]) -> type[BaseModel]:
+    """The model of the mapping at this place of a job."""
+    if not path:
+        return Job
+    if path[0] == "kubernetes" and len(path) > 2:
+        return ITEMS[str(path[1])]
+    return SECTIONS.get(str(path[0]), Group)

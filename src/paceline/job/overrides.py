@@ -28,17 +28,24 @@ def apply(root: Node, override: str) -> tuple[Node, list[Problem]]:
 
 
 def _split(written: str) -> list[str]:
-    """The steps of a path. A variable's name is one step, whatever it holds."""
+    """The steps of a path. The name of a variable or of a label is one step, whatever it holds."""
     steps = written.split(".")
     for start in range(len(steps)):
-        if steps[start] == "env" and (start == 0 or (steps[0] == "roles" and start in (2, 3))):
+        if _names_text(steps[: start + 1]):
             return [*steps[: start + 1], ".".join(steps[start + 1 :])] if start + 1 < len(steps) else steps
     return steps
 
 
+def _names_text(path: list[str]) -> bool:
+    """Whether this is a mapping of names to text: variables, labels."""
+    if path[0] == "kubernetes":
+        return len(path) == 2 and path[1] in ("node_selector", "labels", "annotations")
+    return path[-1] == "env" and (len(path) == 1 or (path[0] == "roles" and len(path) in (3, 4)))
+
+
 def _is_text(path: list[str]) -> bool:
-    """Variables and words of a command are text, whatever they look like."""
-    return len(path) > 1 and (path[-2] == "env" or (path[-2] == "command" and path[-1].isdecimal()))
+    """Variables, labels and words of a command are text, whatever they look like."""
+    return len(path) > 1 and (_names_text(path[:-1]) or (path[-2] == "command" and path[-1].isdecimal()))
 
 
 def _read(source: Source) -> tuple[Node, list[Problem]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paceline.job.models import ROLES, Job
+from paceline.job.fields import ROLES
+from paceline.job.models import Job
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from paceline.job import schema
 from paceline.job.checks import allowed_roles
-from paceline.job.models import FRAMEWORKS, STRATEGIES
+from paceline.job.cluster import ITEMS
+from paceline.job.fields import FRAMEWORKS, STRATEGIES
+from paceline.job.models import SECTIONS
 from paceline.job.values import SET_BY_PACELINE
 from paceline.job.writing import write
 
@@ -23,6 +25,22 @@ EXAMPLE: dict[str, Any] = {
     },
     "restart": {"limit": 10, "hang_after": "10m"},
     "limits": {"start": "30m", "runtime": "6h", "grace": "30s"},
+}
+CLUSTER: dict[str, Any] = {
+    **{key: EXAMPLE[key] for key in ("name", "framework", "command")},
+    "roles": {"worker": {"replicas": 4, "gpus": 1, "cpu": 4, "memory": "16Gi"}},
+    "tensorboard": True,
+    "credentials": {"secret": "store-key", "file": "key.json"},
+    "limits": {"runtime": "6h", "keep_finished": "1h"},
+    "kubernetes": {
+        "image": "tensorflow/tensorflow:2.21.0-gpu",
+        "namespace": "team-a",
+        "node_selector": {"example.com/pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}],
+        "placement": "pack",
+        "volumes": [{"mount": "/data", "claim": "digits", "read_only": True}, {"mount": "/scratch", "empty": "20Gi"}],
+        "env_from": [{"secret": "tracking", "prefix": "TRACKING_"}],
+    },
 }
 
 
@@ -45,9 +63,11 @@ def page() -> str:
         "Roles that a job may have:",
         _roles(),
     ]
-    for section in ("restart", "limits", "kubernetes"):
-        part = made["$defs"][section.capitalize()]
-        parts += [f"## `{section}`", part["description"], _table(part["properties"], [])]
+    for section, model in SECTIONS.items():
+        parts += [f"## `{section}`", *_part(made["$defs"][model.__name__])]
+    parts.append(f"A job for a cluster:\n\n```yaml\n{write(CLUSTER)}```")
+    for field, item in ITEMS.items():
+        parts += [f"### Items of `kubernetes.{field}`", *_part(made["$defs"][item.__name__])]
     parts += [
         "## Variables that Paceline sets",
         "These, and all that start with `PACELINE_`, cannot be set by `env`: "
@@ -55,11 +75,15 @@ def page() -> str:
         + ". `OMP_NUM_THREADS` can.",
         "## Overrides: `--set`",
         "`--set roles.worker.replicas=4` replaces one value from the command line, with the same checks. "
-        "The value is YAML (`--set restart.warm=false`, `--set 'command=[python, other.py]'`); variables and words of "
-        "a command stay the text that they are (`--set env.SEED=7`). Items of a list are counted from 0 "
+        "The value is YAML (`--set restart.warm=false`, `--set 'command=[python, other.py]'`); variables, labels and "
+        "words of a command stay the text that they are (`--set env.SEED=7`). Items of a list are counted from 0 "
         "(`--set roles.worker.0.gpus=8`).",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _part(model: dict[str, Any]) -> list[str]:
+    return [model["description"], _table(model["properties"], model.get("required", []))]
 
 
 def _table(fields: dict[str, Any], required: list[str]) -> str:
@@ -81,12 +105,23 @@ def _takes(field: dict[str, Any]) -> str:
     if "enum" in field:
         return " or ".join(f"`{value}`" for value in field["enum"])
     if "anyOf" in field:
-        return "number or text"
+        words = [value for option in field["anyOf"] for value in option.get("enum", [])]
+        return " or ".join([_range(field["anyOf"][0]), *map("`{}`".format, words)]) if words else "number or text"
     if "$ref" in field:
-        return f"mapping, [see below](#{str(field['$ref']).rpartition('/')[2].lower()})"
+        return f"mapping, [see below](#{_name(field['$ref']).lower()})"
     kinds = {"array": "list of text", "object": "mapping", "boolean": "true or false", "string": "text"}
-    if field["type"] != "integer":
-        return kinds[str(field["type"])]
+    if field["type"] == "integer":
+        return _range(field)
+    inner = _name(field.get("items", {}).get("$ref", ""))
+    below = next((f"#items-of-kubernetes{name}" for name, item in ITEMS.items() if item.__name__ == inner), None)
+    return f"list of mappings, [see below]({below})" if below else kinds[str(field["type"])]
+
+
+def _name(ref: str) -> str:
+    return ref.rpartition("/")[2]
+
+
+def _range(field: dict[str, Any]) -> str:
     most = f" to {field['maximum']}" if "maximum" in field else " or more"
     return str(field["minimum"]) + most
 

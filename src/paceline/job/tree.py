@@ -17,6 +17,8 @@ MOST_CONTENT = 256 * 1024  # characters besides comments and blank lines
 MOST_LINES = 50_000
 MOST_TEXT = 100_000  # characters of one value
 
+NULLS = ("kubernetes", "pod")  # a patch, where nothing stands for removal
+
 _TAG = "tag:yaml.org,2002:"
 _LONG_TAG = re.compile(r"!\S{2000}")  # ruamel takes quadratic time for these
 _INT = re.compile(r"[-+]?[0-9]{1,100}|0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}")
@@ -129,17 +131,22 @@ def read(source: Source) -> tuple[Node | None, list[Problem]]:
     return root, reading.problems
 
 
-def plain(node: Node) -> Any:
-    """The tree as ordinary data. Keys without a value are left out."""
+def plain(node: Node, path: tuple[str | int, ...] = ()) -> Any:
+    """The tree as ordinary data. Keys without a value are left out, but where that has a meaning."""
     if node.is_map:
-        return {key: plain(entry.node) for key, entry in node.value.items() if entry.node.value is not None}
+        entries = ((key, entry.node) for key, entry in node.value.items())
+        if path[:2] != NULLS:
+            entries = ((key, inner) for key, inner in entries if inner.value is not None)
+        return {key: plain(inner, (*path, key)) for key, inner in entries}
     if node.is_list:
-        return [plain(item) for item in node.value]
+        return [plain(item, (*path, index)) for index, item in enumerate(node.value)]
     return node.value
 
 
 def without_value(node: Node, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The paths of keys that hold nothing."""
+    """The paths of keys that hold nothing, where that has no meaning."""
+    if path == NULLS:
+        return
     if node.is_map:
         for key, entry in node.value.items():
             if entry.node.value is None:

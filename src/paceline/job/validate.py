@@ -7,12 +7,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from paceline.job.cluster import ALSO_CALLED, SOURCES, Volume
 from paceline.job.errors import BadValueError, Finding, described, did_you_mean, listed, visible
-from paceline.job.models import FRAMEWORKS, SECTIONS, Group, Job
+from paceline.job.fields import FRAMEWORKS
+from paceline.job.models import SECTIONS, Group, Job, model_at
 
 Path = tuple[str | int, ...]
 
 MOST_ERRORS = 100
+_OF_NAMES = ("env", "node_selector", "labels", "annotations")
 _STAND_INS = {"name": "job", "framework": "none"}
 
 
@@ -40,7 +43,13 @@ def validate(data: dict[str, Any]) -> tuple[Job, list[Finding], list[Path]]:
 def _path(item: Any) -> Path:
     """Where pydantic found the error; for a wrong key it adds one more step."""
     path: Path = tuple(item["loc"])
-    return path[:-1] if path and path[-1] == "[key]" else path
+    return path[:-1] if _at_key(item) else path
+
+
+def _at_key(item: Any) -> bool:
+    """Whether the key itself is wrong: only mappings of names to text have that. A person may write "[key]" too."""
+    path: Path = tuple(item["loc"])
+    return item["type"] == "value_error" and len(path) > 2 and path[-1] == "[key]" and path[-3] in _OF_NAMES
 
 
 def _finding(path: Path, item: Any) -> Finding:
@@ -50,14 +59,16 @@ def _finding(path: Path, item: Any) -> Finding:
     if kind == "missing":
         return _missing(path)
     if kind == "value_error":
-        return _refused(path, item, at_key=item["loc"][-1] == "[key]")
+        return _refused(path, item, at_key=_at_key(item))
     hint = allowed = None
     if path == ("roles",):
         hint = "write roles: {worker: {replicas: 2}}"
     elif path[-1] == "env":
         hint = "write env: {NAME: value}"
+    elif path[0] == "kubernetes" and len(path) == 2:
+        hint = f"write {path[1]}: {{name: value}}"
     else:
-        allowed = listed(sorted(_model_at(path).model_fields))
+        allowed = listed(sorted(model_at(path).model_fields))
     return Finding(path, f"must be a mapping, got {described(item['input'])}", hint, allowed)
 
 
@@ -65,7 +76,7 @@ def _refused(path: Path, item: Any, at_key: bool) -> Finding:
     error = item["ctx"]["error"]
     if not isinstance(error, BadValueError):
         raise error
-    return Finding(path, error.message, error.hint, error.allowed, at_key)
+    return Finding((*path, *error.inside), error.message, error.hint, error.allowed, at_key or error.at_key)
 
 
 def _missing(path: Path) -> Finding:
@@ -78,15 +89,15 @@ def _missing(path: Path) -> Finding:
 
 def _unknown(path: Path) -> Finding:
     key = str(path[-1])
-    names = sorted(_model_at(path[:-1]).model_fields)
-    hint = did_you_mean(key, names) or _elsewhere(key)
+    model = model_at(path[:-1])
+    names = sorted(model.model_fields)
+    folded = key.lower().replace("_", "").replace("-", "")
+    if model is Volume and folded in ("hostpath", "host"):
+        message = "a folder of the node cannot be mounted: the restricted Pod Security level forbids it"
+        return Finding(path, message, f"use one of {listed(SOURCES)}", at_key=True)
+    also = ALSO_CALLED.get(folded)
+    hint = f'did you mean "{also}"?' if also in names else did_you_mean(key, names) or _elsewhere(key)
     return Finding(path, f'unknown key "{visible(key, 60)}"', hint, listed(names), at_key=True)
-
-
-def _model_at(path: Path) -> type[BaseModel]:
-    if not path:
-        return Job
-    return SECTIONS.get(str(path[0]), Group)
 
 
 def _elsewhere(key: str) -> str | None:
@@ -113,9 +124,9 @@ def _leave_out(data: dict[str, Any], path: Path) -> None:
             holder = holder[step]
     if isinstance(holder, dict) and path[-1] == 0:
         holder.clear()
-    elif isinstance(holder, list) and len(holder) > 1:
+    elif isinstance(holder, list) and (len(holder) > 1 or path[0] == "kubernetes"):
         del holder[path[-1]]  # type: ignore[arg-type]
-    elif isinstance(holder, list):
+    elif isinstance(holder, list):  # groups and commands are never empty
         holder[0] = {} if path[0] == "roles" and len(path) == 3 else "left-out"
     else:
         holder.pop(path[-1], None)

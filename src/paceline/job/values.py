@@ -11,10 +11,8 @@ from typing import Any
 
 from paceline.job.errors import BadValueError, described, did_you_mean, listed, nearest, visible
 
-LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 NAME_LENGTH = 40
-NAMESPACE_LENGTH = 63
 
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 DURATION = rf"^(?=.)(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?$"
@@ -69,7 +67,7 @@ SET_BY_PACELINE = frozenset(
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", hint=_quoted(value))
+        raise BadValueError(f"must be text, got {described(value)}", hint=quoted(value))
     if not value.strip():
         raise BadValueError("is empty")
     return value
@@ -190,18 +188,7 @@ def cpu(value: Any) -> float:
 
 
 def name(value: Any) -> str:
-    return _label(value, NAME, NAME_LENGTH, "a letter, then letters, digits and -, all lower case")
-
-
-def namespace(value: Any) -> str:
-    return _label(value, LABEL, NAMESPACE_LENGTH, "lower case letters, digits and -")
-
-
-def image(value: Any) -> str:
-    text(value)
-    if re.search(r"\s", value):
-        raise BadValueError(f'"{visible(value, 60)}" is not the name of an image: it holds a space')
-    return str(value)
+    return label(value, NAME, NAME_LENGTH, "a letter, then letters, digits and -, all lower case")
 
 
 def env_name(value: Any) -> str:
@@ -219,13 +206,13 @@ def env_name(value: Any) -> str:
 
 def env_value(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", hint=_quoted(value))
+        raise BadValueError(f"must be text, got {described(value)}", hint=quoted(value))
     return value
 
 
 def argument(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", hint=_quoted(value))
+        raise BadValueError(f"must be text, got {described(value)}", hint=quoted(value))
     if not value:
         raise BadValueError("is empty")
     return value
@@ -273,10 +260,16 @@ def slug(words: str, most: int = NAME_LENGTH) -> str | None:
     return re.sub("^[^a-z]+", "", lowered)[:most].strip("-") or None
 
 
-def _label(value: Any, pattern: str, most: int, allowed: str) -> str:
+def quoted(value: Any) -> str | None:
+    """The hint for text that was left without quotes."""
+    return 'write "{text}"' if isinstance(value, bool | int | float) else None
+
+
+def label(value: Any, pattern: str, most: int, allowed: str) -> str:
+    """A name of one piece, of at most so many characters."""
     allowed = f"{allowed}, at most {most} characters"
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", _quoted(value), allowed)
+        raise BadValueError(f"must be text, got {described(value)}", quoted(value), allowed)
     if len(value) > most:
         raise BadValueError(f'"{visible(value, 60)}" is {len(value)} characters long', allowed=allowed)
     if not re.fullmatch(pattern, value):
@@ -304,10 +297,6 @@ def _like_memory(value: str) -> str | None:
         return None
     unit = match[2][:1].upper() + ("i" if match[2][1:2] == "i" else "")
     return f'did you mean "{match[1]}{unit}"?' if unit and nearest(unit, _BYTES) else None
-
-
-def _quoted(value: Any) -> str | None:
-    return 'write "{text}"' if isinstance(value, bool | int | float) else None
 
 
 def _as_written(value: Any) -> str:

@@ -98,8 +98,8 @@ def _flow(value: Any) -> str:
         return "{" + ", ".join(f"{_word(key)}: {_flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "true" if value else "false"
     return _word(value) if isinstance(value, str) else repr(value)
 
 

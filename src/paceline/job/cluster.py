@@ -1,0 +1,300 @@
+"""What a job file says for clusters: the `kubernetes` section and `credentials`, as pydantic models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from paceline.job import cluster_values as values
+from paceline.job.fields import EnvValue, Memory, Strict, Switch, Text, choice, number_schema, text_schema, whole
+
+OPERATORS = ("Equal", "Exists")
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+PLACEMENTS = ("spread", "pack")
+SOURCES = ("claim", "secret", "config_map", "empty")
+WORK = f"{values.OWN}/work"
+
+ALSO_CALLED = {
+    "runasuser": "user",
+    "serviceaccountname": "service_account",
+    "priorityclassname": "priority_class",
+    "kubecontext": "context",
+    "workdir": "work",
+    "workingdir": "work",
+    "tolerationseconds": "seconds",
+    "mountpath": "mount",
+    "path": "mount",
+    "pvc": "claim",
+    "persistentvolumeclaim": "claim",
+    "claimname": "claim",
+    "secretname": "secret",
+    "secretref": "secret",
+    "configmapref": "config_map",
+    "emptydir": "empty",
+    "sizelimit": "empty",
+    "key": "file",
+}
+"""What Kubernetes calls these fields, in lower case without `_` and `-`."""
+
+_ALSO_PLACEMENTS = {"spreadout": "spread", "scatter": "spread", "binpack": "pack", "packed": "pack", "together": "pack"}
+
+
+def _mapping(key: str, value: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "object", "propertyNames": {"pattern": key}, "additionalProperties": value})
+
+
+_LABEL_VALUE = text_schema(values.LABEL_VALUE, maxLength=values.LABEL_LENGTH)
+
+Namespace = Annotated[
+    str,
+    PlainValidator(values.namespace),
+    WithJsonSchema(text_schema(f"^{values.LABEL}$", maxLength=values.LABEL_LENGTH)),
+]
+VolumeName = Annotated[
+    str,
+    PlainValidator(values.volume_name),
+    WithJsonSchema(text_schema(f"^(?!paceline-){values.LABEL}$", maxLength=values.LABEL_LENGTH)),
+]
+Image = Annotated[str, PlainValidator(values.image), WithJsonSchema(text_schema(r"^\S+$"))]
+ObjectName = Annotated[
+    str,
+    PlainValidator(values.object_name),
+    WithJsonSchema(text_schema(f"^{values.SUBDOMAIN}$", maxLength=values.SUBDOMAIN_LENGTH)),
+]
+SecretFile = Annotated[
+    str,
+    PlainValidator(values.secret_file),
+    WithJsonSchema(text_schema(values.FILE, maxLength=values.SUBDOMAIN_LENGTH)),
+]
+User = Annotated[
+    int | str,
+    PlainValidator(values.user),
+    WithJsonSchema({"anyOf": [number_schema("integer", 1, values.MOST_USER), {"enum": ["cluster"]}]}),
+]
+Resource = Annotated[str, PlainValidator(values.resource), WithJsonSchema(text_schema(values.RESOURCE))]
+LabelKey = Annotated[str, PlainValidator(values.label_key), WithJsonSchema(text_schema(values.LABEL_KEY))]
+OwnKey = Annotated[str, PlainValidator(values.own_key)]
+LabelValue = Annotated[str, PlainValidator(values.label_value), WithJsonSchema(_LABEL_VALUE)]
+Selector = Annotated[dict[LabelKey, LabelValue], _mapping(values.LABEL_KEY, _LABEL_VALUE)]
+Labels = Annotated[dict[OwnKey, LabelValue], _mapping(values.LABEL_KEY, _LABEL_VALUE)]
+Annotations = Annotated[dict[OwnKey, EnvValue], _mapping(values.LABEL_KEY, {"type": "string"})]
+Folder = Annotated[
+    str,
+    PlainValidator(values.folder),
+    WithJsonSchema(text_schema(values.FOLDER, maxLength=values.FOLDER_LENGTH)),
+]
+Prefix = Annotated[
+    str,
+    PlainValidator(values.prefix),
+    WithJsonSchema(text_schema("^(?!PACELINE_)[A-Za-z_][A-Za-z0-9_]*$", maxLength=values.SUBDOMAIN_LENGTH)),
+]
+Names = Annotated[list[ObjectName], BeforeValidator(values.items("names"))]
+Affinity = Annotated[
+    dict[str, Any],
+    PlainValidator(values.affinity),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {name: {"type": "object"} for name in values.AFFINITIES},
+            "additionalProperties": False,
+        }
+    ),
+]
+Pod = Annotated[
+    dict[str, Any],
+    PlainValidator(values.pod),
+    WithJsonSchema({"type": "object", "propertyNames": {"not": {"enum": sorted(values.WHOLE_POD)}}}),
+]
+
+
+class Credentials(Strict):
+    """A file of a Secret that tasks are given: `GOOGLE_APPLICATION_CREDENTIALS` is its path. It is never in a plan."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["secret", "file"]})
+
+    secret: ObjectName | None = Field(
+        default=None, description="A Secret of the namespace that the run is in.", examples=["store-key"]
+    )
+    file: SecretFile | None = Field(
+        default=None, description="The file (key) in it that tasks are given.", examples=["key.json"]
+    )
+
+
+class Toleration(Strict):
+    """A taint of nodes that hosts may be placed in spite of."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["key"]},
+                {"required": ["operator"], "properties": {"operator": {"const": "Exists"}}},
+            ],
+            "dependentSchemas": {
+                "value": {"properties": {"operator": {"const": "Equal"}}},
+                "seconds": {"required": ["effect"], "properties": {"effect": {"const": "NoExecute"}}},
+            },
+        }
+    )
+
+    key: LabelKey | None = Field(
+        default=None,
+        description="The taint's key. Unset: every taint, and `operator: Exists` is needed.",
+        examples=["nvidia.com/gpu"],
+    )
+    operator: Annotated[str, *choice(OPERATORS, {"is": "Equal", "any": "Exists"})] | None = Field(
+        default=None,
+        description="Whether the taint's value must be `value`. Unset: `Equal` where there is a value, else `Exists`.",
+    )
+    value: LabelValue | None = Field(default=None, description="The taint's value.", examples=["present"])
+    effect: Annotated[str, *choice(EFFECTS, {})] | None = Field(
+        default=None, description="The taint's effect. Unset: every effect."
+    )
+    seconds: Annotated[int, *whole(0, values.MOST_USER)] | None = Field(
+        default=None,
+        description="With `effect: NoExecute`: how long a host stays once the taint is there. Unset: for good.",
+    )
+
+
+class Volume(Strict):
+    """A folder that tasks find in the container: exactly one of `claim`, `secret`, `config_map` and `empty`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"required": ["mount"], "oneOf": [{"required": [source]} for source in SOURCES]}
+    )
+
+    name: VolumeName | None = Field(
+        default=None, description="What the pod calls it. Unset: `volume-0`, `volume-1`, by its place in the list."
+    )
+    mount: Folder | None = Field(default=None, description="Where tasks find it: an absolute path.", examples=["/data"])
+    read_only: Switch | None = Field(
+        default=None,
+        description="Tasks cannot write to it. Unset: true for `secret` and `config_map`, which always are.",
+    )
+    claim: ObjectName | None = Field(default=None, description="A PersistentVolumeClaim of the namespace.")
+    secret: ObjectName | None = Field(default=None, description="A Secret of the namespace.")
+    config_map: ObjectName | None = Field(default=None, description="A ConfigMap of the namespace.")
+    empty: Memory | None = Field(
+        default=None,
+        description="An empty folder of at most this size, for each host, gone with it.",
+        examples=["20Gi"],
+    )
+
+
+class EnvFrom(Strict):
+    """Variables for tasks from an object of the namespace: exactly one of `secret` and `config_map`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [source]} for source in ("secret", "config_map")]}
+    )
+
+    secret: ObjectName | None = Field(default=None, description="A Secret of the namespace.")
+    config_map: ObjectName | None = Field(default=None, description="A ConfigMap of the namespace.")
+    prefix: Prefix | None = Field(default=None, description="Begins the name of each variable.", examples=["STORE_"])
+
+
+class Kubernetes(Strict):
+    """Used on a cluster only; on one machine it is checked, and a note says that it is not used."""
+
+    image: Image | None = Field(
+        default=None,
+        description="The container image that tasks run in. A run on a cluster needs one.",
+        examples=["tensorflow/tensorflow:2.21.0-gpu"],
+    )
+    namespace: Namespace | None = Field(
+        default=None, description="The namespace to run in. Unset: that of the context.", examples=["team-a"]
+    )
+    context: Text | None = Field(
+        default=None, description="The context of the kubeconfig. Unset: the current one.", examples=["gpu-cluster"]
+    )
+    image_pull_policy: Annotated[str, *choice(PULL_POLICIES, {})] | None = Field(
+        default=None, description="When nodes fetch the image. Unset: as the cluster does."
+    )
+    image_pull_secrets: Names = Field(
+        default_factory=list,
+        description="Secrets of the namespace with which the image may be fetched.",
+        examples=[["registry"]],
+    )
+    user: User = Field(
+        default=1000,
+        description="The numeric user of containers, or `cluster` to leave it to the cluster, as OpenShift wants.",
+        examples=[1000, "cluster"],
+    )
+    service_account: ObjectName | None = Field(
+        default=None, description="The ServiceAccount of pods; they are given no token. Unset: that of the namespace."
+    )
+    priority_class: ObjectName | None = Field(default=None, description="The PriorityClass of pods.")
+    gpu_resource: Resource = Field(
+        default="nvidia.com/gpu", description="The resource that `gpus` counts.", examples=["amd.com/gpu"]
+    )
+    node_selector: Selector = Field(
+        default_factory=dict,
+        description="Labels that nodes must have. Values are text: put numbers and true in quotes.",
+        examples=[{"disk": "ssd"}],
+    )
+    tolerations: Annotated[list[Toleration], BeforeValidator(values.items("mappings"))] = Field(
+        default_factory=list,
+        description="Taints that hosts may be placed in spite of.",
+        examples=[[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]],
+    )
+    affinity: Affinity = Field(
+        default_factory=dict, description="The affinity of pods, as Kubernetes has it: `nodeAffinity` and the others."
+    )
+    placement: Annotated[str, *choice(PLACEMENTS, _ALSO_PLACEMENTS)] | None = Field(
+        default=None,
+        description="Hosts of one group on as many nodes as possible (`spread`), or on as few (`pack`). "
+        "Unset: as the cluster chooses.",
+    )
+    volumes: Annotated[list[Volume], BeforeValidator(values.items("mappings"))] = Field(
+        default_factory=list,
+        description="Folders that tasks find in the container.",
+        examples=[[{"mount": "/data", "claim": "digits", "read_only": True}]],
+    )
+    env_from: Annotated[list[EnvFrom], BeforeValidator(values.items("mappings"))] = Field(
+        default_factory=list,
+        description="Variables for tasks from Secrets and ConfigMaps; `env` goes over them.",
+        examples=[[{"secret": "store-key"}]],
+    )
+    labels: Labels = Field(
+        default_factory=dict, description="Labels for the objects of the run.", examples=[{"team": "vision"}]
+    )
+    annotations: Annotations = Field(default_factory=dict, description="Annotations for the objects of the run.")
+    work: Folder = Field(
+        default=WORK,
+        description="The folder in the container that the code is put into and tasks run in. "
+        "With `code: image`: the folder of the image that tasks run in; unless set, the image's own.",
+        examples=["/app"],
+    )
+    pod: Pod = Field(
+        default_factory=dict,
+        description="The last resort: a strategic merge patch for the spec of every pod. "
+        "A key without a value is removed.",
+        examples=[{"runtimeClassName": "nvidia"}],
+    )
+
+
+ITEMS: dict[str, type[Strict]] = {"tolerations": Toleration, "volumes": Volume, "env_from": EnvFrom}
+
+
+def with_defaults(section: Kubernetes) -> Kubernetes:
+    """The section with what its items are when they do not say."""
+    tolerations = [
+        item.model_copy(update={"operator": item.operator or ("Exists" if item.value is None else "Equal")})
+        for item in section.tolerations
+    ]
+    volumes = [
+        item.model_copy(update={"name": name_of(item, index), "read_only": _read_only(item)})
+        for index, item in enumerate(section.volumes)
+    ]
+    return section.model_copy(update={"tolerations": tolerations, "volumes": volumes})
+
+
+def name_of(volume: Volume, index: int) -> str:
+    return volume.name or f"volume-{index}"
+
+
+def _read_only(volume: Volume) -> bool:
+    if volume.read_only is None:
+        return volume.secret is not None or volume.config_map is not None
+    return volume.read_only
