@@ -14,7 +14,7 @@ from typing import Any
 from paceline.agent import events as ev
 from paceline.agent import messages
 from paceline.agent.captain import Captain
-from paceline.agent.journal import Appender, replace, replace_text, stamp
+from paceline.agent.journal import Appender, Echo, last_words, replace, replace_text, stamp
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.loop import Loop
 from paceline.agent.options import FAILED, Options, endpoint
@@ -77,6 +77,7 @@ class Captaincy:
         self._later: dict[str, tuple[bytes, ...]] = {}  # first starts that give the leader of the group a head start
         self._instances: dict[str, list[str]] = {}  # host -> instances in the order they came; the last is the one
         self._events = Appender(f"{self._folder}/events.jsonl", self._trouble)
+        self._echo = Echo() if options.echo else None
         self._exit = 0
         self._saved = ""
         self._milestone: tuple[object, ...] = ()
@@ -234,8 +235,10 @@ class Captaincy:
     # ---- files
 
     def _write_event(self, kind: str, generation: int, fields: dict[str, Any]) -> None:
-        line = {"at": stamp(), "event": kind, "generation": generation, **fields}
-        self._events.write(json.dumps(line).encode() + b"\n")
+        line = json.dumps({"at": stamp(), "event": kind, "generation": generation, **fields}).encode() + b"\n"
+        self._events.write(line)
+        if self._echo is not None:
+            self._echo.write(line)
 
     def _trouble(self, text: str) -> None:
         try:
@@ -299,6 +302,8 @@ class Captaincy:
             replace(f"{self._folder}/report.json", report)
         except OSError as error:
             self._trouble(f"cannot write the report: {error}")
+        told = ("status", "reason", "cause", "generations", "steps", "steps_per_s", "started", "ended")
+        last_words(self._options.last_words, {name: report[name] for name in told})
         self._exit = FAILED if over.status == "failed" else 0
         for connection in list(self.connections):
             self.connections.discard(connection)

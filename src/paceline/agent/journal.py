@@ -8,6 +8,7 @@ import time
 from typing import Any, Callable
 
 RETRY_AFTER = 30.0
+MOST_PENDING = 1024 * 1024  # bytes
 
 
 def stamp(wall: float | None = None) -> str:
@@ -56,6 +57,45 @@ class Appender:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class Echo:
+    """Repeats lines on stdout without ever waiting for its reader: what does not fit is dropped, and that is said."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._dropped = 0
+        os.set_blocking(1, False)
+
+    def write(self, data: bytes) -> None:
+        if len(self._pending) > MOST_PENDING:
+            self._dropped += data.count(b"\n")
+            data = b""
+        elif self._dropped:
+            data = b"paceline: %d lines are missing here: nobody read them in time\n" % self._dropped + data
+            self._dropped = 0
+        self._pending += data
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(1, self._pending) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._pending = b""
+
+
+def last_words(path: str, words: dict[str, Any]) -> None:
+    """As JSON where the backend shows them; it takes 4 KiB."""
+    if path:
+        try:
+            with open(path, "w") as file:
+                file.write(json.dumps({name: _short(value) for name, value in words.items()}))
+        except OSError:
+            pass
+
+
+def _short(value: Any) -> Any:
+    return value[:1000] if isinstance(value, str) else value
 
 
 def replace(path: str, data: dict[str, Any]) -> None:

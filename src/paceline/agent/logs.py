@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Callable
 
-from paceline.agent.journal import Appender, stamp
+from paceline.agent.journal import Appender, Echo, stamp
 
 LONGEST_LINE = 64 * 1024
 TAIL_LINES = 400
@@ -14,8 +14,10 @@ BAR_EVERY = 0.5  # seconds between two states of a progress bar in the log
 
 
 class TaskLog:
-    def __init__(self, path: str, trouble: Callable[[str], None]) -> None:
+    def __init__(self, path: str, trouble: Callable[[str], None], task: str = "", echo: Echo | None = None) -> None:
         self._file = Appender(path, trouble)
+        self._task = task.encode()
+        self._echo = echo
         self._partial = b""
         self._bar_at = 0.0
         self.generation = 0
@@ -67,3 +69,5 @@ class TaskLog:
     def _write(self, lines: list[bytes]) -> None:
         prefix = f"{stamp()} g{self.generation} ".encode()
         self._file.write(b"".join(prefix + line + b"\n" for line in lines))
+        if self._echo is not None:
+            self._echo.write(b"".join(self._task + b" " + prefix + line + b"\n" for line in lines))

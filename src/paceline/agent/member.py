@@ -14,8 +14,10 @@ from typing import Any, Callable
 from paceline.agent import causes, machine, messages
 from paceline.agent import events as ev
 from paceline.agent.attempt import Attempt
+from paceline.agent.journal import Echo, last_words
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.logs import TaskLog
+from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop, Timer
 from paceline.agent.options import LEAVING, Options, endpoint
 from paceline.agent.starting import Starting
@@ -44,6 +46,7 @@ class Member:
         self._starting = Starting(
             self._plan, options, self.loop, self._send, self._said, self._began, self._cannot_start
         )
+        self._echo = Echo() if options.echo else None
         self._logs: dict[str, TaskLog] = {}
         self._attempts: dict[str, Attempt] = {}
         self._exits: dict[str, ev.Exit] = {}
@@ -58,6 +61,7 @@ class Member:
         self._roster: dict[str, str] = {}
         self._link: Link | None = None
         self._connecting: socket.socket | None = None
+        self._lookup = Lookup(self.loop, self._dial_at)
         self._retry = 0.05
         self._dial_timer: Timer | None = None
         self._joined = False
@@ -88,9 +92,15 @@ class Member:
 
     def _dial(self) -> None:
         self._hang_up()
-        host, port = endpoint(self._options.captain)
+        self._lookup.begin(*endpoint(self._options.captain))
+
+    def _dial_at(self, found: Found) -> None:
+        self._hang_up()
+        if found is None:
+            self._dial_later()
+            return
+        family, address = found
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.connect_ex(address)
@@ -209,6 +219,7 @@ class Member:
                 float(message["grace"]),
             )
         elif kind == "finish":
+            last_words(self._options.last_words, {name: message.get(name) for name in ("status", "reason")})
             self._finish()
 
     def _welcome(self, message: Message) -> None:
@@ -269,7 +280,7 @@ class Member:
             log = self._logs.get(name)
             if log is None:
                 log = self._logs[name] = TaskLog(
-                    f"{self._options.folder}/logs/{name}.log", lambda text: self._said(text, True)
+                    f"{self._options.folder}/logs/{name}.log", lambda text: self._said(text, True), name, self._echo
                 )
             self._kills_before = self._memory.kills()
             attempt = Attempt(self._tasks[name], int(number), self._generation, log, self.loop, self._send_beat)

@@ -21,11 +21,14 @@ class Options:
     address: str = "127.0.0.1"  # how other hosts reach this one
     listen: str = ""  # address to listen on, where it differs from the one that is dialled
     work: str = ""  # working folder of tasks; empty: as the plan says
+    library: str = ""  # where tasks find `import paceline`, should their interpreter not have it
     interpreter: str = ""  # what `python` in a command means; empty: the agent's own
     cores: float = 1.0
     devices: tuple[str, ...] = ()  # GPUs of this host
     replaces: bool = False  # no earlier instance of this host can be running
     lease: float = LEASE
+    echo: bool = False  # output and events also go to stdout, where the backend's own logs take them from
+    last_words: str = ""  # a file for how the run ended, where the backend has one
     starter: int = 0  # the process that must live as long as this host; 0: whoever its parent is
 
     def to_json(self) -> str:

@@ -63,11 +63,13 @@ class Starting:
         """What is the same for all tasks of this host in all generations."""
         threads = environment.threads(self._options.cores, tasks)
         folder = self._options.folder
+        given = {**os.environ, **self._role.env}
+        paths = [*filter(None, [given.get("PYTHONPATH"), self._options.library])]
         return {
             "PYTHONUNBUFFERED": "1",
             **{name: value for name, value in threads.items() if name not in os.environ},
-            **os.environ,
-            **self._role.env,
+            **given,
+            **({"PYTHONPATH": os.pathsep.join(paths)} if self._options.library else {}),
             "PYTHONFAULTHANDLER": "1",
             "PACELINE_SNAPSHOT_DIR": f"{folder}/snapshots",
             "PACELINE_TENSORBOARD_DIR": f"{folder}/tensorboard",

@@ -1,0 +1,50 @@
+"""Looks up a name without holding up the agent: a name server that does not answer takes many seconds to say so."""
+
+from __future__ import annotations
+
+import ipaddress
+import selectors
+import socket
+import threading
+from typing import Any, Callable, Optional
+
+from paceline.agent.loop import Loop
+
+Found = Optional[tuple[int, Any]]  # address family and socket address
+
+
+class Lookup:
+    """One at a time; `found` is called in the loop, with None where the name has no address."""
+
+    def __init__(self, loop: Loop, found: Callable[[Found], None]) -> None:
+        self._loop = loop
+        self._found = found
+        self._under_way = False
+        self._result: Found = None
+        self._told, self._tell = socket.socketpair()
+        self._told.setblocking(False)
+        loop.watch(self._told, selectors.EVENT_READ, self._done)
+
+    def begin(self, host: str, port: int) -> None:
+        if self._under_way:
+            return  # its answer is for this call too
+        try:
+            family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        except ValueError:
+            self._under_way = True
+            threading.Thread(target=self._ask, args=(host, port), daemon=True).start()
+        else:
+            self._found((family, (host, port)))
+
+    def _ask(self, host: str, port: int) -> None:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._result = family, address
+        except OSError:
+            self._result = None
+        self._tell.send(b".")
+
+    def _done(self) -> None:
+        self._told.recv(16)
+        self._under_way = False
+        self._found(self._result)

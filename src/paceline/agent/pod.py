@@ -1,0 +1,96 @@
+"""The first process of a pod: puts the code in place, finds out which host this is, and is its agent from there on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from typing import Any
+
+from paceline.agent import __main__ as keeper
+from paceline.agent.options import Options, endpoint
+from paceline.agent.unpack import UnpackError, unpack
+from paceline.plan import CAPTAIN, Plan, from_data
+
+TOLD = "PACELINE_POD"  # the environment variable with what the backend says of this pod
+ADDRESS = "PACELINE_POD_IP"
+INDEX = "JOB_COMPLETION_INDEX"
+CANNOT = 66  # exit code of a pod that cannot be a host
+
+
+def main() -> int:
+    told = json.loads(os.environ.pop(TOLD))
+    try:
+        options = prepare(told, int(os.environ.pop(INDEX, "0")), os.environ.pop(ADDRESS, ""))
+    except (OSError, UnpackError, ValueError) as error:
+        return _cannot(str(error), told["last_words"])
+    return keeper.main(options)
+
+
+def prepare(told: dict[str, Any], index: int, address: str) -> Options:
+    """What an agent must know, from what all pods of a Job are told alike, and the index and address of this one."""
+    path = _plan(told["plan"], told["folder"])
+    options = Options(
+        told["run"],
+        CAPTAIN,
+        path,
+        told["folder"],
+        told["tls"],
+        told["captain"],
+        echo=True,
+        last_words=told["last_words"],
+        lease=told["lease"],
+    )
+    if told["role"] == CAPTAIN:
+        every = "[::]" if ":" in address else "0.0.0.0"
+        return replace(options, listen=f"{every}:{endpoint(told['captain'])[1]}")
+    with open(path) as file:
+        plan = from_data(json.load(file))
+    if told["code"]:
+        parts = sorted(name for name in os.listdir(told["code"]) if not name.startswith("."))
+        unpack([f"{told['code']}/{name}" for name in parts], told["work"])
+    host = plan.host(f"{told['role']}-host-{told['first'] + index}")
+    return replace(
+        options,
+        host=host.name,
+        address=_address(plan, told, index, address),
+        work=told["work"] or os.getcwd(),
+        library=os.path.abspath(sys.argv[0]),
+        interpreter=shutil.which("python") or sys.executable,
+        cores=host.cpu if host.cpu is not None else _cores(),
+        devices=tuple(str(device) for device in range(host.gpus)),
+    )
+
+
+def _plan(source: str, folder: str) -> str:
+    """The path of plan.json; where that was too long for a ConfigMap, it came packed."""
+    path = f"{source}/plan.json"
+    if os.path.exists(path):
+        return path
+    with gzip.open(f"{path}.gz", "rb") as packed, open(f"{folder}/plan.json", "wb") as target:
+        shutil.copyfileobj(packed, target)
+        return target.name
+
+
+def _address(plan: Plan, told: dict[str, Any], index: int, own: str) -> str:
+    """A chief holds on to the addresses of its servers, so they are names: those outlive a pod."""
+    if plan.strategy == "parameter-server":
+        return f"{told['job']}-{index}.{told['run']}"
+    return f"[{own}]" if ":" in own else own
+
+
+def _cores() -> float:
+    return float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _cannot(why: str, place: str) -> int:
+    print(f"paceline: {why}", flush=True)
+    try:
+        with open(place, "w") as file:
+            file.write(why[:4000])
+    except OSError:
+        pass
+    return CANNOT
