@@ -19,8 +19,9 @@ VERBS = {
     "init": "Write a job file for a training script.",
     "validate": "Check a job file.",
     "plan": "Show what a job file would run.",
+    "render": "Print the Kubernetes objects of a run.",
     "schema": "Print the JSON Schema of job files.",
-    "run": "Run a job on this machine.",
+    "run": "Run a job on this machine, or on a cluster.",
     "ls": "List runs.",
     "status": "Show how a run stands.",
     "logs": "Show the output of a run's tasks.",
@@ -32,6 +33,10 @@ VERBS = {
 _EXPLAINED = (
     ("paceline.job", "JobError", 2),
     ("paceline.backends.local", "CannotRun", 2),
+    ("paceline.backends.kubernetes.cluster", "Unreachable", 1),
+    ("paceline.backends.kubernetes.cluster", "Refused", 1),
+    ("paceline.backends.kubernetes.prepare", "CannotSubmit", 2),
+    ("paceline.backends.kubernetes.code", "CodeError", 2),
     ("paceline.view.runs", "NoRun", 2),
 )
 

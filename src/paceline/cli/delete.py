@@ -68,7 +68,11 @@ def _delete(run: Run) -> int:
 
     from paceline.view import runs
 
-    if runs.alive(run.folder):
+    if runs.on_cluster(run.folder):
+        from paceline.backends.kubernetes.known import delete
+
+        delete(run.folder)
+    elif runs.alive(run.folder):
         from paceline.backends import local
         from paceline.cli.stop import gone
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import RunArgument
+from paceline.cli.refresh import refresh
 from paceline.cli.say import one_of
 
 _POLL_S = 0.15
@@ -28,6 +29,7 @@ def main(
     from paceline.view.words import clock, say
 
     found = runs.find(run)
+    refresh(found.folder)
     tail = events.follow(found.folder)
     while True:
         over = not follow or not runs.alive(found.folder)

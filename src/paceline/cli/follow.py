@@ -11,8 +11,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.backends.local import Running
+    from typing import Protocol
+
     from paceline.view.state import State
+
+    class Running(Protocol):
+        """A run that was just started, wherever it is."""
+
+        def ended(self, timeout: float) -> bool: ...
+        def stop(self, reason: str) -> bool: ...
+        def kill(self) -> None: ...
+
 
 _POLL_S = 0.1
 _QUIET_POLL_S = 0.4  # where nothing has come for a while: training needs the cores

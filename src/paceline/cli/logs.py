@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import RunArgument
+from paceline.cli.refresh import refresh
 from paceline.cli.say import fail, one_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def main(
     from paceline.view import logs, runs
 
     found = runs.find(run)
+    refresh(found.folder)
     known = _known(found.folder)
     wanted = _wanted(task or [], known, found.name)
     reader = logs.Logs(found.folder, wanted, _moment(since) if since else None)

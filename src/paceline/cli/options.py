@@ -41,6 +41,14 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Override a field of the job file; repeatable.", show_default=False),
 ]
+ContextOption = Annotated[
+    str | None,
+    typer.Option("--context", metavar="NAME", help="The context of the kubeconfig; its current one if left out."),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", metavar="NAME", help="The namespace; the context's own if left out."),
+]
 JsonOption = Annotated[
     str, typer.Option("-o", "--output", metavar="json", help="Print JSON.", autocompletion=lambda: ["json"])
 ]

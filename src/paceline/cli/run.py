@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import SetOption
+from paceline.cli.options import ContextOption, NamespaceOption, SetOption
 from paceline.cli.say import fail, one_of, tell
 from paceline.cli.verb import Verb
 
 if TYPE_CHECKING:
-    from paceline.cli.remembered import Planned
     from paceline.job import Loaded
 
 _COMMAND = "command"
@@ -46,6 +45,9 @@ def main(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name the job: run ids begin with it.")
     ] = None,
+    on: Annotated[str, typer.Option("--on", metavar="WHERE", help="local (this machine) or kubernetes.")] = "local",
+    context_name: ContextOption = None,
+    namespace: NamespaceOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running, and print its id.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
     output: Annotated[
@@ -65,16 +67,18 @@ def main(
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="GPUs for each worker's host.")] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the job file of a command.")] = None,
 ) -> int:
-    """Run a job on this machine.
+    """Run a job on this machine, or on a Kubernetes cluster.
 
     \b
     paceline run job.yaml --set roles.worker.replicas=4
     paceline run --framework torch --workers 4 -- python train.py --epochs 3
+    paceline run job.yaml --on kubernetes -n team-a
 
     Ctrl-C stops the run and gives its tasks time to finish; Ctrl-C again ends them at once. Exit codes: 0 succeeded,
     1 failed, 2 wrong usage or job file, 130 interrupted.
     """
     output = one_of(output, ("json", "yaml") if dry_run else ("json",))
+    on = one_of(on, ("local", "kubernetes"), "--on")
     command = context.meta.get(_COMMAND)
     shape = {
         "--framework": framework, "--workers": workers, "--strategy": strategy, "--ps": ps, "--chief": chief,
@@ -83,8 +87,22 @@ def main(
     given = [option for option, value in shape.items() if value not in (None, False)]
     from paceline.cli.remembered import plan_of
 
+    cluster = on == "kubernetes"
+    if not cluster and (context_name or namespace):
+        fail("--context and --namespace are for --on kubernetes")
     if command is None:
-        planned = _from_file(job or [], given, overrides or [], name)
+        path = _job_file(job or [], given)
+        changes = [*(overrides or []), *([f"name={name}"] if name else [])]
+        if cluster:
+            from paceline.cli.submitting import run_on_kubernetes
+            from paceline.job import load
+
+            return run_on_kubernetes(
+                load(path, changes, cluster=True), context_name, namespace, detach, dry_run, output
+            )
+        from paceline.cli.remembered import plan_of_file
+
+        planned = plan_of_file(path, changes)
     else:
         if job:
             fail(f"{job[0]!r} and a command behind --: give a job file or a command, not both")
@@ -96,7 +114,12 @@ def main(
             framework=framework or "none", workers=1 if workers is None else workers, strategy=strategy, ps=ps or 0,
             chief=chief, evaluator=evaluator, gpus=gpus, name=name, command=command, folder=Path.cwd(),
         )  # fmt: skip
-        planned = plan_of(_from_text(text, overrides or [], save))
+        loaded = _from_text(text, overrides or [], save, cluster)
+        if cluster:
+            from paceline.cli.submitting import run_on_kubernetes
+
+            return run_on_kubernetes(loaded, context_name, namespace, detach, dry_run, output)
+        planned = plan_of(loaded)
     for note in planned.notes:
         tell(f"note: {note}")
     plan = planned.plan
@@ -123,7 +146,7 @@ def main(
         return follow(running, run, folder, [task.name for task in plan.tasks], plan.limits.grace, signals, output)
 
 
-def _from_file(words: Sequence[str], given: Sequence[str], overrides: list[str], name: str | None) -> Planned:
+def _job_file(words: Sequence[str], given: Sequence[str]) -> Path:
     if len(words) > 1 or (words and given and not words[0].endswith((".yaml", ".yml", ".json"))):
         fail(f"a command goes behind --: paceline run {' '.join([*given, '...'][:2])} -- {' '.join(words)}")
     if given:
@@ -132,15 +155,13 @@ def _from_file(words: Sequence[str], given: Sequence[str], overrides: list[str],
     path = words[0] if words else "job.yaml"
     if not words and not Path(path).exists():
         fail("no job.yaml in this folder; `paceline init` writes one, or name a job file")
-    from paceline.cli.remembered import plan_of_file
-
-    return plan_of_file(Path(path), [*overrides, f"name={name}"] if name else overrides)
+    return Path(path)
 
 
-def _from_text(text: str, overrides: list[str], save: str | None) -> Loaded:
+def _from_text(text: str, overrides: list[str], save: str | None, cluster: bool) -> Loaded:
     from paceline.job import load_text
 
-    loaded = load_text(text, save or "the command line", Path.cwd(), overrides)
+    loaded = load_text(text, save or "the command line", Path.cwd(), overrides, cluster=cluster)
     if save:
         path = Path(save)
         if path.exists() and path.read_text(errors="replace") != loaded.text:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import JsonOption, RunArgument
+from paceline.cli.refresh import refresh
 from paceline.cli.say import one_of, print_json
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ def main(run: RunArgument = None, output: JsonOption = "") -> int:
     one_of(output, ("json",))
     from paceline.view import runs, state
 
-    standing = state.read(runs.find(run))
+    found = runs.find(run)
+    refresh(found.folder)
+    standing = state.read(found)
     if output:
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state)})
     else:

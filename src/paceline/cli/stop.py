@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import RunArgument
+from paceline.cli.refresh import refresh
 from paceline.cli.say import tell
 
 _PATIENCE_S = 15.0
@@ -23,9 +24,12 @@ def main(
     from paceline.view import runs, state
 
     found = runs.find(run)
+    refresh(found.folder)
     if not runs.alive(found.folder):
         tell(f"{found.name} does not run: it {_outcome(state.summary(found)['status'])}")
         return 0
+    if runs.on_cluster(found.folder):
+        return _stop_on_cluster(found.folder, now)
     from paceline.backends import local
 
     if now:
@@ -38,6 +42,19 @@ def main(
     ended = gone(found.folder)
     tell(f"{found.name} is stopped" if ended else f"{found.name} still runs; see: paceline status {found.name}")
     return 0 if ended else 1
+
+
+def _stop_on_cluster(folder: Path, now: bool) -> int:
+    from paceline.backends.kubernetes.known import reopen
+
+    running = reopen(folder)
+    running.kill() if now else running.stop("stopped by `paceline stop`")
+    running.mirror.start()
+    if not running.ended(_grace(folder) + 2 * _PATIENCE_S):
+        tell(f"{folder.name} still runs; see: paceline status {folder.name}")
+        return 1
+    tell(f"{folder.name} is stopped")
+    return 0
 
 
 def gone(folder: Path, limit: float = _PATIENCE_S) -> bool:

@@ -86,6 +86,10 @@ def info(folder: Path) -> dict[str, Any]:
     return read_object(folder / "run.json") or {}
 
 
+def on_cluster(folder: Path) -> bool:
+    return info(folder).get("on") == "kubernetes"
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None where there is none, or not a whole one."""
     try:
@@ -96,8 +100,11 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def alive(folder: Path) -> bool:
-    """Whether the run's supervisor lives: it holds the lock as long as it does."""
+    """Whether the run's supervisor lives: it holds the lock as long as it does. On a cluster: as last seen."""
     import fcntl
+
+    if on_cluster(folder):
+        return not (folder / "report.json").exists()
 
     try:
         lock = os.open(folder / "lock", os.O_RDONLY)

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.plan import Plan
+from paceline.plan import CODE_IN_IMAGE, Plan
 
 
 class CannotRun(Exception):
@@ -27,6 +27,8 @@ class Share:
 
 def assign(plan: Plan) -> dict[str, Share]:
     """Cores in equal shares, GPUs each to one host; CannotRun where there are too few."""
+    if plan.code == CODE_IN_IMAGE:
+        raise CannotRun("code: image says that the code is in a container image: give --on kubernetes, or a folder")
     wanted = sum(host.gpus for host in plan.hosts)
     devices = gpus() if wanted else ()
     if wanted > len(devices):

@@ -1,0 +1,51 @@
+"""agent.pyz: one file with all that an agent needs in any image with Python 3.9, and that `import paceline` finds.
+
+It is a program (`python agent.pyz '{"run": ...}'`, or `python agent.pyz pod`) and, on PYTHONPATH, a library.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import paceline
+
+_NEEDED = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py")
+_MAIN = '''"""Starts the agent of this host."""
+
+import sys
+
+if sys.version_info < (3, 9):
+    sys.exit("paceline: an agent needs Python 3.9 or newer, and this is %d.%d" % sys.version_info[:2])
+if len(sys.argv) != 2:
+    sys.exit("usage: agent.pyz pod, or agent.pyz OPTIONS (JSON)")
+if sys.argv[1] == "pod":
+    from paceline.agent import pod
+
+    sys.exit(pod.main())
+from paceline.agent import __main__ as agent
+
+sys.exit(agent.main(agent.parse(sys.argv[1])))
+'''
+
+
+def agent_archive() -> bytes:
+    """The same sources give the same bytes."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        for name, data in sorted({"__main__.py": _MAIN.encode(), **dict(_sources())}.items()):
+            info = zipfile.ZipInfo(name)  # its time is 1980
+            info.create_system = 3  # Unix
+            info.external_attr = 0o100644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, data, compresslevel=9)
+    return memory.getvalue()
+
+
+def _sources() -> Iterator[tuple[str, bytes]]:
+    package = Path(paceline.__file__).parent
+    for pattern in _NEEDED:
+        for path in package.glob(pattern):
+            yield f"{package.name}/{path.relative_to(package).as_posix()}", path.read_bytes()

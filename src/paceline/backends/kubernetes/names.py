@@ -1,0 +1,63 @@
+"""What the objects of a run are called: DNS labels that are never cut, however long the name of the job is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.plan import Host, Plan
+
+RUN_LABEL = "paceline.dev/run"
+ROLE_LABEL = "paceline.dev/role"
+CAPTAIN_PORT = 7733
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Hosts of one role that are alike: one Indexed Job."""
+
+    role: str
+    number: int
+    hosts: tuple[Host, ...]
+
+    @property
+    def first(self) -> int:
+        """The index of its first host among all hosts of the role."""
+        return self.hosts[0].index
+
+
+def groups(plan: Plan) -> Iterator[HostGroup]:
+    found: dict[tuple[str, int], list[Host]] = {}
+    for host in plan.hosts:
+        found.setdefault((host.role, host.group), []).append(host)
+    for (role, number), hosts in found.items():
+        yield HostGroup(role, number, tuple(hosts))
+
+
+def job_of(run: str, group: HostGroup) -> str:
+    """
+    >>> job_of("digits-3f9a", HostGroup("worker", 0, ()))
+    'digits-3f9a-worker'
+    >>> job_of("digits-3f9a", HostGroup("worker", 1, ()))
+    'digits-3f9a-worker-g1'
+    """
+    return f"{run}-{group.role}" if group.number == 0 else f"{run}-{group.role}-g{group.number}"
+
+
+def captain_address(run: str) -> str:
+    """The captain's Job and the Service bear the run's name; a pod of an Indexed Job is called after its index.
+
+    >>> captain_address("digits-3f9a")
+    'digits-3f9a-0.digits-3f9a:7733'
+    """
+    return f"{run}-0.{run}:{CAPTAIN_PORT}"
+
+
+def labels(run: str, job: str, role: str = "") -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": job,
+        "app.kubernetes.io/instance": run,
+        "app.kubernetes.io/managed-by": "paceline",
+        RUN_LABEL: run,
+        **({"app.kubernetes.io/component": role, ROLE_LABEL: role} if role else {}),
+    }

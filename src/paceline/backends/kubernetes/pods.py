@@ -1,0 +1,236 @@
+"""The pods of a run: the person's image with our agent as its command, under the `restricted` Pod Security level."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from paceline.backends.kubernetes import names
+from paceline.backends.kubernetes.names import HostGroup
+from paceline.backends.kubernetes.patch import merge
+from paceline.plan import CAPTAIN, CODE_IN_IMAGE, Host, Plan
+
+Object = dict[str, Any]
+
+LEASE_S = 30.0  # a captain's pod that was deleted is back within it, so that training goes on
+LOST_NODE_S = 30  # how long a pod stays on a node that is gone
+TERMINATION_S = 10  # for the agent itself, on top of the grace of its tasks
+CAPTAIN_NEEDS = {"cpu": "100m", "memory": "128Mi"}
+CAPTAIN_MOST_MEMORY = "1Gi"  # 5,000 members take 164 MB
+AGENT_FOLDER, PLAN_FOLDER, TLS_FOLDER, CODE_FOLDER = (f"/paceline/{name}" for name in ("agent", "plan", "tls", "code"))
+RUN_FOLDER, HOME = "/paceline/run", "/paceline/home"
+LAST_WORDS = "/dev/termination-log"
+CREDENTIALS = "/paceline/credentials"
+WORK = "/paceline/work"  # unless the job file says otherwise
+
+# An image may call it python or python3, and an old one may mean Python 2 by the first.
+_FIND_PYTHON = (
+    'for p in python3 python; do "$p" -c "import sys; sys.exit(sys.version_info < (3, 9))" 2>/dev/null'
+    f' && exec "$p" {AGENT_FOLDER}/agent.pyz pod; done; '
+    'w="there is no Python 3.9 or newer in this image: Paceline needs one on the PATH"; '
+    f'echo "paceline: $w"; echo "$w" > {LAST_WORDS}; exit 66'
+)
+
+
+def captain(plan: Plan, run: str) -> Object:
+    container = _container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": {"memory": CAPTAIN_MOST_MEMORY}})
+    container["env"] = _env(_told(run, CAPTAIN, run, 0))
+    container["volumeMounts"] = _mounts([])
+    spec = _spec(plan, run, container, [], "captain")
+    return {**spec, "restartPolicy": "Never"}  # what a podFailurePolicy asks for
+
+
+def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
+    """`code`: the names of the ConfigMaps that carry it."""
+    settings = plan.kubernetes
+    host = group.hosts[0]
+    container = _container(plan, group.role, _resources(settings, host))
+    told = _told(run, group.role, names.job_of(run, group), group.first)
+    own_work = plan.code == CODE_IN_IMAGE  # its code, and the folder it lies in
+    told |= {"work": "" if own_work and settings["work"] == WORK else settings["work"]}
+    told |= {"code": CODE_FOLDER if code else ""}
+    credentials = plan.credentials
+    container["env"] = _env(told)
+    container["envFrom"] = [_env_from(source) for source in settings["env_from"]]
+    volumes, mounts = _extra_volumes(settings["volumes"])
+    if not own_work:
+        mounts.append({"name": "paceline-work", "mountPath": settings["work"]})
+        volumes.append({"name": "paceline-work", "emptyDir": {}})
+    if host.memory is not None:
+        volumes.append({"name": "paceline-shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(host.memory // 2)}})
+    else:
+        volumes.append({"name": "paceline-shm", "emptyDir": {"medium": "Memory"}})
+    mounts.append({"name": "paceline-shm", "mountPath": "/dev/shm"})
+    if code:
+        sources = [{"configMap": {"name": name}} for name in code]
+        volumes.append({"name": "paceline-code", "projected": {"sources": sources}})
+        mounts.append({"name": "paceline-code", "mountPath": CODE_FOLDER, "readOnly": True})
+    if credentials:
+        place = {"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": f"{CREDENTIALS}/{credentials['file']}"}
+        container["env"].append(place)
+        items = [{"key": credentials["file"], "path": credentials["file"]}]
+        volumes.append(
+            {"name": "paceline-credentials", "secret": {"secretName": credentials["secret"], "items": items}}
+        )
+        mounts.append({"name": "paceline-credentials", "mountPath": CREDENTIALS, "readOnly": True})
+    container["volumeMounts"] = _mounts(mounts)
+    spec = {**_spec(plan, run, container, volumes, "member"), "restartPolicy": "OnFailure"}
+    spec = merge(spec, _placement(settings["placement"], run, group.role))
+    patched: Object = merge(spec, settings["pod"])
+    return patched
+
+
+def metadata(plan: Plan, run: str, role: str) -> Object:
+    """Labels of the person's own never replace ours; a service mesh keeps out, as it would outlive the tasks."""
+    settings = plan.kubernetes
+    return {
+        "labels": {**settings["labels"], "sidecar.istio.io/inject": "false", **names.labels(run, plan.name, role)},
+        "annotations": {"linkerd.io/inject": "disabled", **settings["annotations"]},
+    }
+
+
+def _told(run: str, role: str, job: str, first: int) -> Object:
+    return {
+        "run": run, "role": role, "job": job, "first": first, "captain": names.captain_address(run),
+        "plan": PLAN_FOLDER, "tls": TLS_FOLDER, "folder": RUN_FOLDER,
+        "last_words": LAST_WORDS, "lease": LEASE_S,
+    }  # fmt: skip
+
+
+def _env(told: Object) -> list[Object]:
+    return [
+        {"name": "PACELINE_POD", "value": json.dumps(told, sort_keys=True)},
+        {"name": "PACELINE_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "HOME", "value": HOME},
+        {"name": "USER", "value": "paceline"},
+    ]
+
+
+def _container(plan: Plan, name: str, resources: Object) -> Object:
+    settings = plan.kubernetes
+    made: Object = {
+        "name": name,
+        "image": settings["image"],
+        "command": ["/bin/sh", "-c", _FIND_PYTHON],
+        "resources": resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    }
+    if settings["image_pull_policy"]:
+        made["imagePullPolicy"] = settings["image_pull_policy"]
+    return made
+
+
+def _resources(settings: Object, host: Host) -> Object:
+    """What the job asks for is what a host gets: no more, so that the cluster can place it, and no less."""
+    asked: dict[str, str] = {}
+    if host.cpu is not None:
+        asked["cpu"] = f"{round(1000 * host.cpu)}m"
+    if host.memory is not None:
+        asked["memory"] = str(host.memory)
+    if host.gpus:
+        asked[settings["gpu_resource"]] = str(host.gpus)
+    return {"requests": asked, "limits": dict(asked)} if asked else {}
+
+
+def _mounts(more: list[Object]) -> list[Object]:
+    return [
+        {"name": "paceline-agent", "mountPath": AGENT_FOLDER, "readOnly": True},
+        {"name": "paceline-plan", "mountPath": PLAN_FOLDER, "readOnly": True},
+        {"name": "paceline-tls", "mountPath": TLS_FOLDER, "readOnly": True},
+        {"name": "paceline-run", "mountPath": RUN_FOLDER},
+        {"name": "paceline-home", "mountPath": HOME},
+        {"name": "paceline-tmp", "mountPath": "/tmp"},
+        *more,
+    ]
+
+
+def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certificate: str) -> Object:
+    settings = plan.kubernetes
+    files = [{"key": name, "path": name} for name in ("ca.pem", f"{certificate}.pem", f"{certificate}.key")]
+    spec: Object = {
+        "subdomain": run,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(plan.limits.grace) + TERMINATION_S,
+        "securityContext": _user(settings["user"]),
+        "tolerations": [
+            *(
+                {"key": f"node.kubernetes.io/{why}", "operator": "Exists", "effect": "NoExecute",
+                 "tolerationSeconds": LOST_NODE_S}
+                for why in ("not-ready", "unreachable")
+            ),
+            *map(_toleration, settings["tolerations"]),
+        ],
+        "containers": [container],
+        "volumes": [
+            {"name": "paceline-agent", "configMap": {"name": f"{run}-agent"}},
+            {"name": "paceline-plan", "configMap": {"name": f"{run}-plan"}},
+            {"name": "paceline-tls", "secret": {"secretName": run, "items": files, "defaultMode": 0o440}},
+            *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp")),
+            *volumes,
+        ],
+    }  # fmt: skip
+    if settings["node_selector"]:
+        spec["nodeSelector"] = settings["node_selector"]
+    if settings["affinity"]:
+        spec["affinity"] = settings["affinity"]
+    if settings["priority_class"]:
+        spec["priorityClassName"] = settings["priority_class"]
+    if settings["service_account"]:
+        spec["serviceAccountName"] = settings["service_account"]
+    if settings["image_pull_secrets"]:
+        spec["imagePullSecrets"] = [{"name": name} for name in settings["image_pull_secrets"]]
+    return spec
+
+
+def _user(user: int | str) -> Object:
+    made: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if user != "cluster":
+        made |= {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return made
+
+
+def _toleration(given: Object) -> Object:
+    names_there = {"seconds": "tolerationSeconds"}
+    return {names_there.get(name, name): value for name, value in given.items() if value is not None}
+
+
+def _env_from(source: Object) -> Object:
+    made: Object = {"prefix": source["prefix"]} if source.get("prefix") else {}
+    if source.get("secret"):
+        return {**made, "secretRef": {"name": source["secret"]}}
+    return {**made, "configMapRef": {"name": source["config_map"]}}
+
+
+def _extra_volumes(given: list[Object]) -> tuple[list[Object], list[Object]]:
+    volumes, mounts = [], []
+    for number, each in enumerate(given):
+        name = each.get("name") or f"volume-{number}"
+        if each.get("claim"):
+            source: Object = {"persistentVolumeClaim": {"claimName": each["claim"]}}
+        elif each.get("secret"):
+            source = {"secret": {"secretName": each["secret"]}}
+        elif each.get("config_map"):
+            source = {"configMap": {"name": each["config_map"]}}
+        else:
+            source = {"emptyDir": {"sizeLimit": str(each["empty"])}}
+        volumes.append({"name": name, **source})
+        mounts.append({"name": name, "mountPath": each["mount"], **({"readOnly": True} if each["read_only"] else {})})
+    return volumes, mounts
+
+
+def _placement(placement: str | None, run: str, role: str) -> Object:
+    same = {"matchLabels": {names.RUN_LABEL: run, names.ROLE_LABEL: role}}
+    if placement == "spread":
+        rule = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+        return {"topologySpreadConstraints": [{**rule, "labelSelector": same}]}
+    if placement == "pack":
+        term = {"labelSelector": same, "topologyKey": "kubernetes.io/hostname"}
+        preferred = [{"weight": 100, "podAffinityTerm": term}]
+        return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
+    return {}

@@ -1,0 +1,65 @@
+"""From a job file to what can be rendered: its plan, checked for a cluster, and its code in parts."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline import plan as plans
+from paceline.backends.kubernetes.code import collect
+from paceline.backends.kubernetes.render import CHUNK
+from paceline.plan import CODE_IN_IMAGE, Plan
+
+if TYPE_CHECKING:
+    from paceline.job import Loaded
+
+_RUN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+LONGEST_RUN = 45  # with the longest role, group and index behind it, it is still a DNS label
+
+
+class CannotSubmit(Exception):
+    """The job cannot run on a cluster as it is; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    plan: Plan
+    text: str
+    notes: tuple[str, ...]
+    code: tuple[bytes, ...]
+
+
+def prepare(loaded: Loaded) -> Prepared:
+    """Of a job that was loaded for a cluster."""
+    plan = plans.make(loaded.job)
+    if not plan.kubernetes.get("image"):
+        raise CannotSubmit(
+            "kubernetes.image is not set: say which container image the tasks run in, for example "
+            "--set kubernetes.image=tensorflow/tensorflow:2.21.0"
+        )
+    if plan.tensorboard:
+        raise CannotSubmit("tensorboard: true does not work on a cluster yet: leave it out")
+    if plan.code == CODE_IN_IMAGE:
+        return Prepared(plan, loaded.text, tuple(loaded.notes), ())
+    code = collect(Path(plan.code))
+    notes = (*loaded.notes, f"sending {plan.code}: {code.describe()}")
+    return Prepared(plan, loaded.text, notes, tuple(code.chunks(CHUNK)))
+
+
+def new_run(plan: Plan, wanted: str | None = None) -> str:
+    run = wanted or f"{plan.name}-{secrets.token_hex(2)}"
+    if len(run) > LONGEST_RUN or not _RUN.fullmatch(run):
+        raise CannotSubmit(
+            f"{run!r} cannot be a run's id: a letter, then letters, digits and -, all lower case, at most "
+            f"{LONGEST_RUN} characters"
+        )
+    return run
+
+
+def certificates() -> dict[str, str]:
+    from paceline.backends.certificates import generate
+
+    return generate()

@@ -1,0 +1,110 @@
+"""All objects of a run, in the order in which they are made: a pure function of the plan, the run's id and the code."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.agent.options import FAILED
+from paceline.backends.kubernetes import names, pods
+from paceline.plan import CAPTAIN, Plan, to_json
+
+Object = dict[str, Any]
+
+WITHOUT_LIMIT = 2**31 - 1  # of restarts: the captain counts them
+CHUNK = 700 * 1024  # bytes of a ConfigMap: it may hold 1 MiB
+BACKSTOP_S = 120  # after the captain should have ended the run
+
+
+def render(
+    plan: Plan,
+    run: str,
+    agent: bytes,
+    code: Sequence[bytes] = (),
+    certificates: Mapping[str, str] | None = None,
+    suspended: bool = False,
+) -> list[Object]:
+    """The captain's Job first: it owns the others, once it has a uid. `code`: parts of at most CHUNK bytes."""
+    parts = {f"{run}-code-{number:02}": part for number, part in enumerate(code)}
+    objects = [
+        _job(plan, run, run, CAPTAIN, 1, pods.captain(plan, run), suspended),
+        _service(plan, run),
+        _network_policy(plan, run),
+        _secret(plan, run, certificates or {}),
+        _config(plan, run, f"{run}-agent", {"agent.pyz": agent}),
+        _plan(plan, run),
+        *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in parts.items()),
+    ]
+    for group in names.groups(plan):
+        pod = pods.member(plan, run, group, list(parts))
+        objects.append(_job(plan, run, names.job_of(run, group), group.role, len(group.hosts), pod, suspended))
+    return objects
+
+
+def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, suspended: bool) -> Object:
+    spec: Object = {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": WITHOUT_LIMIT,
+        "suspend": suspended,
+        "template": {"metadata": pods.metadata(plan, run, role), "spec": pod},
+    }
+    if role == CAPTAIN:
+        failed = {"containerName": CAPTAIN, "operator": "In", "values": [FAILED]}
+        spec["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": failed}]}
+        spec["ttlSecondsAfterFinished"] = math.ceil(plan.limits.keep_finished)
+    if plan.limits.runtime is not None:
+        whole = plan.limits.start + plan.limits.runtime + plan.limits.grace
+        spec["activeDeadlineSeconds"] = math.ceil(whole) + BACKSTOP_S
+    return {**_head("batch/v1", "Job", name, plan, run, role), "spec": spec}
+
+
+def _service(plan: Plan, run: str) -> Object:
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # hosts find each other before anything is ready
+        "selector": {names.RUN_LABEL: run},
+        "ports": [{"name": "captain", "port": names.CAPTAIN_PORT}],
+    }
+    return {**_head("v1", "Service", run, plan, run), "spec": spec}
+
+
+def _network_policy(plan: Plan, run: str) -> Object:
+    """The ports of the frameworks have no protection of their own: only pods of the run may reach them."""
+    ours = {"podSelector": {"matchLabels": {names.RUN_LABEL: run}}}
+    spec = {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
+    return {**_head("networking.k8s.io/v1", "NetworkPolicy", run, plan, run), "spec": spec}
+
+
+def _secret(plan: Plan, run: str, certificates: Mapping[str, str]) -> Object:
+    data = {name: _base64(text.encode()) for name, text in sorted(certificates.items())}
+    return {**_head("v1", "Secret", run, plan, run), "type": "Opaque", "data": data}
+
+
+def _plan(plan: Plan, run: str) -> Object:
+    """As text that a person can read, unless it is too long for that."""
+    text = to_json(plan)
+    if len(text) > CHUNK:
+        return _config(plan, run, f"{run}-plan", {"plan.json.gz": gzip.compress(text.encode(), mtime=0)})
+    made = {**_head("v1", "ConfigMap", f"{run}-plan", plan, run), "immutable": True}
+    return {**made, "data": {"plan.json": text}}
+
+
+def _config(plan: Plan, run: str, name: str, files: Mapping[str, bytes]) -> Object:
+    data = {file: _base64(content) for file, content in files.items()}
+    return {**_head("v1", "ConfigMap", name, plan, run), "immutable": True, "binaryData": data}
+
+
+def _head(version: str, kind: str, name: str, plan: Plan, run: str, role: str = "") -> Object:
+    metadata: Object = {"name": name, "labels": names.labels(run, plan.name, role)}
+    if plan.kubernetes["namespace"]:
+        metadata["namespace"] = plan.kubernetes["namespace"]
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,701 @@
+"""What leaves this machine: git's own rules for what is ignored, no secrets, and the same bytes for the same files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.agent.unpack import MOST_BYTES, unpack
+from paceline.backends.kubernetes import code as code_module
+from paceline.backends.kubernetes.code import LIMIT, MADE, Code, CodeError, collect
+
+NOBODY = 65534
+
+
+def make(folder: Path, *paths: str) -> Path:
+    """Empty files, and folders where a path ends in /."""
+    for path in paths:
+        place = folder / path
+        if path.endswith("/"):
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+    return folder
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    for path, text in files.items():
+        make(folder, path)
+        (folder / path).write_text(text)
+    return folder
+
+
+def sent(folder: Path) -> set[str]:
+    return {file.path for file in collect(folder).files}
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CodeError) as caught:
+        collect(folder)
+    return str(caught.value)
+
+
+@contextlib.contextmanager
+def without_root() -> Iterator[None]:
+    """As an ordinary person: root may read everything."""
+    groups = os.getgroups()
+    root = os.geteuid() == 0
+    if root:
+        os.setgroups([])
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that any user can reach."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+# ---- what is sent
+
+
+def test_files_links_and_folders_with_what_matters_about_them(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "print(1)\n", "lib/model.py": "x" * 2000, "run.sh": "#!/bin/sh\n"})
+    make(tmp_path, "out/")
+    (tmp_path / "run.sh").chmod(0o700)
+    (tmp_path / "now.py").symlink_to("lib/model.py")
+    code = collect(tmp_path)
+    assert [(file.path, file.size, file.executable, file.link) for file in code.files] == [
+        ("lib/model.py", 2000, False, None),
+        ("now.py", 0, False, "lib/model.py"),
+        ("run.sh", 10, True, None),
+        ("train.py", 9, False, None),
+    ]
+    assert code.folders == ("lib", "out")
+    assert code.size == 2019
+    assert code.describe() == "4 files, 2 KiB"
+    assert code.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"), [([], "0 files, 0 B"), ([7], "1 file, 7 B"), ([1 << 20, 1 << 20], "2 files, 2 MiB")]
+)
+def test_one_line_for_the_command_line(tmp_path: Path, sizes: list[int], said: str) -> None:
+    for number, size in enumerate(sizes):
+        with (tmp_path / f"{number}.py").open("wb") as file:
+            file.truncate(size)
+    assert collect(tmp_path).describe() == said
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    paths = ["a.py", "b/c.py", "b-c.py", "ä/ö.py", "d" * 200 + "/" + "e" * 200]
+    for name, order, mode in (("one", paths, 0o644), ("two", paths[::-1], 0o600)):
+        for path in order:
+            write(tmp_path / name, {path: path * 50})
+            (tmp_path / name / path).chmod(mode)
+        (tmp_path / name / "link").symlink_to("a.py")
+    os.utime(tmp_path / "two" / "a.py", (1e9, 1e9))
+    one, two = collect(tmp_path / "one"), collect(tmp_path / "two")
+    assert one.archive() == two.archive()
+    write(tmp_path, {"one/a.py": "changed"})
+    assert one.archive() == two.archive()  # files are read once
+    assert collect(tmp_path / "one").archive() != two.archive()
+
+
+def test_what_the_archive_says_of_its_files(tmp_path: Path) -> None:
+    write(tmp_path, {"a.py": "a", "tool": "t"})
+    make(tmp_path, "out/")
+    (tmp_path / "tool").chmod(0o751)
+    (tmp_path / "out").chmod(0o700)
+    (tmp_path / "gone").symlink_to("nowhere")
+    with tarfile.open(fileobj=io.BytesIO(collect(tmp_path).archive()), mode="r:gz") as tar:
+        infos = tar.getmembers()
+    assert [(info.name, info.type, info.mode) for info in infos] == [
+        ("a.py", tarfile.REGTYPE, 0o644),
+        ("gone", tarfile.SYMTYPE, 0o777),
+        ("out", tarfile.DIRTYPE, 0o755),
+        ("tool", tarfile.REGTYPE, 0o755),
+    ]
+    assert {(info.uid, info.gid, info.uname, info.gname, info.mtime) for info in infos} == {(0, 0, "", "", MADE)}
+
+
+def test_chunks_are_the_archive_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(random.Random(1).randbytes(10_000))
+    code = collect(tmp_path)
+    chunks = code.chunks(4096)
+    assert [len(chunk) for chunk in chunks[:-1]] == [4096] * (len(chunks) - 1) and 0 < len(chunks[-1]) <= 4096
+    assert b"".join(chunks) == code.archive()
+    assert code.chunks(1 << 20) == [code.archive()]
+
+
+NAMES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="/\0"), min_size=1, max_size=12).filter(
+    lambda name: name not in (".", "..") and len(name.encode()) < 100
+)
+# One that no rule leaves out.
+PLAIN = NAMES.map(lambda name: f"x{name}x")
+CONTENT = st.binary(max_size=2000)
+TREES = st.recursive(
+    st.tuples(CONTENT, st.booleans()), lambda inner: st.dictionaries(PLAIN, inner, max_size=4), max_leaves=12
+)
+
+
+def grow(folder: Path, tree: Any) -> None:
+    if isinstance(tree, dict):
+        folder.mkdir()
+        for name, inner in tree.items():
+            grow(folder / name, inner)
+    else:
+        content, executable = tree
+        folder.write_bytes(content)
+        folder.chmod(0o755 if executable else 0o644)
+
+
+def seen(folder: Path) -> dict[str, object]:
+    """All that a program could tell about a folder."""
+    found: dict[str, object] = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)  # noqa: PTH115 - as it is written
+        elif path.is_dir():
+            found[name] = path.stat().st_mode & 0o777
+        else:
+            found[name] = (path.read_bytes(), path.stat().st_mode & 0o777)
+    return found
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(PLAIN, TREES, max_size=5), st.data(), st.integers(1, 4000))
+def test_what_was_sent_is_what_arrives(tree: dict[str, object], data: st.DataObject, size: int) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        here, there = Path(place, "here"), Path(place, "there")
+        here.mkdir()
+        for name, inner in tree.items():
+            grow(here / name, inner)
+        targets = sorted(str(path.relative_to(here)) for path in here.rglob("*"))
+        for name in data.draw(st.lists(PLAIN.filter(lambda name: name not in tree), max_size=3, unique=True)):
+            (here / name).symlink_to(data.draw(st.sampled_from([*targets, "nowhere", "."])))
+        for path in here.rglob("*"):
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o755)
+        unpack(collect(here).chunks(size), str(there))
+        assert seen(there) == seen(here)
+
+
+# ---- .gitignore
+
+
+GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+
+
+def git(folder: Path, *words: str) -> bytes:
+    return subprocess.run(
+        ["git", *words], cwd=folder, env={**os.environ, **GIT}, stdout=subprocess.PIPE, check=True
+    ).stdout
+
+
+def listed_by_git(folder: Path) -> set[str]:
+    listed = git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    return {os.fsdecode(path) for path in listed.split(b"\0") if path}
+
+
+# Names that patterns trip over, and patterns of the pieces that git gives a meaning to.
+ODD = ("a", "b", "ab", "a.b", "b a", "!a", "#a", "A", "0", "]", "[", "-", "é", "a ", "\\", "a*", "a\nb")
+FOLDERS = ("a", "b", "ab", "!a", "é", "[")
+PIECES = (
+    "a", "b", "ab", ".", "*", "**", "?", "/", "/", "/", "[ab]", "[!a]", "[^b]", "[a-b]", "[b-a]", "[]]", "[!]]",
+    "[\\]]", "[a-]", "[[-]", "[+--]", "[\\-a]", "[[:alpha:]]", "[![:digit:]]", "[[:punct:]]", "[[:nonsense:]]", "[:a]",
+    "[[:a]", "[a", "\\a", "\\", "\\ ", " ", "\t", "!", "#", "é", "-",
+)  # fmt: skip
+PATTERNS = st.builds(
+    "".join, st.tuples(st.sampled_from(["", "", "!", "/"]), st.lists(st.sampled_from(PIECES), max_size=5).map("".join))
+).filter(lambda line: not re.search(r"[^/*!]\*\*|\*\*[^/*]", line))  # of `a**/b`, git makes this or that by chance
+LINES = st.lists(PATTERNS, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    git(folder, "init", "--quiet")
+    for name in ODD:
+        make(folder, f"{name}/" if name in FOLDERS else name)
+    for above in FOLDERS:
+        for name in ODD:
+            inner = [f"{name}/{below}" for below in ODD] if name in FOLDERS[:3] else [name]
+            make(folder, *(f"{above}/{path}" for path in inner))
+    (folder / "link").symlink_to("a")
+    return folder
+
+
+@settings(deadline=None, max_examples=250)
+@given(LINES, LINES, st.sampled_from(["\n", "\r\n"]))
+def test_it_ignores_what_git_ignores(repository: Path, above: list[str], below: list[str], end: str) -> None:
+    (repository / ".gitignore").write_bytes(end.join(above).encode())
+    (repository / "a" / ".gitignore").write_bytes(end.join(below).encode())
+    assert sent(repository) == listed_by_git(repository)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["/a[!x]b", "a[/]b", "[A-Z-z]", "[A[:digit:]-z]", "[[:alpha:]-z]", "[z-a]", "[a", "a\\", "!!a", "\\!a", "\\#a",
+     "a\\ ", "a ", "**", "**/", "/**", "a/**", "a/**/b", "**/a/b", "a/**/", "//a", "a//", "/", "é", "?", "??"],
+)  # fmt: skip
+def test_patterns_that_are_easy_to_get_wrong(repository: Path, line: str) -> None:
+    for lines in (line, f"*\n!*/\n!{line}"):
+        (repository / ".gitignore").write_text(lines)
+        (repository / "a" / ".gitignore").write_text("")
+        assert sent(repository) == listed_by_git(repository)
+
+
+@pytest.mark.parametrize(
+    ("lines", "left"),
+    [
+        ("*.log", {"keep/b.log", "a.log", "keep/c/d.log"}),
+        ("*.log\n!a.log", {"keep/b.log", "keep/c/d.log"}),
+        ("/*.log", {"a.log"}),
+        ("keep/", {"keep/b.log", "keep/a.txt", "keep/c/d.log"}),
+        ("keep/\n!keep/a.txt", {"keep/b.log", "keep/a.txt", "keep/c/d.log"}),
+        ("keep/**\n!keep/a.txt", {"keep/b.log", "keep/c/d.log"}),
+        ("keep/*\n!keep/c/", {"keep/b.log", "keep/a.txt"}),
+        ("**/c/d.log", {"keep/c/d.log"}),
+        ("\ufeffa.log  \n# b.txt\n\n  ", {"a.log"}),
+    ],
+)
+def test_the_usual_patterns(tmp_path: Path, lines: str, left: set[str]) -> None:
+    git(tmp_path, "init", "--quiet")
+    everything = {"a.log", "b.txt", "keep/a.txt", "keep/b.log", "keep/c/d.log"}
+    make(tmp_path, *everything)
+    write(tmp_path, {".gitignore": lines})
+    assert sent(tmp_path) - {".gitignore"} == everything - left
+    assert sent(tmp_path) == listed_by_git(tmp_path)
+
+
+def test_ignore_files_of_the_repository_above_count_too(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, {".gitignore": "*.bin\n/jobs/mine/data/\n!/jobs/mine/small.bin", "jobs/.gitignore": "*.tmp"})
+    write(tmp_path, {"jobs/.pacelineignore": "notes.md"})
+    job = make(tmp_path / "jobs" / "mine", "a.bin", "small.bin", "data/x", "b.tmp", "notes.md", "train.py")
+    assert sent(job) == {"small.bin", "train.py"} == listed_by_git(job) - {"notes.md"}
+
+
+def test_a_folder_that_its_repository_ignores_can_still_be_sent(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, {".gitignore": "build/\n*.o"})
+    job = make(tmp_path / "build" / "job", "train.py", "a.o")
+    assert sent(job) == {"train.py"}
+
+
+def test_outside_a_repository_gitignore_counts_from_the_folder_on(tmp_path: Path) -> None:
+    write(tmp_path, {".gitignore": "*", "job/.gitignore": "*.bin"})
+    assert sent(make(tmp_path / "job", "train.py", "a.bin")) == {"train.py", ".gitignore"}
+
+
+def test_a_repository_of_dotfiles_does_not_hide_what_lies_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    git(tmp_path, "init", "--quiet")
+    write(tmp_path, {".gitignore": "*"})
+    assert sent(make(tmp_path / "job", "train.py")) == {"train.py"}
+
+
+def test_an_ignore_file_may_be_a_link_and_may_be_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, {"rules": "*.bin", "a.bin": "", "sub/b.bin": ""})
+    (tmp_path / ".gitignore").symlink_to("rules")
+    make(tmp_path, "sub/.gitignore/")
+    assert sent(tmp_path) == {"rules", ".gitignore"}
+
+
+# ---- .pacelineignore
+
+
+@pytest.mark.parametrize(
+    ("git", "own", "expected"),
+    [
+        ("", "*.txt", {"train.py", "data/big.bin"}),
+        ("*.bin", "!*.bin", {"train.py", "data/big.bin", "data/words.txt"}),
+        ("!*.bin", "*.bin", {"train.py", "data/words.txt"}),
+        ("data/", "", {"train.py"}),
+        ("data/", "!data/", {"train.py", "data/big.bin", "data/words.txt"}),
+        ("data/", "!data/words.txt", {"train.py", "data/words.txt"}),
+        ("data/", "!data/*.txt", {"train.py", "data/words.txt"}),
+        ("data/", "!/d*/words.txt", {"train.py", "data/words.txt"}),
+        ("data/", "!**/data/*.txt", {"train.py", "data/words.txt"}),
+        ("", "data/\n!data/words.txt", {"train.py"}),  # as in git
+        ("", "*\n!*/\n!*.py", {"train.py"}),
+        ("*", "!train.py", {"train.py"}),
+    ],
+)
+def test_pacelineignore_wins_over_gitignore(tmp_path: Path, git: str, own: str, expected: set[str]) -> None:
+    make(tmp_path, "train.py", "data/big.bin", "data/words.txt")
+    write(tmp_path, {".gitignore": git, ".pacelineignore": own})
+    assert sent(tmp_path) - {".gitignore", ".pacelineignore"} == expected
+
+
+def test_pacelineignore_wins_wherever_the_two_stand(tmp_path: Path) -> None:
+    write(tmp_path, {".pacelineignore": "!a.bin\nc.bin", "sub/.gitignore": "*.bin\n!c.bin"})
+    write(tmp_path, {"other/.pacelineignore": "!c.bin"})  # the deeper one wins among equals
+    make(tmp_path, "sub/a.bin", "sub/b.bin", "sub/c.bin", "other/c.bin")
+    assert {path for path in sent(tmp_path) if path.endswith(".bin")} == {"sub/a.bin", "other/c.bin"}
+
+
+def test_what_was_reached_in_an_ignored_folder_may_have_rules_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, {".gitignore": "data/", ".pacelineignore": "!data/some/*", "data/some/.pacelineignore": "*.bin"})
+    make(tmp_path, "data/a.txt", "data/some/b.txt", "data/some/c.bin", "data/some/deep/d.txt")
+    assert {path for path in sent(tmp_path) if "." not in path[:1]} == {
+        "data/some/.pacelineignore", "data/some/b.txt", "data/some/deep/d.txt",
+    }  # fmt: skip
+
+
+# ---- what is never sent unasked
+
+SECRETS = (
+    ".env", ".env.local", ".env.example", ".envrc", "server.pem", "sub/server.key", "SERVER.KEY", "id_rsa",
+    "id_rsa.pub", "id_ed25519", "deploy/id_ed25519.old", "a.p12", "a.pfx", ".netrc", ".aws/credentials", ".ssh/config",
+    "sub/.kube/config", ".config/gcloud/x", "sub/.config/gcloud/x", "credentials.json", "my-credentials-2.json",
+    "Credentials.json", "service-account.json", "service-account-prod.json", "kubeconfig", "dev.kubeconfig",
+    ".git-credentials", ".pypirc", ".docker/config.json",
+)  # fmt: skip
+JUNK = (
+    ".git/config", "sub/.git", "__pycache__/a.py", "lib/__pycache__/a.cpython-311.pyc", "old.pyc",
+    "node_modules/x/y.js", ".mypy_cache/x", ".pytest_cache/x", ".ruff_cache/x", ".DS_Store", "sub/.DS_Store",
+    ".paceline-partial",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*SECRETS, *JUNK])
+def test_never_by_itself(tmp_path: Path, path: str) -> None:
+    make(tmp_path, "train.py", path)
+    assert sent(tmp_path) == {"train.py"}
+
+
+@pytest.mark.parametrize("path", [*SECRETS, *JUNK])
+def test_never_by_a_word_that_means_more(tmp_path: Path, path: str) -> None:
+    make(tmp_path, "train.py", path)
+    write(tmp_path, {".gitignore": f"!{path}", ".pacelineignore": "!*\n!**\n!*/\n!*.*\n!.*\n!sub/*\n!**/*"})
+    assert sent(tmp_path) == {"train.py", ".gitignore", ".pacelineignore"}
+
+
+@pytest.mark.parametrize("path", [*SECRETS, *JUNK])
+def test_only_by_its_very_name(tmp_path: Path, path: str) -> None:
+    make(tmp_path, "train.py", path, f"other/{path}")
+    write(tmp_path, {".pacelineignore": f"!/{path}"})
+    assert sent(tmp_path) == {"train.py", ".pacelineignore", path}
+
+
+def test_a_later_line_takes_it_back(tmp_path: Path) -> None:
+    write(tmp_path, {".pacelineignore": "!ca.pem\n*.pem", "ca.pem": ""})
+    assert sent(tmp_path) == {".pacelineignore"}
+
+
+def test_a_folder_of_keys_comes_back_as_a_whole_by_its_name(tmp_path: Path) -> None:
+    make(tmp_path, ".aws/config", ".aws/server.pem")
+    write(tmp_path, {".pacelineignore": "!.aws"})
+    assert sent(tmp_path) == {".pacelineignore", ".aws/config"}
+
+
+def test_it_says_which_secrets_it_left_out(tmp_path: Path) -> None:
+    make(tmp_path, "certs/ca.pem", ".aws/config", ".env", ".git/config", "old.pyc", "ignored.key")
+    write(tmp_path, {".gitignore": "ignored.key\n.env"})
+    assert collect(tmp_path).notes == (
+        "not sent, since they may hold secrets: .aws, certs/ca.pem (a line !/.aws in .pacelineignore sends it)",
+    )
+
+
+def test_of_many_secrets_it_names_some(tmp_path: Path) -> None:
+    make(tmp_path, "train.py", *(f"{number:02}.pem" for number in range(13)))
+    (note,) = collect(tmp_path).notes
+    assert note.startswith("not sent, since they may hold secrets: 00.pem, 01.pem") and "09.pem and 3 more (" in note
+
+
+def test_it_says_so_where_nothing_is_left_to_send(tmp_path: Path) -> None:
+    assert collect(tmp_path).notes == ()
+    write(tmp_path, {".gitignore": "*"})
+    (note,) = collect(tmp_path).notes
+    assert note == (
+        f"nothing is sent: .gitignore, .pacelineignore or Paceline's own rules leave out every file of {tmp_path}"
+    )
+
+
+@pytest.mark.parametrize("marker", ["pyvenv.cfg", "conda-meta/history"])
+@pytest.mark.parametrize("name", [".venv", "venv", "env-3.12"])
+def test_environments_are_known_by_what_is_in_them(tmp_path: Path, name: str, marker: str) -> None:
+    make(tmp_path, "train.py", f"{name}/{marker}", f"{name}/lib/a.py")
+    assert sent(tmp_path) == {"train.py"}
+
+
+def test_a_package_may_be_called_venv(tmp_path: Path) -> None:
+    make(tmp_path, "venv/__init__.py")
+    assert sent(tmp_path) == {"venv/__init__.py"}
+
+
+# ---- folders that nobody means to send
+
+
+@pytest.mark.parametrize(
+    "place", ["/", "/usr", "/etc", "/tmp", "/var", "/usr/lib", "/proc/self", "/sys/kernel", "/dev"]
+)
+def test_folders_of_the_system_are_refused(place: str) -> None:
+    said = refused(Path(place))
+    assert "is a folder of the system, which is not sent" in said or "holds a home folder" in said
+    assert said.endswith(": put the program into a folder of its own and name that as `code`")
+
+
+def test_the_folder_for_temporary_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert "is a folder of the system" in refused(tmp_path)
+    assert sent(make(tmp_path / "job", "a.py")) == {"a.py"}
+
+
+def test_a_home_folder_is_refused_by_whatever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = make(tmp_path / "people" / "ada", "job/train.py", ".ssh/config", "other/.config/gcloud/a/b")
+    monkeypatch.setenv("HOME", str(home))
+    (tmp_path / "link").symlink_to(home)
+    said = f"{home}: is a home folder, which is not sent as a whole: put the program into a folder of its own"
+    for way in (home, tmp_path / "link", home / "job" / ".."):
+        assert refused(way).startswith(said)
+    assert refused(home.parent).startswith(f"{home.parent}: holds a home folder, which is not sent as a whole: put")
+    for keys in (home / ".ssh", home / "other" / ".config" / "gcloud" / "a"):
+        assert refused(keys).startswith(f"{keys}: is where keys or credentials are kept, and is not sent: put")
+    assert sent(home / "job") == {"train.py"}
+
+
+def test_no_folder_at_all(tmp_path: Path) -> None:
+    make(tmp_path, "train.py")
+    (tmp_path / "round").symlink_to("round")
+    words = "`code` names the one with the program"
+    assert refused(tmp_path / "gone") == f"{tmp_path / 'gone'}: there is no such folder: {words}"
+    assert refused(tmp_path / "train.py") == f"{tmp_path / 'train.py'}: is not a folder: {words}"
+    assert refused(tmp_path / "round") == f"{tmp_path / 'round'}: cannot be read: its links lead in a circle"
+
+
+# ---- links
+
+
+def test_links_inside_stay_links(tmp_path: Path) -> None:
+    make(tmp_path, "lib/a.py", "sub/deep/")
+    links = {"here": ".", "lib2": "lib", "gone": "no/where", "round": "round", "sub/deep/up": "../../lib/a.py"}
+    links["odd"] = "./lib//a.py"
+    for name, target in links.items():
+        os.symlink(target, tmp_path / name)  # noqa: PTH211 - as it is written: a Path would change it
+    assert {file.path: file.link for file in collect(tmp_path).files if file.link is not None} == links
+    assert sent(tmp_path) == {*links, "lib/a.py"}  # what links lead to is not sent twice
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"out": "/etc/passwd"},
+        {"out": ".."},
+        {"sub/out": "../../other"},
+        {"out": "sub/../../x"},
+        {"here": ".", "out": "here/.."},
+        {"sub/here": "..", "out": "sub/here/../x"},
+    ],
+)
+def test_a_link_that_leads_out_is_refused_by_name(tmp_path: Path, links: dict[str, str]) -> None:
+    folder = make(tmp_path / "job", "sub/")
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    name, target = list(links.items())[-1]
+    assert refused(folder) == (
+        f"{folder}: the link {name} leads out of the folder, to {target}: replace it by a copy or by a relative link"
+        " that stays inside, or list it in .pacelineignore"
+    )
+    write(folder, {".pacelineignore": "out"})
+    assert sent(folder) == {".pacelineignore", *links} - {name}
+
+
+# ---- what cannot be sent
+
+
+def test_what_is_no_file_is_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "train.py", "ignored/")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "ignored" / "pipe")
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("sock")
+        write(tmp_path, {".gitignore": "ignored"})
+        code = collect(tmp_path)
+    assert {file.path for file in code.files} == {"train.py", ".gitignore"}
+    assert code.notes == ("pipe is not sent: it is a pipe", "sock is not sent: it is a socket")
+
+
+def test_what_cannot_be_read_is_an_error_unless_it_is_ignored(open_folder: Path) -> None:
+    make(open_folder, "train.py", "closed.py", "shut/a.py")
+    (open_folder / "closed.py").chmod(0)
+    (open_folder / "shut").chmod(0)
+    remedy = "cannot be read: Permission denied: make it readable, or list it in .pacelineignore"
+    with without_root():
+        assert refused(open_folder) == f"{open_folder}: shut/ {remedy}"
+    write(open_folder, {".pacelineignore": "shut"})
+    with without_root():
+        code = collect(open_folder)
+        with pytest.raises(CodeError) as caught:
+            code.archive()
+        assert str(caught.value) == f"{open_folder}: closed.py {remedy}"
+    write(open_folder, {".gitignore": "closed.py"})
+    with without_root():
+        assert collect(open_folder).archive()
+    (open_folder / ".gitignore").chmod(0)
+    with without_root():
+        assert refused(open_folder) == f"{open_folder}: .gitignore {remedy}"
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    bad = os.fsdecode(b"caf\xe9.py")
+    make(tmp_path, "café.py", f"sub/{bad}")
+    remedy = "is not UTF-8: rename it, or leave it out in .pacelineignore"
+    assert refused(tmp_path) == f"{tmp_path}: the name sub/caf\\xe9.py {remedy}"
+    (tmp_path / "sub" / bad).unlink()
+    (tmp_path / "link").symlink_to(bad)
+    assert refused(tmp_path) == f"{tmp_path}: the link link leads to a name that {remedy}"
+    (tmp_path / ".pacelineignore").write_bytes(b"link")
+    assert sent(tmp_path) == {"café.py", ".pacelineignore"}
+    make(tmp_path, bad)
+    (tmp_path / ".pacelineignore").write_bytes(b"link\ncaf\xe9.*")
+    assert sent(tmp_path) == {"café.py", ".pacelineignore"}
+
+
+def failed(code: Code) -> str:
+    with pytest.raises(CodeError) as caught:
+        code.archive()
+    return str(caught.value)
+
+
+def test_a_file_that_changes_between_being_listed_and_read(tmp_path: Path) -> None:
+    path = write(tmp_path, {"log.txt": "one"}) / "log.txt"
+    changed = (
+        f"{tmp_path}: log.txt changed while it was read: run this again, or list the file in .pacelineignore if"
+        " something keeps writing to it"
+    )
+    gone = f"{tmp_path}: log.txt vanished or became something else while it was read: run this again"
+    code = collect(tmp_path)
+    path.write_text("two!")
+    assert failed(code) == changed
+    code = collect(tmp_path)
+    path.unlink()
+    assert failed(code) == gone
+    path.symlink_to("/etc/passwd")
+    assert failed(code) == gone
+    path.unlink()
+    os.mkfifo(path)
+    assert failed(code) == changed
+
+
+@pytest.mark.parametrize("size", [0, 3 << 20, 5 << 20], ids=["shorter", "same", "longer"])
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "log.bin"
+    path.write_bytes(b"." * (3 << 20))
+    pieces = collect(tmp_path)._tar()
+    for _ in range(2):  # its head, and a part of it
+        next(pieces)
+    with path.open("r+b") as file:
+        file.truncate(size)
+        file.write(b"!")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(CodeError, match=r"log\.bin changed while it was read"):
+        for _ in pieces:
+            pass
+
+
+def test_a_folder_that_vanishes_while_it_is_listed(tmp_path: Path) -> None:
+    make(tmp_path, "a/x.py", "b.py")
+    paths = code_module._walk(tmp_path)
+    next(paths)
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(CodeError, match=r": a/ vanished or became something else while it was read: run this again$"):
+        list(paths)
+
+
+# ---- too much
+
+
+def test_too_much_is_refused_with_the_biggest_files_and_two_ways_out(tmp_path: Path) -> None:
+    noise = random.Random(1)
+    for number in range(12):
+        make(tmp_path, "data/")
+        (tmp_path / "data" / f"{number:02}.bin").write_bytes(noise.randbytes((number + 1) << 17))
+    (tmp_path / "train.py").write_text("pass")
+    assert failed(collect(tmp_path)).splitlines() == [
+        f"the code in {tmp_path} is too big to be sent along: 13 files, 10 MiB, more than 8 MiB when packed.",
+        "The biggest files:",
+        "      2 MiB  data/11.bin",
+        "      1 MiB  data/10.bin",
+        "      1 MiB  data/09.bin",
+        "      1 MiB  data/08.bin",
+        "      1 MiB  data/07.bin",
+        "    896 KiB  data/06.bin",
+        "    768 KiB  data/05.bin",
+        "    640 KiB  data/04.bin",
+        "    512 KiB  data/03.bin",
+        "    384 KiB  data/02.bin",
+        f"Either list what the run does not need in {tmp_path}/.pacelineignore, which is written like a .gitignore,",
+        "or put the code into the image and write `code: image` in the job file.",
+    ]
+    write(tmp_path, {".pacelineignore": "data/*.bin"})
+    assert collect(tmp_path).archive()
+
+
+def test_compressed_size_is_what_counts(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_bytes(b"0,0,0,0\n" * (2 * LIMIT // 8))
+    assert len(collect(tmp_path).archive()) < LIMIT // 100
+
+
+def test_absurd_amounts_are_refused_before_anything_is_read(open_folder: Path) -> None:
+    with (open_folder / "model.bin").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    (open_folder / "model.bin").chmod(0)
+    make(open_folder, "train.py")
+    with without_root():
+        said = refused(open_folder)
+    assert said.startswith(
+        f"the code in {open_folder} is too big to be sent along: 2 files, 200 MiB, and 200 MiB is the most, before it"
+        " is packed.\nThe biggest files:\n    200 MiB  model.bin\n"
+    )
+    write(open_folder, {".pacelineignore": "*.bin"})
+    assert sent(open_folder) == {"train.py", ".pacelineignore"}
+
+
+def test_more_files_than_anybody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_module, "MOST_ENTRIES", 10)
+    make(tmp_path, *(f"{number}.py" for number in range(11)))
+    assert "and more were not counted: 10 files and folders are the most" in refused(tmp_path)
+    (tmp_path / "0.py").unlink()
+    assert len(sent(tmp_path)) == 10
+
+
+def test_names_do_not_act_on_the_terminal(tmp_path: Path) -> None:
+    make(tmp_path, "\x1b[2J.pem")
+    (tmp_path / "\x1b[31m").symlink_to("/x")
+    assert "\x1b" not in refused(tmp_path) and "\\u001b[31m" in refused(tmp_path)
+    (tmp_path / "\x1b[31m").unlink()
+    assert "\x1b" not in "".join(collect(tmp_path).notes)

@@ -1,0 +1,209 @@
+"""Rendered objects: valid against the API's schema, the same each time, named so that nothing is cut or collides."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from paceline import plan as plans
+from paceline.backends import certificates
+from paceline.backends.kubernetes import names, render
+from paceline.backends.kubernetes.patch import merge
+from paceline.job import load_text
+from paceline.view.yaml import dump
+
+GOLDEN = Path(__file__).parent / "rendered"
+VERSION = "1.36"
+LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+Object = dict[str, Any]
+
+JOBS = {
+    "mirrored": """
+        name: digits
+        framework: tensorflow
+        command: [python, train.py]
+        roles: {worker: {replicas: 3, cpu: 2, memory: 4Gi}, evaluator: {}}
+        limits: {runtime: 6h, keep_finished: 10m}
+        kubernetes: {image: "registry.example/tf:1", namespace: team-a}
+    """,
+    "servers": """
+        name: servers
+        framework: tensorflow
+        strategy: parameter-server
+        command: [python, train.py]
+        roles:
+          chief: {}
+          ps: {replicas: 2, memory: 1Gi}
+          worker: [{replicas: 1, gpus: 8}, {replicas: 1, gpus: 1}]
+        kubernetes: {image: "registry.example/tf:1", user: cluster, gpu_resource: example.com/gpu}
+    """,
+    "everything": """
+        name: everything
+        framework: torch
+        command: [python, train.py]
+        code: image
+        roles: {worker: {replicas: 2, gpus: 1}}
+        credentials: {secret: gcs-key, file: key.json}
+        kubernetes:
+          image: "registry.example/torch:1"
+          user: 4242
+          node_selector: {disk: ssd}
+          tolerations:
+          - {key: gpu, operator: Exists, effect: NoSchedule}
+          - {key: spot, value: "yes", effect: NoExecute, seconds: 60}
+          affinity: {nodeAffinity: {}}
+          priority_class: high
+          service_account: trainer
+          image_pull_secrets: [pull]
+          image_pull_policy: Always
+          placement: pack
+          work: /srv/work
+          volumes:
+          - {mount: /data, claim: data, read_only: true}
+          - {mount: /cache, empty: 1Gi}
+          - {name: settings, mount: /settings, config_map: settings}
+          env_from: [{secret: tokens}, {config_map: flags, prefix: FLAG_}]
+          labels: {team: a}
+          annotations: {example.com/note: hello}
+          pod: {runtimeClassName: nvidia, containers: [{name: worker, env: [{name: EXTRA, value: "1"}]}]}
+    """,
+}
+
+
+def plan_of(text: str, folder: Path) -> plans.Plan:
+    (folder / "train.py").touch()
+    lines = [line[8:] for line in text.splitlines()]
+    return plans.make(load_text("\n".join(lines), "job.yaml", folder, cluster=True).job)
+
+
+def rendered(name: str, folder: Path, run: str = "digits-3f9a", **more: Any) -> list[Object]:
+    return render.render(plan_of(JOBS[name], folder), run, b"agent", **more)
+
+
+def one(objects: list[Object], kind: str, name: str) -> Object:
+    return next(each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_objects_are_valid_and_as_published(name: str, tmp_path: Path) -> None:
+    objects = rendered(name, tmp_path, code=[b"part one", b"part two"] if name != "everything" else [])
+    for each in objects:
+        kubernetes_validate.validate(each, VERSION, strict=True)
+    text = "".join(f"---\n{dump(each)}" for each in objects).replace(str(tmp_path), "/the/folder")
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_RENDERED"):
+        path.write_text(text)
+    assert text == path.read_text(), "UPDATE_RENDERED=1 writes the files anew: look at the difference"
+
+
+def test_the_same_input_gives_the_same_objects_without_a_secret(tmp_path: Path) -> None:
+    first, second = rendered("mirrored", tmp_path), rendered("mirrored", tmp_path)
+    assert dump(first) == dump(second)
+    assert one(first, "Secret", "digits-3f9a")["data"] == {}
+
+
+def test_certificates_come_on_request_and_without_the_key_that_signed_them(tmp_path: Path) -> None:
+    made = certificates.generate()
+    secret = one(rendered("mirrored", tmp_path, certificates=made), "Secret", "digits-3f9a")
+    assert {name: base64.b64decode(text).decode() for name, text in secret["data"].items()} == made
+    assert [name for name in made if name.endswith(".key")] == ["captain.key", "member.key"]
+
+
+def test_the_captains_job_comes_first_and_tells_the_runs_truth(tmp_path: Path) -> None:
+    objects = rendered("mirrored", tmp_path)
+    captain = objects[0]
+    assert (captain["kind"], captain["metadata"]["name"]) == ("Job", "digits-3f9a")
+    rule = captain["spec"]["podFailurePolicy"]["rules"][0]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [64])
+    assert captain["spec"]["ttlSecondsAfterFinished"] == 600
+    for job in (each for each in objects[1:] if each["kind"] == "Job"):
+        assert "ttlSecondsAfterFinished" not in job["spec"] and "podFailurePolicy" not in job["spec"]
+        assert job["spec"]["activeDeadlineSeconds"] == 30 * 60 + 6 * 3600 + 30 + 120
+
+
+def test_gpus_go_to_the_roles_that_ask_and_unequal_hosts_have_jobs_of_their_own(tmp_path: Path) -> None:
+    objects = rendered("servers", tmp_path, run="servers-0001")
+    limits = {
+        job["metadata"]["name"]: job["spec"]["template"]["spec"]["containers"][0]["resources"].get("limits", {})
+        for job in objects
+        if job["kind"] == "Job"
+    }
+    gpus = {name: given.get("example.com/gpu") for name, given in limits.items()}
+    assert gpus == {
+        "servers-0001": None,
+        "servers-0001-chief": None,
+        "servers-0001-worker": "8",
+        "servers-0001-worker-g1": "1",
+        "servers-0001-ps": None,
+    }
+    told = json.loads(
+        one(objects, "Job", "servers-0001-worker-g1")["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+    )
+    assert told["first"] == 1  # the second group goes on where the first one ended
+
+
+def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
+    name = "a" + 38 * "b" + "c"
+    text = (
+        JOBS["servers"]
+        .replace("name: servers", f"name: {name}")
+        .replace("replicas: 2, memory", "replicas: 90000, memory")
+    )
+    plan = plan_of(text, tmp_path)
+    run = f"{name}-3f9a"
+    for each in render.render(plan, run, b"agent", [b"x"]):
+        assert each["metadata"]["name"].startswith(run) and LABEL.fullmatch(each["metadata"]["name"])
+    for group in names.groups(plan):
+        assert LABEL.fullmatch(f"{names.job_of(run, group)}-{len(group.hosts) - 1}")
+
+
+def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
+    plan = plan_of(JOBS["mirrored"].replace("replicas: 3", "replicas: 5000"), tmp_path)
+    objects = render.render(plan, "digits-3f9a", b"agent", certificates=certificates.generate())
+    config = one(objects, "ConfigMap", "digits-3f9a-plan")
+    packed = base64.b64decode(config["binaryData"]["plan.json.gz"])
+    assert plans.from_data(json.loads(gzip.decompress(packed))) == plan
+    assert max(len(json.dumps(each)) for each in objects) < 400_000
+
+
+def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -> None:
+    for name in JOBS:
+        for job in rendered(name, tmp_path):
+            if job["kind"] != "Job":
+                continue
+            template = job["spec"]["template"]
+            pod, container = template["spec"], template["spec"]["containers"][0]
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert pod["automountServiceAccountToken"] is False
+            assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_only_pods_of_the_run_reach_its_ports(tmp_path: Path) -> None:
+    """By shape: no network policy engine runs on the test machines."""
+    policy = one(rendered("mirrored", tmp_path), "NetworkPolicy", "digits-3f9a")["spec"]
+    ours = {"matchLabels": {names.RUN_LABEL: "digits-3f9a"}}
+    assert policy == {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]}
+
+
+def test_a_patch_merges_lists_of_named_things_and_replaces_the_rest() -> None:
+    base = {"volumes": [{"name": "a", "emptyDir": {}}], "args": ["x"], "hostname": "h"}
+    patch = {
+        "volumes": [{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "b"}],
+        "args": ["y"],
+        "hostname": None,
+    }
+    assert merge(base, patch) == {
+        "volumes": [{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "b"}],
+        "args": ["y"],
+    }
