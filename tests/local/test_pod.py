@@ -74,6 +74,7 @@ class Pods:
             told |= {"work": str(mine / "work"), "code": str(self.place / "code")}
         given = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTHON"))}
         given |= {pod.TOLD: json.dumps(told), pod.ADDRESS: "127.0.0.1", pod.INDEX: str(index)}
+        given["TMPDIR"] = str(mine)
         given["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{given['PATH']}"
         with (mine / "stdout").open("wb") as stdout:
             process = subprocess.Popen(

@@ -45,7 +45,7 @@ def prepare(loaded: Loaded) -> Prepared:
     if plan.code == CODE_IN_IMAGE:
         return Prepared(plan, loaded.text, tuple(loaded.notes), ())
     code = collect(Path(plan.code))
-    notes = (*loaded.notes, f"sending {plan.code}: {code.describe()}")
+    notes = (*loaded.notes, *code.notes, f"sending {plan.code}: {code.describe()}")
     return Prepared(plan, loaded.text, notes, tuple(code.chunks(CHUNK)))
 
 
