@@ -43,6 +43,8 @@ class Mirror:
         self._said = ""
         self._newer = False  # take only lines newer than those there are
         self._held: dict[str, str] = {}
+        self._formed = False
+        self.hopeless: Reason | None = None  # why the run can never start
         self.over = threading.Event()  # the captain's Job has finished, or is gone
 
     def start(self) -> None:
@@ -105,6 +107,8 @@ class Mirror:
                 self._reasons.pop(name, None)
             else:
                 self._reasons[name] = reason
+                if reason.final and not self._formed:
+                    self.hopeless = self.hopeless or reason
 
     def _say_who_is_missing(self) -> None:
         """One line whenever it changes: 2 of 4 pods run; worker-3: no node takes it (0 of 3): ..."""
@@ -161,7 +165,9 @@ class Mirror:
 
     def _take_event(self, line: str) -> None:
         try:
-            known = isinstance(json.loads(line).get("event"), str)
+            kind = json.loads(line).get("event")
+            known = isinstance(kind, str)
+            self._formed = self._formed or kind == "generation-formed"
         except (ValueError, AttributeError):
             known = False
         self._append("events.jsonl" if known else "agents.log", line)

@@ -30,8 +30,12 @@ class Running:
     run: str
     folder: Path
     mirror: Mirror
+    _given_up: bool = False
 
     def ended(self, timeout: float) -> bool:
+        if self.mirror.hopeless is not None and not self._given_up:
+            self._given_up = True
+            self.end_jobs()
         if not self.mirror.over.wait(timeout):
             return False
         self.mirror.drained(DRAIN_S)
@@ -101,7 +105,11 @@ class Running:
         return {names.RUN_LABEL: self.run}
 
     def keep_outcome(self) -> None:
-        """The captain's last words are the report, where its events did not come through."""
+        """The captain's last words are the report, also where its events did not come through."""
+        if self.mirror.hopeless is not None:
+            reason = self.mirror.hopeless
+            self._report({"status": "failed", "reason": str(reason), "cause": reason.cause, "ended": stamp()})
+            return
         for pod in self.cluster.client.list(Pod, labels={**self._labels(), names.ROLE_LABEL: CAPTAIN}):
             for status in (pod.status.containerStatuses or []) if pod.status else []:
                 ended = status.state.terminated if status.state else None
@@ -110,8 +118,11 @@ class Running:
                 except ValueError:
                     words = None
                 if isinstance(words, dict) and words.get("status"):
-                    known = state.read(runs.Run(self.run, self.folder), over=True).report
-                    replace(str(self.folder / "report.json"), {**known, **words})
+                    self._report(words)
+
+    def _report(self, words: dict[str, Any]) -> None:
+        known = state.read(runs.Run(self.run, self.folder), over=True).report
+        replace(str(self.folder / "report.json"), {**known, **words})
 
 
 def make_folder(prepared: Prepared, cluster: Cluster, run: str) -> Path:
