@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
 from typing import Callable
 
 from paceline.agent import machine
@@ -17,6 +18,7 @@ from paceline.agent.loop import Loop, Timer
 from paceline.agent.spare import REPORT_FD
 from paceline.plan import Task
 
+SAMPLES = 6  # of CPU time, one a beat
 LAST_ACTS = 5.0  # seconds between an uncaught exception and the end; some wait for their peers for minutes
 
 
@@ -42,7 +44,7 @@ class Attempt:
         self.raised_at = 0.0
         self.deadline: Timer | None = None
         self.state = ""
-        self._cpu = (now, 0.0)
+        self._cpu = deque([(now, 0.0)], maxlen=SAMPLES)
         self._loop = loop
         self._stepped = stepped
         self._output, self.output_end = os.pipe()
@@ -141,7 +143,7 @@ class Attempt:
     def sample(self) -> None:
         """Note how much the process has computed, so that a hang can be told from an endless loop."""
         if self.pid:
-            self._cpu = (self._loop.now(), machine.state(self.pid)[1])
+            self._cpu.append((self._loop.now(), machine.state(self.pid)[1]))
 
     def is_stopped(self) -> bool:
         return machine.state(self.pid)[0] in ("T", "t")
@@ -151,7 +153,8 @@ class Attempt:
         if self.is_stopped():
             return "stopped"
         cpu = machine.state(self.pid)[1]
-        at, before = self._cpu
+        # Over some seconds, since on a full machine a task may wait for its turn; but not before its last step.
+        at, before = next((sample for sample in self._cpu if sample[0] >= self.step_at), self._cpu[-1])
         seconds = self._loop.now() - at
         if seconds < 0.1:
             time.sleep(0.1)  # too soon after the last sample to judge; a hung group can wait for it
