@@ -4,7 +4,7 @@ UV := .tools/bin/uv
 BIN := .venv/bin
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo test lint bench lock clean
+.PHONY: setup demo test test-cluster lint bench cluster cluster-down lock clean
 
 setup: .venv/dev
 
@@ -33,7 +33,11 @@ demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
+
+# Runs on a real cluster of three nodes; the first time its parts are built, which takes a quarter of an hour.
+test-cluster: .venv/dev lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .
@@ -45,6 +49,13 @@ bench: .venv/dev
 	for script in start cli overhead generation; do $(BIN)/python bench/$$script.py || exit 1; done
 	$(BIN)/python bench/restart.py --framework tensorflow
 	$(BIN)/python bench/restart.py --framework torch
+
+# A Kubernetes of three nodes on this machine, for a person to try things on; needs root.
+cluster: .venv/dev
+	@PYTHONPATH=tests/cluster $(BIN)/python -m lab up
+
+cluster-down:
+	@PYTHONPATH=tests/cluster $(BIN)/python -m lab down
 
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" requirements/uv.in -o requirements/uv.txt

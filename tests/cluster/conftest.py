@@ -1,0 +1,97 @@
+"""One cluster for all cluster tests of a session, whichever process they run in; left out where none can run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from lab import needs
+from lab.cluster import Cluster, LabError, prepare
+from lab.components import BuildFailed
+from lab.places import locked, say
+
+HERE = Path(__file__).parent
+LEFT_OUT = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if item.path.is_relative_to(HERE)]
+    reason = needs.unmet()
+    if not (ours and reason):
+        return
+    items[:] = [item for item in items if item not in ours]
+    config.hook.pytest_deselected(items=ours)
+    config.stash[LEFT_OUT] = f"{len(ours)} cluster tests left out: {reason}"
+    if getattr(config, "workerinput", {}).get("workerid") == "gw0":
+        # The process that writes the summary has not collected, so it does not know.
+        with _uncaptured(config):
+            say(config.stash[LEFT_OUT])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The first build takes minutes: not on the time of whichever test comes first."""
+    wanted = any(item.path.is_relative_to(HERE) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        try:
+            with _uncaptured(session.config):
+                prepare()
+        except BuildFailed as error:
+            pytest.exit(str(error), 1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if LEFT_OUT in config.stash:
+        terminalreporter.write_line(config.stash[LEFT_OUT])
+
+
+def _uncaptured(config: pytest.Config) -> contextlib.AbstractContextManager[None]:
+    capture = config.pluginmanager.getplugin("capturemanager")
+    return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The folder that all processes of this session share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if hasattr(request.config, "workerinput") else folder
+
+
+@pytest.fixture(scope="session")
+def cluster(together: Path) -> Iterator[Cluster]:
+    """Started by whoever needs it first; the last one out waits until it is gone."""
+    with locked(together / "cluster.lock"):
+        found = _join(together / "cluster.name")
+    with found:
+        yield found
+
+
+def _join(named: Path) -> Cluster:
+    if named.exists():
+        with contextlib.suppress(LabError):
+            return Cluster.join(named.read_text())
+    started = Cluster.start()
+    named.write_text(started.name)
+    return started
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest, together: Path) -> Iterator[None]:
+    """Tests of several processes use the cluster at the same time; one that breaks it waits until it is alone."""
+    if "cluster" not in request.fixturenames:
+        yield
+        return
+    with locked(together / "cluster.turn", alone="breakable" in request.fixturenames):
+        yield
+
+
+@pytest.fixture
+def breakable(turn: None, cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, for tests that break or change it: nobody else uses it meanwhile, and it is repaired afterwards."""
+    yield cluster
+    cluster.repair()

@@ -1,0 +1,3 @@
+module paceline.dev/lab/pause
+
+go 1.25.0

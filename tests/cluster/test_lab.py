@@ -1,0 +1,371 @@
+"""The cluster that the cluster tests run on is a real one, can be broken and repaired, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from lab import cgroups, control
+from lab.cluster import Cluster, LabError
+from lab.places import LAB, Place
+
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+LOOK_UP = """
+import os, socket, sys, time
+until = time.monotonic() + 30
+for index in range(3):
+    while True:
+        try:
+            print(index, socket.gethostbyname(f"peers-{index}.peers"), flush=True)
+            break
+        except OSError:
+            if time.monotonic() > until:
+                sys.exit(f"no address for {index}")
+            time.sleep(0.1)
+following = (int(os.environ["JOB_COMPLETION_INDEX"]) + 1) % 3
+with socket.create_server(("", 5000)) as server:
+    server.settimeout(30)
+    while True:
+        try:
+            socket.create_connection((f"peers-{following}.peers", 5000), 1).close()
+            break
+        except OSError:
+            if time.monotonic() > until:
+                sys.exit(f"cannot reach {following}")
+            time.sleep(0.1)
+    server.accept()[0].close()
+"""
+
+
+def eventually(what: str, check: Callable[[], Any], limit: float = 60.0) -> Any:
+    until = time.monotonic() + limit
+    while not (answer := check()):
+        assert time.monotonic() < until, f"not within {limit:g} s: {what}"
+        time.sleep(0.1)
+    return answer
+
+
+def spec(*command: str, image: str = "lab.local/python:1", **more: Any) -> dict[str, Any]:
+    """A pod's, that the `restricted` level lets pass."""
+    container = {"name": "main", "image": image, "command": list(command), "securityContext": RESTRICTED}
+    return {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container], **more}
+
+
+def pod(namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+def succeeds(cluster: Cluster, namespace: str, name: str) -> str:
+    """The log of a pod that has ended well."""
+
+    def phase() -> str:
+        return str(cluster.get(f"pod/{name}", f"--namespace={namespace}")["status"]["phase"])
+
+    eventually(f"{name} ends", lambda: phase() in ("Succeeded", "Failed"))
+    said = cluster.kubectl("logs", name, f"--namespace={namespace}")
+    assert phase() == "Succeeded", said
+    return said
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    with cluster.namespace(f"t-{uuid.uuid4().hex[:8]}") as name:
+        yield name
+
+
+# ---- it is a cluster
+
+
+def test_three_nodes_are_ready(cluster: Cluster) -> None:
+    nodes = cluster.get("nodes")["items"]
+    assert {node["status"]["nodeInfo"]["kubeletVersion"] for node in nodes} == {"v1.36.4"}
+    assert cluster.ready() == {"n1": True, "n2": True, "n3": True}
+
+
+def test_pods_of_an_indexed_job_find_and_reach_each_other_by_name(cluster: Cluster, namespace: str) -> None:
+    labels = {"app": "peers"}
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    template = spec("python3", "-c", LOOK_UP, subdomain="peers", affinity=affinity)
+    job = {
+        "completions": 3,
+        "parallelism": 3,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"metadata": {"labels": labels}, "spec": template},
+    }
+    metadata = {"name": "peers", "namespace": namespace}
+    service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job},
+    )
+    cluster.kubectl("wait", "--for=condition=complete", "job/peers", f"--namespace={namespace}", "--timeout=60s")
+    pods = cluster.get("pods", f"--namespace={namespace}")["items"]
+    assert {pod["spec"]["nodeName"] for pod in pods} == {"n1", "n2", "n3"}
+    addresses = {pod["status"]["podIP"] for pod in pods}
+    for found in pods:
+        said = cluster.kubectl("logs", found["metadata"]["name"], f"--namespace={namespace}")
+        assert {line.split()[1] for line in said.splitlines()} == addresses
+
+
+def test_a_restricted_namespace_refuses_a_pod_that_may_be_root(cluster: Cluster, namespace: str) -> None:
+    careless = spec("true")
+    del careless["containers"][0]["securityContext"]
+    with pytest.raises(LabError, match='violates PodSecurity "restricted:latest"'):
+        cluster.apply(pod(namespace, "careless", careless))
+
+
+def test_a_user_of_one_namespace_has_it_and_nothing_else(cluster: Cluster, namespace: str) -> None:
+    person = cluster.user("ada", namespace)
+
+    def job(where: str) -> dict[str, Any]:
+        metadata = {"name": "mine", "namespace": where}
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata,
+            "spec": {"template": {"spec": spec("true")}},
+        }
+
+    cluster.apply(job(namespace), kubeconfig=person)
+    cluster.kubectl("wait", "--for=condition=complete", "job/mine", "--timeout=60s", kubeconfig=person)
+    for forbidden in (
+        lambda: cluster.apply(job("default"), kubeconfig=person),
+        lambda: cluster.get("nodes", kubeconfig=person),
+        lambda: cluster.get("pods", "--namespace=kube-system", kubeconfig=person),
+        lambda: cluster.get("namespaces", kubeconfig=person),
+    ):
+        with pytest.raises(LabError, match='User "ada" cannot'):
+            forbidden()
+
+
+# ---- it can be furnished
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "program"),
+    [
+        ("plain", "python", ["python3", "-c", "import ssl, sqlite3, json"]),
+        ("busybox", "busybox", ["sh", "-c", "! which python python3"]),
+        ("python-only", "python-only", ["sh", "-c", "python -c 'import ssl' && ! python3 -V && ! python3.11 -V"]),
+        ("tensorflow", "tensorflow", ["python3", "-c", "import tensorflow as tf; tf.reduce_sum(tf.ones(3))"]),
+        ("torch-jax", "torch-jax", ["python3", "-c", "import torch, jax; torch.ones(3).sum(); jax.numpy.ones(3)"]),
+    ],
+)
+def test_images_are_there_when_asked_for(
+    cluster: Cluster, namespace: str, name: str, image: str, program: list[str]
+) -> None:
+    cluster.images(name)
+    cluster.apply(pod(namespace, name, spec(*program, image=f"lab.local/{image}:1")))
+    succeeds(cluster, namespace, name)
+
+
+def unschedulable(cluster: Cluster, namespace: str, name: str) -> str:
+    """Why the scheduler finds no node for it."""
+
+    def why() -> str:
+        conditions = cluster.get(f"pod/{name}", f"--namespace={namespace}")["status"].get("conditions", ())
+        return next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
+
+    return str(eventually(f"{name} is found unschedulable", why))
+
+
+def test_extended_resources_are_counted(breakable: Cluster, namespace: str) -> None:
+    breakable.extended_resources("n1", {"nvidia.com/gpu": 8})
+    breakable.extended_resources("n2", {"nvidia.com/gpu": 1})
+    for name, gpus in (("eight", "8"), ("nine", "9")):
+        wants = spec("true")
+        wants["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+        breakable.apply(pod(namespace, name, wants))
+    succeeds(breakable, namespace, "eight")
+    assert breakable.get("pod/eight", f"--namespace={namespace}")["spec"]["nodeName"] == "n1"
+    assert "3 Insufficient nvidia.com/gpu" in unschedulable(breakable, namespace, "nine")
+    breakable.repair()
+    assert not [node for node in breakable.get("nodes")["items"] if "nvidia.com/gpu" in node["status"]["capacity"]]
+
+
+def test_a_node_can_be_made_small_and_whole_again(breakable: Cluster, namespace: str) -> None:
+    wants = spec("true", nodeSelector={"kubernetes.io/hostname": "n3"})
+    wants["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
+    with breakable.reserved("n3", {"cpu": f"{(os.cpu_count() or 1) * 1000 - 100}m"}):
+        breakable.apply(pod(namespace, "wants", wants))
+        assert "1 Insufficient cpu" in unschedulable(breakable, namespace, "wants")
+    succeeds(breakable, namespace, "wants")
+
+
+def test_a_quota_is_enforced(cluster: Cluster, namespace: str) -> None:
+    cluster.quota(namespace, {"pods": "0"})
+    with pytest.raises(LabError, match="exceeded quota"):
+        cluster.apply(pod(namespace, "one", spec("true")))
+
+
+def test_a_shared_volume_is_the_same_on_every_node_and_a_local_one_is_not(cluster: Cluster, namespace: str) -> None:
+    shared = cluster.shared_volume(namespace, "shared")
+    local = cluster.local_volume(namespace, "local", "n2")
+
+    def writes(name: str, claim: str, **more: Any) -> None:
+        volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
+        writer = spec("sh", "-c", f"echo {name} > /data/{name}", volumes=volumes, **more)
+        writer["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+        cluster.apply(pod(namespace, name, writer))
+
+    for node in cluster.nodes:
+        writes(f"on-{node}", "shared", nodeSelector={"kubernetes.io/hostname": node})
+    writes("tied", "local")
+    for name in ("on-n1", "on-n2", "on-n3", "tied"):
+        succeeds(cluster, namespace, name)
+    assert sorted(path.name for path in shared.iterdir()) == ["on-n1", "on-n2", "on-n3"]
+    assert [path.name for path in local.iterdir()] == ["tied"]
+    assert cluster.get("pod/tied", f"--namespace={namespace}")["spec"]["nodeName"] == "n2"
+
+
+# ---- it can be broken, and repaired
+
+
+def test_a_node_without_power_is_lost_and_comes_back_with_its_images(breakable: Cluster, namespace: str) -> None:
+    began = time.monotonic()
+    breakable.power_off("n2")
+    breakable.wait_lost("n2")
+    assert time.monotonic() - began > control.GRACE_S - 10, "noticed sooner than a real cluster would"
+    assert breakable.ready() == {"n1": True, "n2": False, "n3": True}
+    breakable.power_on("n2")
+    breakable.wait_ready("n2")
+    breakable.apply(pod(namespace, "again", spec("python3", "-c", "print(1)", nodeName="n2")))
+    succeeds(breakable, namespace, "again")
+
+
+def test_a_node_without_network_is_lost_and_comes_back_with_its_pods(breakable: Cluster, namespace: str) -> None:
+    stays = spec("sleep", "1000", nodeName="n1", tolerations=[{"operator": "Exists"}])
+    breakable.apply(pod(namespace, "stays", stays))
+    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=60s")
+    breakable.cut("n1")
+    breakable.wait_lost("n1")
+    breakable.heal("n1")
+    breakable.wait_ready("n1")
+    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=60s")
+    (status,) = breakable.get("pod/stays", f"--namespace={namespace}")["status"]["containerStatuses"]
+    assert status["restartCount"] == 0
+
+
+def test_the_api_server_can_go_and_return(breakable: Cluster, namespace: str) -> None:
+    breakable.stop_api()
+    with pytest.raises(LabError):
+        breakable.kubectl("get", "nodes")
+    breakable.start_api()
+    assert breakable.get(f"namespace/{namespace}")["status"]["phase"] == "Active"
+    breakable.restart_api()
+    breakable.wait_ready()
+
+
+# ---- it leaves nothing
+
+OWNER = """
+import signal, sys
+from lab.cluster import Cluster
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
+cluster = Cluster.start(nodes=1, images=())
+print(cluster.name, flush=True)
+sys.stdin.read()
+cluster.leave()
+"""
+
+
+@pytest.fixture
+def owner() -> Iterator[subprocess.Popen[str]]:
+    """A process of its own that has a cluster of its own."""
+    env = {**os.environ, "PYTHONPATH": str(LAB.parent)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", OWNER], env=env, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("how", ["it leaves", "SIGINT", "SIGKILL", "its keeper gets SIGKILL"])
+def test_nothing_is_left_of_a_cluster_when_its_owner_ends(owner: subprocess.Popen[str], how: str) -> None:
+    assert owner.stdin and owner.stdout
+    name = owner.stdout.readline().strip()
+    assert traces(name) == {"processes", "cgroups", "folder", "namespaces"}
+    if how == "it leaves":
+        owner.stdin.close()
+        assert owner.wait(30) == 0
+        assert traces(name) == set(), "the last one out waits"
+    elif how == "its keeper gets SIGKILL":
+        (keeper,) = [process for process in psutil.process_iter() if runs(process, "lab.keeper", name)]
+        keeper.kill()
+        eventually("no process is left", lambda: not traces(name) & {"processes", "namespaces"})
+        # What only a keeper clears away is cleared by the next who starts a cluster.
+        with Cluster.start(nodes=1, images=()):
+            assert traces(name) == set()
+    else:
+        owner.send_signal(signal.Signals[how])
+        eventually("nothing is left", lambda: not traces(name), 20)
+
+
+def runs(process: psutil.Process, *words: str) -> bool:
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return all(word in line for word in words)
+
+
+def traces(name: str) -> set[str]:
+    """Where there is something of this cluster."""
+    place = Place(name)
+    found = set()
+    members = [
+        process for process in psutil.process_iter() if runs(process, f'"name": "{name}"') or inside(process, place)
+    ]
+    if members:
+        found.add("processes")
+    if {namespaces(process.pid) for process in members} - {namespaces(os.getpid()), ()}:
+        found.add("namespaces")
+    if any(cgroups.ROOT.glob(f"*{cgroups.name(name)}")):
+        found.add("cgroups")
+    if place.folder.exists() or place.alive.exists():
+        found.add("folder")
+    if str(place.folder) in Path("/proc/self/mountinfo").read_text():
+        found.add("mounts")
+    links = json.loads(subprocess.check_output(["ip", "-json", "address"]))
+    if any(link["ifname"].startswith(("lab0", "to-n", "cni0")) for link in links):
+        found.add("addresses")
+    if Path("/run/netns").exists() and any(path.name in ("n1", "n2", "n3") for path in Path("/run/netns").iterdir()):
+        found.add("names of network namespaces")
+    return found
+
+
+def inside(process: psutil.Process, place: Place) -> bool:
+    return runs(process, f"{place.folder}/")
+
+
+def namespaces(pid: int) -> tuple[str, ...]:
+    try:
+        return tuple(str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in ("net", "mnt", "pid"))
+    except OSError:
+        return ()
+
+
+def test_two_clusters_live_side_by_side(cluster: Cluster) -> None:
+    with Cluster.start(nodes=1, images=()) as second:
+        assert second.name != cluster.name
+        assert second.ready() == {"n1": True}
+        assert cluster.ready() == {"n1": True, "n2": True, "n3": True}
+    assert traces(second.name) == set()
+    assert cluster.ready() == {"n1": True, "n2": True, "n3": True}
