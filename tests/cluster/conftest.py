@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from lab import needs
 from lab.cluster import Cluster, LabError, prepare
 from lab.components import BuildFailed
 from lab.places import locked, say
+from people import Person, Run
 
 HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[str]()
@@ -95,3 +98,24 @@ def breakable(turn: None, cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, for tests that break or change it: nobody else uses it meanwhile, and it is repaired afterwards."""
     yield cluster
     cluster.repair()
+
+
+@pytest.fixture
+def person(cluster: Cluster, tmp_path: Path) -> Iterator[Person]:
+    """Has rights in one namespace alone, which enforces `restricted`."""
+    with cluster.namespace(f"team-{uuid.uuid4().hex[:6]}", restricted=True) as namespace:
+        yield Person(cluster, namespace, tmp_path)
+
+
+@pytest.fixture
+def start(person: Person) -> Iterator[Callable[..., Run]]:
+    """Starts runs in the foreground: words for the command line, fields for the job file."""
+    runs: list[Run] = []
+
+    def begin(*words: str, **job: Any) -> Run:
+        runs.append(Run(person, person.job(**job), *words))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.clean_up()
