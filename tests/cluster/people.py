@@ -107,8 +107,8 @@ class Run:
 
         return eventually(f"{kind} {fields}", seen, more=self.said)
 
-    def ends(self) -> int:
-        return self.process.wait(120)
+    def ends(self, limit: float = 120) -> int:
+        return self.process.wait(limit)
 
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text())

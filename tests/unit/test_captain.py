@@ -208,6 +208,17 @@ def test_a_replaced_host_is_awaited_until_its_lease_has_run_out() -> None:
     assert generations(world) == {2} and len(world.running()) == 2
 
 
+def test_a_host_that_is_replaced_where_it_was_is_not_awaited() -> None:
+    world = World(make_plan(2))
+    world.machines["worker-host-1"].place = "pod-1"
+    world.join_all()
+    world.deliver_all()
+    world.host_is_replaced("worker-host-1", dead=False, same_place=True)
+    world.join("worker-host-1")
+    world.deliver_all()
+    assert generations(world) == {2} and len(world.running()) == 2
+
+
 def test_a_captain_back_within_the_lease_adopts_the_generation() -> None:
     world = up(make_plan(2, evaluator=True))
     world.step(7)

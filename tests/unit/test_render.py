@@ -122,7 +122,7 @@ def test_the_captains_job_comes_first_and_tells_the_runs_truth(tmp_path: Path) -
     captain = objects[0]
     assert (captain["kind"], captain["metadata"]["name"]) == ("Job", "digits-3f9a")
     rule = captain["spec"]["podFailurePolicy"]["rules"][0]
-    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [64])
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [64, 66])
     assert captain["spec"]["ttlSecondsAfterFinished"] == 600
     for job in (each for each in objects[1:] if each["kind"] == "Job"):
         assert "ttlSecondsAfterFinished" not in job["spec"] and "podFailurePolicy" not in job["spec"]

@@ -68,6 +68,7 @@ class Machine:
     instance: str
     agent: int = 1
     replaces: bool = True
+    place: str = ""
     connected: bool = False
     generation: int = 0
     lease_from: float = 0.0
@@ -127,6 +128,7 @@ class World:
                 machine.instance,
                 machine.agent,
                 machine.replaces,
+                machine.place,
                 machine.generation,
                 running,
                 tuple(e for n, e in machine.exits.items() if n in idle),
@@ -152,16 +154,21 @@ class World:
         machine.agent += 1
         self.disconnect(host)
 
-    def host_is_replaced(self, host: str, dead: bool) -> None:
-        """`dead`: the backend vouches for all earlier instances; else the old one runs on until its lease ends."""
+    def host_is_replaced(self, host: str, dead: bool, same_place: bool = False) -> None:
+        """`dead`: the backend vouches for all earlier instances; else the old one runs on until its lease ends.
+
+        `same_place`: it is where the instance before was, which is gone therefore.
+        """
         old = self.machines[host]
         self.disconnect(host)
-        if dead:
+        if dead or same_place:
             self.ghosts = [ghost for ghost in self.ghosts if ghost.host != host]
         elif old.processes:
             self.ghosts.append(old)
         self._instances += 1
-        self.machines[host] = Machine(host, f"{host}-{self._instances}", replaces=dead)
+        self.machines[host] = Machine(
+            host, f"{host}-{self._instances}", replaces=dead, place=old.place if same_place else str(self._instances)
+        )
 
     def deliver(self, host: str) -> None:
         machine = self.machines[host]

@@ -83,7 +83,7 @@ class Captain:
         self.generation = max(self.generation, told.generation)
         held = self.books.held(told.host)
         if member.instance and told.instance != member.instance and held:
-            if told.replaces:
+            if told.replaces or (told.place and told.place == member.place):
                 self._gone(held, now, "host-lost", f"{told.host} was lost and has been replaced")
             else:
                 self.books.ghosts.append((member.lease_until, held))
@@ -103,7 +103,7 @@ class Captain:
                 self._out.append(ev.End(told.host, {name: attempt}, self._how, max(0.0, self._grace_until - now)))
         self.books.withdraw(member)
         member.connected, member.left = True, False
-        member.instance = told.instance
+        member.instance, member.place = told.instance, told.place
         member.lease_until = now + self.lease
         member.snapshots = told.snapshots
         self.books.offer(member, told.offers)

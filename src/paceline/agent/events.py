@@ -31,6 +31,7 @@ class Joined:
     instance: str  # one for each life of the host; an agent that was started again keeps it
     agent: int  # which agent of that life
     replaces: bool  # nothing of an earlier instance of this host can be running
+    place: str  # the same for an earlier instance that was in this place
     generation: int  # the highest it has seen
     running: Mapping[str, int] = field(default_factory=dict)  # task -> attempt
     exits: tuple[Exit, ...] = ()  # the last attempt of tasks that have ended

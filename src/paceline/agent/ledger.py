@@ -17,6 +17,7 @@ class Member:
     host: str
     connected: bool = False
     instance: str = ""
+    place: str = ""
     lease_until: float = 0.0
     offers: dict[str, str] = field(default_factory=dict)
     snapshots: tuple[int, ...] = ()

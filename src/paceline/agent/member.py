@@ -140,6 +140,7 @@ class Member:
             instance=self._instance,
             agent=self._number,
             replaces=self._options.replaces,
+            place=self._options.place,
             generation=self._generation,
             running={name: attempt.number for name, attempt in self._attempts.items()},
             exits=exits,

@@ -26,6 +26,7 @@ class Options:
     cores: float = 1.0
     devices: tuple[str, ...] = ()  # GPUs of this host
     replaces: bool = False  # no earlier instance of this host can be running
+    place: str = ""  # where the host is: of two instances in the same place, the earlier is gone; empty: not known
     lease: float = LEASE
     echo: bool = False  # output and events also go to stdout, where the backend's own logs take them from
     last_words: str = ""  # a file for how the run ended, where the backend has one

@@ -17,21 +17,24 @@ from paceline.plan import CAPTAIN, Plan, from_data
 
 TOLD = "PACELINE_POD"  # the environment variable with what the backend says of this pod
 ADDRESS = "PACELINE_POD_IP"
+UID = "PACELINE_POD_UID"
 INDEX = "JOB_COMPLETION_INDEX"
 CANNOT = 66  # exit code of a pod that cannot be a host
+CANNOT_WORDS = "paceline: "  # how its last words begin
 
 
 def main() -> int:
     told = json.loads(os.environ.pop(TOLD))
     try:
-        options = prepare(told, int(os.environ.pop(INDEX, "0")), os.environ.pop(ADDRESS, ""))
+        index, address, uid = (os.environ.pop(name, "") for name in (INDEX, ADDRESS, UID))
+        options = prepare(told, int(index or 0), address, uid)
     except (OSError, UnpackError, ValueError) as error:
         return _cannot(str(error), told["last_words"])
     return keeper.main(options)
 
 
-def prepare(told: dict[str, Any], index: int, address: str) -> Options:
-    """What an agent must know, from what all pods of a Job are told alike, and the index and address of this one."""
+def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Options:
+    """What an agent must know, from what all pods of a Job are told alike, and what sets this one apart."""
     path = _plan(told["plan"], told["folder"])
     options = Options(
         told["run"],
@@ -57,6 +60,7 @@ def prepare(told: dict[str, Any], index: int, address: str) -> Options:
         options,
         host=host.name,
         address=_address(plan, told, index, address),
+        place=uid,
         work=told["work"] or os.getcwd(),
         library=os.path.abspath(sys.argv[0]),
         interpreter=shutil.which("python") or sys.executable,
@@ -87,7 +91,8 @@ def _cores() -> float:
 
 
 def _cannot(why: str, place: str) -> int:
-    print(f"paceline: {why}", flush=True)
+    why = f"{CANNOT_WORDS}{why}"
+    print(why, flush=True)
     try:
         with open(place, "w") as file:
             file.write(why[:4000])

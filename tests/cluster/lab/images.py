@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import tarfile
 import time
@@ -116,11 +117,21 @@ def _packages(name: str, *wanted: str) -> Layer:
     return Layer(name, (locked,), make)
 
 
+def _shell_of_another_processor(parts: Parts, folder: Path) -> None:
+    """The head of a program for IBM's mainframes; no machine gets further than that."""
+    (folder / "bin").mkdir()
+    identity = b"\x7fELF" + bytes((2, 2, 1)) + bytes(9)  # 64 bits, big-endian
+    head = struct.pack(">HHIQQQIHHHHHH", 2, 22, 1, 0, 0, 0, 0, 64, 56, 0, 64, 0, 0)
+    (folder / "bin/sh").write_bytes(identity + head)
+    (folder / "bin/sh").chmod(0o755)
+
+
 PYTHON = Layer("python", ("bookworm", "1"), _debian_python)
 IMAGES = {
     "pause": Image("lab.local/pause:1", (_program(PAUSE),), ("/pause",)),
     "coredns": Image("lab.local/coredns:1", (_program(COREDNS),), ("/coredns",)),
     "busybox": Image("lab.local/busybox:1", (Layer("busybox", (DEBIAN.read_text(), "1"), _busybox),)),
+    "foreign": Image("lab.local/foreign:1", (Layer("foreign", ("1",), _shell_of_another_processor),)),
     "plain": Image("lab.local/python:1", (PYTHON,)),
     "python-only": Image(
         "lab.local/python-only:1", (PYTHON, Layer("python-only", ("1",), _python_by_one_name)), (), "root"

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes import names
 from paceline.backends.kubernetes.names import HostGroup
 from paceline.backends.kubernetes.patch import merge
@@ -28,8 +29,8 @@ WORK = "/paceline/work"  # unless the job file says otherwise
 _FIND_PYTHON = (
     'for p in python3 python; do "$p" -c "import sys; sys.exit(sys.version_info < (3, 9))" 2>/dev/null'
     f' && exec "$p" {AGENT_FOLDER}/agent.pyz pod; done; '
-    'w="there is no Python 3.9 or newer in this image: Paceline needs one on the PATH"; '
-    f'echo "paceline: $w"; echo "$w" > {LAST_WORDS}; exit 66'
+    f'w="{CANNOT_WORDS}there is no Python 3.9 or newer in this image: Paceline needs one on the PATH"; '
+    f'echo "$w"; echo "$w" > {LAST_WORDS}; exit '
 )
 
 
@@ -102,6 +103,7 @@ def _env(told: Object) -> list[Object]:
     return [
         {"name": "PACELINE_POD", "value": json.dumps(told, sort_keys=True)},
         {"name": "PACELINE_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "PACELINE_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "HOME", "value": HOME},
         {"name": "USER", "value": "paceline"},
     ]
@@ -112,7 +114,8 @@ def _container(plan: Plan, name: str, resources: Object) -> Object:
     made: Object = {
         "name": name,
         "image": settings["image"],
-        "command": ["/bin/sh", "-c", _FIND_PYTHON],
+        # The captain's Job fails by it; a member leaves for good, since trying again would only hold its resources.
+        "command": ["/bin/sh", "-c", f"{_FIND_PYTHON}{CANNOT if name == CAPTAIN else 0}"],
         "resources": resources,
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.agent.pod import CANNOT
+from paceline.agent.pod import CANNOT_WORDS
 
 Object = dict[str, Any]
 
@@ -51,8 +51,9 @@ def _of_container(container: Object, what: str) -> Reason | None:
     image = container.get("image", "")
     if ended and ended.get("reason") == "OOMKilled":
         return Reason(what, "out-of-memory", "killed for want of memory: raise `memory` of its role")
-    if ended and ended.get("exitCode") == CANNOT:
-        return Reason(what, "image", f"{_sentence(ended.get('message'))} (image {image})", final=True)
+    if ended and (ended.get("message") or "").startswith(CANNOT_WORDS):
+        told = _sentence(ended["message"].removeprefix(CANNOT_WORDS))
+        return Reason(what, "image", f"{told} (image {image})", final=True)
     if ended and ended.get("reason") in ("StartError", "ContainerCannotRun"):
         return Reason(what, "image", _cannot_start(ended.get("message") or "", image), final=True)
     if not waiting:

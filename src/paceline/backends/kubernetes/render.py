@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.agent.options import FAILED
+from paceline.agent.pod import CANNOT
 from paceline.backends.kubernetes import names, pods
 from paceline.plan import CAPTAIN, Plan, to_json
 
@@ -54,7 +55,7 @@ def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, su
         "template": {"metadata": pods.metadata(plan, run, role), "spec": pod},
     }
     if role == CAPTAIN:
-        failed = {"containerName": CAPTAIN, "operator": "In", "values": [FAILED]}
+        failed = {"containerName": CAPTAIN, "operator": "In", "values": [FAILED, CANNOT]}
         spec["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": failed}]}
         spec["ttlSecondsAfterFinished"] = math.ceil(plan.limits.keep_finished)
     if plan.limits.runtime is not None:
