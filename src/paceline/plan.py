@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 CAPTAIN = "captain"
+TENSORBOARD = "tensorboard"  # the companion, where a cluster has one
 CODE_IN_IMAGE = "image"  # as Plan.code; a folder is an absolute path there
 KEEP_FINISHED = 3600.0
 

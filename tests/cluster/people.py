@@ -39,6 +39,12 @@ def eventually(what: str, check: Callable[[], Any], limit: float = 90.0, more: C
     return answer
 
 
+def lines(folder: Path, task: str) -> list[str]:
+    """What the task has printed, by the folder of its run."""
+    written = (folder / "logs" / f"{task}.log").read_text().splitlines()
+    return [line.partition(" | ")[2] for line in written]
+
+
 class Person:
     """Somebody with a kubeconfig for one namespace, a folder with a program, and a home for runs."""
 
@@ -47,18 +53,20 @@ class Person:
         self.kubeconfig = cluster.user("ada", namespace)
         self.shared = cluster.shared_volume(namespace, "shared")
         self.home = folder / "home"
-        (folder / "work").mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "KUBE"))}
         self.env = {**kept, "KUBECONFIG": str(self.kubeconfig), "PACELINE_HOME": str(self.home)}
         self.env["PYTHONPATH"] = str(SOURCE)
 
-    def job(self, program: str = TRAINING, workers: int = 3, **more: Any) -> Path:
-        (self.folder / "work" / "train.py").write_text(program)
+    def job(self, program: str = TRAINING, workers: int = 3, folder: str = "work", **more: Any) -> Path:
+        """Jobs in folders of their own can be submitted side by side."""
+        work = self.folder / folder
+        work.mkdir(exist_ok=True)
+        (work / "train.py").write_text(program)
         settings = {"image": IMAGE, "image_pull_policy": "IfNotPresent", "placement": "spread"}
         settings["volumes"] = [{"mount": "/shared", "claim": "shared", "read_only": True}]
         fields = {"name": "loop", "framework": "none", "command": ["python3", "train.py"], "limits": {"grace": "5s"}}
         fields |= {"roles": {"worker": {"replicas": workers}}, "kubernetes": settings, **more}
-        path = self.folder / "work" / "job.yaml"
+        path = work / "job.yaml"
         path.write_text(json.dumps(fields))
         return path
 
@@ -100,12 +108,12 @@ class Run:
         found = [json.loads(line) for line in lines if line.endswith("}")]
         return [e for e in found if e["event"] == kind and all(e.get(k) == v for k, v in fields.items())]
 
-    def wait(self, kind: str, count: int = 1, **fields: Any) -> Event:
+    def wait(self, kind: str, count: int = 1, limit: float = 90.0, **fields: Any) -> Event:
         def seen() -> Event | None:
             found = self.events(kind, **fields)
             return found[-1] if len(found) >= count else None
 
-        return eventually(f"{kind} {fields}", seen, more=self.said)
+        return eventually(f"{kind} {fields}", seen, limit, more=self.said)
 
     def ends(self, limit: float = 120) -> int:
         return self.process.wait(limit)

@@ -156,6 +156,16 @@ def test_a_user_of_one_namespace_has_it_and_nothing_else(cluster: Cluster, names
             forbidden()
 
 
+def test_what_a_person_asks_of_the_cluster_is_known_and_what_others_ask_is_not_theirs(
+    cluster: Cluster, namespace: str
+) -> None:
+    person = cluster.user("counted", namespace)
+    cluster.get("jobs", kubeconfig=person)
+    cluster.get("jobs", f"--namespace={namespace}")
+    asked = [each["requestURI"].split("?")[0] for each in cluster.requests("counted")]
+    assert [path for path in asked if path.endswith("/jobs")] == [f"/apis/batch/v1/namespaces/{namespace}/jobs"]
+
+
 # ---- it can be furnished
 
 

@@ -47,6 +47,11 @@ def test_what_a_component_is_built_from_is_part_of_its_name(tmp_path: Path, monk
     assert components.versioned(components.PAUSE) != before
 
 
+def test_what_plays_simulated_nodes_is_built_only_for_those_who_ask() -> None:
+    assert components.KWOK not in components.COMPONENTS
+    assert components.versioned(components.KWOK).startswith("kwok-")
+
+
 def test_an_image_gets_its_packages_with_all_they_need_and_no_more() -> None:
     locked = pins.needed("jax")
     names = {line.split("==")[0] for line in locked.splitlines() if line[0] not in " #"}

@@ -23,8 +23,8 @@ TOLERATION = "allowed: effect, key, operator, seconds, value"
 VOLUME = "allowed: claim, config_map, empty, mount, name, read_only, secret"
 SECTION = (
     "allowed: affinity, annotations, context, env_from, gpu_resource, image, image_pull_policy, image_pull_secrets, "
-    "labels, namespace, node_selector, placement, pod, priority_class, service_account, tolerations, user, volumes, "
-    "work"
+    "labels, namespace, node_selector, placement, pod, priority_class, service_account, tensorboard_image, "
+    "tensorboard_memory, tolerations, user, volumes, work"
 )
 
 EVERYTHING = """
@@ -57,6 +57,8 @@ kubernetes:
   labels: {team: vision}
   annotations: {example.com/why: "a reason: 1"}
   work: /paceline/work
+  tensorboard_image: a/tensorboard
+  tensorboard_memory: 2Gi
   pod: {runtimeClassName: nvidia, hostname: null, containers: [{name: task, tty: true}]}
 """
 SOURCES: dict[str, Any] = {"claim": None, "secret": None, "config_map": None, "empty": None}
@@ -79,6 +81,8 @@ DEFAULTS: dict[str, Any] = {
     "labels": {},
     "annotations": {},
     "work": "/paceline/work",
+    "tensorboard_image": None,
+    "tensorboard_memory": None,
     "pod": {},
 }
 
@@ -134,6 +138,8 @@ def test_every_field_reaches_the_plan(folder: Path) -> None:
         "labels": {"team": "vision"},
         "annotations": {"example.com/why": "a reason: 1"},
         "work": "/paceline/work",
+        "tensorboard_image": "a/tensorboard",
+        "tensorboard_memory": 2**31,
         "pod": {"runtimeClassName": "nvidia", "hostname": None, "containers": [{"name": "task", "tty": True}]},
     }
 

@@ -45,6 +45,17 @@ JOBS = {
           worker: [{replicas: 1, gpus: 8}, {replicas: 1, gpus: 1}]
         kubernetes: {image: "registry.example/tf:1", user: cluster, gpu_resource: example.com/gpu}
     """,
+    "board": """
+        name: digits
+        framework: tensorflow
+        command: [python, train.py]
+        code: image
+        tensorboard: true
+        kubernetes:
+          image: "registry.example/tf:1"
+          tensorboard_image: "registry.example/tb:1"
+          tensorboard_memory: 2Gi
+    """,
     "everything": """
         name: everything
         framework: torch
@@ -94,7 +105,7 @@ def one(objects: list[Object], kind: str, name: str) -> Object:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_objects_are_valid_and_as_published(name: str, tmp_path: Path) -> None:
-    objects = rendered(name, tmp_path, code=[b"part one", b"part two"] if name != "everything" else [])
+    objects = rendered(name, tmp_path, code=[] if "code: image" in JOBS[name] else [b"part one", b"part two"])
     for each in objects:
         kubernetes_validate.validate(each, VERSION, strict=True)
     text = "".join(f"---\n{dump(each)}" for each in objects).replace(str(tmp_path), "/the/folder")
@@ -114,7 +125,7 @@ def test_certificates_come_on_request_and_without_the_key_that_signed_them(tmp_p
     made = certificates.generate()
     secret = one(rendered("mirrored", tmp_path, certificates=made), "Secret", "digits-3f9a")
     assert {name: base64.b64decode(text).decode() for name, text in secret["data"].items()} == made
-    assert [name for name in made if name.endswith(".key")] == ["captain.key", "member.key"]
+    assert [name for name in made if name.endswith(".key")] == ["captain.key", "member.key", "tensorboard.key"]
 
 
 def test_the_captains_job_comes_first_and_tells_the_runs_truth(tmp_path: Path) -> None:
@@ -177,7 +188,7 @@ def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
 def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -> None:
     for name in JOBS:
         for job in rendered(name, tmp_path):
-            if job["kind"] != "Job":
+            if job["kind"] not in ("Job", "Deployment"):
                 continue
             template = job["spec"]["template"]
             pod, container = template["spec"], template["spec"]["containers"][0]
@@ -187,6 +198,19 @@ def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert pod["automountServiceAccountToken"] is False
             assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_tensorboard_waits_with_the_rest_and_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+    for suspended, replicas in ((True, 0), (False, 1)):
+        board = one(rendered("board", tmp_path, suspended=suspended), "Deployment", "digits-3f9a-tensorboard")["spec"]
+        assert board["replicas"] == replicas
+    pod = board["template"]["spec"]
+    tls = next(volume for volume in pod["volumes"] if volume["name"] == "paceline-tls")
+    assert [item["key"] for item in tls["secret"]["items"]] == ["ca.pem", "tensorboard.pem", "tensorboard.key"]
+    service = one(rendered("board", tmp_path), "Service", "digits-3f9a-tensorboard")["spec"]
+    assert service["selector"] == board["selector"]["matchLabels"]
+    plain = rendered("mirrored", tmp_path)
+    assert not [each for each in plain if each["metadata"]["name"].endswith("-tensorboard")]
 
 
 def test_only_pods_of_the_run_reach_its_ports(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from paceline.agent.wire import LIMIT, Decoder, Message, encode
 
 OUTBOX_LIMIT = 256 * 1024 * 1024
 _CHUNK = 65536
-SERVER_NAME = "captain.paceline"
+SERVER_NAME = "captain.paceline"  # in its certificate
+BOARD_NAME = "tensorboard.paceline"  # in that of TensorBoard's pod
 
 
 class LinkClosed(Exception):

@@ -14,13 +14,14 @@ Found = Optional[tuple[int, Any]]  # address family and socket address
 
 
 class Lookup:
-    """One at a time; `found` is called in the loop, with None where the name has no address."""
+    """One at a time; `found` is called in the loop, with None where the name has no address or nobody answers."""
 
     def __init__(self, loop: Loop, found: Callable[[Found], None]) -> None:
         self._loop = loop
         self._found = found
         self._under_way = False
         self._result: Found = None
+        self.unanswered = False  # the last one: no name server has answered
         self._told, self._tell = socket.socketpair()
         self._told.setblocking(False)
         loop.watch(self._told, selectors.EVENT_READ, self._done)
@@ -39,9 +40,9 @@ class Lookup:
     def _ask(self, host: str, port: int) -> None:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._result = family, address
-        except OSError:
-            self._result = None
+            self._result, self.unanswered = (family, address), False
+        except OSError as error:
+            self._result, self.unanswered = None, error.errno == socket.EAI_AGAIN
         self._tell.send(b".")
 
     def _done(self) -> None:

@@ -20,6 +20,7 @@ from paceline.agent.logs import TaskLog
 from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop, Timer
 from paceline.agent.options import LEAVING, Options, endpoint
+from paceline.agent.sending import Sending
 from paceline.agent.starting import Starting
 from paceline.agent.wire import Message, WireError
 from paceline.plan import from_data
@@ -28,6 +29,7 @@ STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
 OWN_SHARE = 0.9  # of a lease: tasks are gone before the captain counts on it
 DIAL_LIMIT = 10.0
+UNANSWERED = 3.0  # seconds until it is worth a word that no name server answers
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")  # as it is written again for PACELINE_RESTORE
 SNAPSHOTS_TOLD = 64
 
@@ -72,11 +74,15 @@ class Member:
         self._lease = options.lease
         self._lease_from = self.loop.now()
         self._alone_since = self.loop.now()
+        self._alone_because = ""
         self._leaving = False
         self._exit = 0
         self._snapshots = f"{options.folder}/snapshots"
         os.makedirs(f"{options.folder}/logs", exist_ok=True)
         self._tls = context(options.tls, "member", server=False)
+        self._board = Sending(options, speaks=self._host.index == 0) if options.tensorboard else None
+        if self._board is not None:
+            self._board.start()
         self.loop.on_child(self._child_ended)
         self.loop.on_signal(signal.SIGTERM, self._told_to_go)
         self._dial()
@@ -86,6 +92,8 @@ class Member:
     def run(self) -> int:
         self.loop.run()
         self._starting.close()
+        if self._board is not None:
+            self._board.close()
         return self._exit
 
     # ---- the captain
@@ -225,6 +233,7 @@ class Member:
 
     def _welcome(self, message: Message) -> None:
         self._joined = True
+        self._alone_because = ""
         self._retry = 0.05
         if self._dial_timer is not None:
             self._dial_timer.cancel()
@@ -241,6 +250,8 @@ class Member:
         for attempt in self._attempts.values():
             attempt.sample()
         self._starting.consider_spare(self._attempts, self._memory)
+        for text in self._board.said() if self._board is not None else ():
+            self._said(text, True)
         self.loop.after(self._beat_every, self._beat)
 
     def _send_beat(self) -> None:
@@ -264,10 +275,25 @@ class Member:
                 attempt.asked = attempt.asked or "kill"
                 attempt.kill()
                 self._ending.setdefault(name, attempt.number)
-        if not self._joined and now - self._alone_since > self._plan.limits.start:
-            self._finish()
+        if not self._joined:
+            self._alone(now - self._alone_since)
+        often = min(0.5, self._lease / 20)
         left = self._lease_from + OWN_SHARE * self._lease - now
-        self.loop.after(max(min(0.5, self._lease / 20), left), self._guard)
+        self.loop.after(max(often, left) if self._joined else often, self._guard)
+
+    def _alone(self, seconds: float) -> None:
+        """Nobody hears it now but whoever reads its output, and its last words."""
+        if self._lookup.unanswered and seconds > UNANSWERED and not self._alone_because:
+            name = endpoint(self._options.captain)[0]
+            self._alone_because = f"no name server answers, so the captain is not found ({name}): is the DNS up?"
+            if self._echo is not None:
+                self._echo.write(f"paceline: {self._alone_because}\n".encode())
+        limit = self._plan.limits.start
+        if seconds > limit:
+            because = f": {self._alone_because}" if self._alone_because else ""
+            reason = f"left, without a captain for {limit:g} s (limits.start){because}"
+            last_words(self._options.last_words, {"status": "left", "reason": reason})
+            self._finish()
 
     # ---- tasks
 

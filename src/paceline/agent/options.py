@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 LEASE = 10.0
 FAILED = 64  # exit code of a captain whose run has failed
+PAGE_PORT = 6006  # of TensorBoard, on the loopback address of its pod alone: people come by a forwarded port
 LEAVING = 75  # exit code of a host that was told to go: the backend may replace it
 
 
@@ -30,6 +31,7 @@ class Options:
     lease: float = LEASE
     echo: bool = False  # output and events also go to stdout, where the backend's own logs take them from
     last_words: str = ""  # a file for how the run ended, where the backend has one
+    tensorboard: str = ""  # host:port that takes what tasks write for TensorBoard, where something does
     starter: int = 0  # the process that must live as long as this host; 0: whoever its parent is
 
     def to_json(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.agent import __main__ as keeper
 from paceline.agent.options import Options, endpoint
 from paceline.agent.unpack import UnpackError, unpack
-from paceline.plan import CAPTAIN, Plan, from_data
+from paceline.plan import CAPTAIN, TENSORBOARD, Plan, from_data
 
 TOLD = "PACELINE_POD"  # the environment variable with what the backend says of this pod
 ADDRESS = "PACELINE_POD_IP"
@@ -47,9 +47,13 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
         last_words=told["last_words"],
         lease=told["lease"],
     )
+    every = "[::]" if ":" in address else "0.0.0.0"
     if told["role"] == CAPTAIN:
-        every = "[::]" if ":" in address else "0.0.0.0"
         return replace(options, listen=f"{every}:{endpoint(told['captain'])[1]}")
+    python = shutil.which("python") or sys.executable
+    if told["role"] == TENSORBOARD:
+        listen = f"{every}:{endpoint(told['tensorboard'])[1]}"
+        return replace(options, host=TENSORBOARD, listen=listen, interpreter=python)
     with open(path) as file:
         plan = from_data(json.load(file))
     if told["code"]:
@@ -63,9 +67,10 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
         place=uid,
         work=told["work"] or os.getcwd(),
         library=os.path.abspath(sys.argv[0]),
-        interpreter=shutil.which("python") or sys.executable,
+        interpreter=python,
         cores=host.cpu if host.cpu is not None else _cores(),
         devices=tuple(str(device) for device in range(host.gpus)),
+        tensorboard=told["tensorboard"],
     )
 
 

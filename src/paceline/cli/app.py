@@ -28,14 +28,17 @@ VERBS = {
     "events": "Show what happened in a run.",
     "stop": "Stop a run.",
     "delete": "Delete runs with all they wrote.",
-    "doctor": "Check this machine.",
+    "tensorboard": "Show a run in TensorBoard.",
+    "doctor": "Check this machine, or a cluster.",
 }
 _EXPLAINED = (
     ("paceline.job", "JobError", 2),
+    ("paceline.backends.ids", "BadRunId", 2),
     ("paceline.backends.local", "CannotRun", 2),
     ("paceline.backends.kubernetes.cluster", "Unreachable", 1),
     ("paceline.backends.kubernetes.cluster", "Refused", 1),
     ("paceline.backends.kubernetes.prepare", "CannotSubmit", 2),
+    ("paceline.backends.kubernetes.submit", "Left", 1),
     ("paceline.backends.kubernetes.code", "CodeError", 2),
     ("paceline.view.runs", "NoRun", 2),
 )
@@ -62,6 +65,11 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        from paceline.view.terminal import silence
+
+        silence(sys.stdout)  # whoever read it has gone
+        return 141
     except Exception as error:
         return _explain(error, arguments)
 

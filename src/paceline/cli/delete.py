@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import complete_runs
+from paceline.cli.chosen import choose, refresh
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption, complete_runs
 from paceline.cli.say import complain, fail, tell
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def main(
     finished: Annotated[bool, typer.Option("--finished", help="All runs that have ended.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also runs that still run: they are ended first.")] = False,
+    on: OnOption = "",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> int:
     """Delete runs with their logs, snapshots and TensorBoard files."""
     import shutil
@@ -35,7 +39,15 @@ def main(
         shutil.rmtree(left, ignore_errors=True)
     if bool(run) == finished:
         fail("name the runs to delete, or say --finished" if not run else "name runs or say --finished, not both")
-    chosen = [r for r in runs.every() if not runs.alive(r.folder)] if finished else _named(run or [])
+    chosen = (
+        [r for r in runs.every() if not runs.alive(r.folder)]
+        if finished
+        else list(
+            {found.name: found for found in (choose(name, on, context, namespace) for name in run or [])}.values()
+        )
+    )
+    for each in chosen:
+        refresh(each.folder)
     if not chosen:
         tell("nothing to delete")
         return 0
@@ -44,13 +56,7 @@ def main(
         fail(f"{', '.join(running)} still runs: `paceline stop {running[0]}` first, or say --force", 1)
     if not yes:
         _ask(chosen)
-    return max(_delete(r) for r in chosen)
-
-
-def _named(names: list[str]) -> list[Run]:
-    from paceline.view import runs
-
-    return list({found.name: found for found in map(runs.find, names)}.values())
+    return max(_delete(r, force) for r in chosen)
 
 
 def _ask(chosen: list[Run]) -> None:
@@ -63,15 +69,21 @@ def _ask(chosen: list[Run]) -> None:
         fail("nothing was deleted", 1)
 
 
-def _delete(run: Run) -> int:
+def _delete(run: Run, force: bool) -> int:
     import shutil
 
     from paceline.view import runs
 
     if runs.on_cluster(run.folder):
+        from paceline.backends.kubernetes.cluster import Refused, Unreachable
         from paceline.backends.kubernetes.known import delete
 
-        delete(run.folder)
+        try:
+            delete(run.folder)
+        except (Refused, Unreachable) as error:
+            complain(f"{run.name}: {error}" + ("" if force else "; --force forgets it here all the same"))
+            if not force:
+                return 1
     elif runs.alive(run.folder):
         from paceline.backends import local
         from paceline.cli.stop import gone

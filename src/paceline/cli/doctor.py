@@ -1,4 +1,4 @@
-"""`paceline doctor`: whether this machine is fit to train on, and what to do where it is not."""
+"""`paceline doctor`: whether this machine, or a cluster, is fit to train on, and what to do where it is not."""
 
 from __future__ import annotations
 
@@ -6,37 +6,52 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from paceline.cli.options import JsonOption
-from paceline.cli.say import one_of, print_json
+import typer
 
-OK, WARN, FAIL = "ok", "warn", "fail"
+from paceline.backends.check import FAIL, OK, WARN, Check
+from paceline.cli.options import ContextOption, JsonOption, NamespaceOption
+from paceline.cli.say import fail, one_of, print_json
+
 _GIB = 1 << 30
 
 
-@dataclass(frozen=True)
-class Check:
-    name: str
-    result: str
-    found: str
-    remedy: str = ""
-
-
-def main(output: JsonOption = "") -> int:
-    """Check this machine. Exit code 0 where nothing fails."""
+def main(
+    on: Annotated[str, typer.Option("--on", metavar="WHERE", help="local (this machine) or kubernetes.")] = "local",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: JsonOption = "",
+) -> int:
+    """Check this machine; or, with --on kubernetes, whether you can run jobs on a cluster. Exit code 0 where nothing
+    fails.
+    """
     one_of(output, ("json",))
+    one_of(on, ("local", "kubernetes"), "--on")
+    if on == "local" and (context or namespace):
+        fail(f"{'--context' if context else '-n'} is for --on kubernetes")
     checks = []
-    for look in CHECKS:
-        for check in _safely(look):
-            checks.append(check)
-            if not output:
-                print(_line(check), flush=True)
+    for check in _cluster(context, namespace) if on == "kubernetes" else _here():
+        checks.append(check)
+        if not output:
+            print(_line(check, 16 if on == "kubernetes" else 12), flush=True)
     failed = [check for check in checks if check.result == FAIL]
     if output:
         print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     return 1 if failed else 0
+
+
+def _cluster(context: str | None, namespace: str | None) -> Iterator[Check]:
+    from paceline.backends.kubernetes.checks import look
+
+    return look(context, namespace)
+
+
+def _here() -> Iterator[Check]:
+    for look in CHECKS:
+        yield from _safely(look)
 
 
 def _safely(look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
@@ -46,14 +61,14 @@ def _safely(look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
         yield Check(look.__name__.strip("_"), WARN, f"cannot be told: {error}")
 
 
-def _line(check: Check) -> str:
+def _line(check: Check, width: int) -> str:
     from paceline.view.terminal import coloured
 
     shown = f"{check.result:<4}"
     if coloured(sys.stdout):
         shown = f"\x1b[{ {OK: 32, WARN: 33, FAIL: 31}[check.result] }m{shown}\x1b[0m"
     remedy = f"\n      -> {check.remedy}" if check.remedy else ""
-    return f"{shown}  {check.name:<12} {check.found}{remedy}"
+    return f"{shown}  {check.name:<{width}} {check.found}{remedy}"
 
 
 def _python() -> Iterator[Check]:

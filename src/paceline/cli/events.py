@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import RunArgument
-from paceline.cli.refresh import refresh
+from paceline.cli.chosen import choose
+from paceline.cli.following import following
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption, RunArgument
 from paceline.cli.say import one_of
 
 _POLL_S = 0.15
@@ -22,27 +23,30 @@ def main(
         str,
         typer.Option("-o", "--output", metavar="json", help="The events as they were written, one JSON object a line."),
     ] = "",
+    on: OnOption = "",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> int:
     """Show what happened in a run."""
     one_of(output, ("json",))
-    from paceline.view import events, runs
+    from paceline.view import events
     from paceline.view.words import clock, say
 
-    found = runs.find(run)
-    refresh(found.folder)
+    found = choose(run, on, context, namespace)
     tail = events.follow(found.folder)
-    while True:
-        over = not follow or not runs.alive(found.folder)
-        while lines := tail.read():
-            for line in lines:
-                event = events.parse(line)
-                if event is None:
-                    continue
-                if output:
-                    sys.stdout.write(line.decode("utf-8", "replace") + "\n")
-                else:
-                    sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {say(event)}\n")
-        sys.stdout.flush()
-        if over:
-            return 0
-        time.sleep(_POLL_S)
+    with following(found.folder, follow) as ended:
+        while True:
+            over = not follow or ended()
+            while lines := tail.read():
+                for line in lines:
+                    event = events.parse(line)
+                    if event is None:
+                        continue
+                    if output:
+                        sys.stdout.write(line.decode("utf-8", "replace") + "\n")
+                    else:
+                        sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {say(event)}\n")
+            sys.stdout.flush()
+            if over:
+                return 0
+            time.sleep(_POLL_S)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import RunArgument
-from paceline.cli.refresh import refresh
+from paceline.cli.chosen import choose
+from paceline.cli.following import following
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption, RunArgument
 from paceline.cli.say import fail, one_of
 
 if TYPE_CHECKING:
@@ -46,23 +47,26 @@ def main(
     generation: Annotated[int | None, typer.Option("--generation", "-g", metavar="N", help="Only this one.")] = None,
     times: Annotated[bool, typer.Option("--times", help="Show the time of each line.")] = False,
     output: Annotated[str, typer.Option("-o", "--output", metavar="json", help="One JSON object a line.")] = "",
+    on: OnOption = "",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> int:  # fmt: skip
     """Show the output of a run's tasks, merged in time order."""
     one_of(output, ("json",))
-    from paceline.view import logs, runs
+    from paceline.view import logs
 
-    found = runs.find(run)
-    refresh(found.folder)
+    found = choose(run, on, context, namespace)
     known = _known(found.folder)
     wanted = _wanted(task or [], known, found.name)
     reader = logs.Logs(found.folder, wanted, _moment(since) if since else None)
     shown = [name for name in known if wanted is None or wanted(name)]
     out = Output(shown, generation, times, output)
-    if follow:
-        _follow(found.folder, reader, out)
-    else:
-        out.lines(logs.settle(out.chosen(reader.backlog())))
-        out.lines(out.chosen(reader.rest()))
+    with following(found.folder, follow, _hosts(found.folder, shown)) as ended:
+        if follow:
+            _follow(ended, reader, out)
+        else:
+            out.lines(logs.settle(out.chosen(reader.backlog())))
+            out.lines(out.chosen(reader.rest()))
     return 0
 
 
@@ -74,6 +78,15 @@ def _known(folder: Path) -> list[str]:
     tasks = plan.get("tasks")
     planned = [t.get("name") for t in tasks if isinstance(t, dict)] if isinstance(tasks, list) else []
     return sorted({str(name) for name in planned} | set(logs.task_names(folder / "logs")), key=natural)
+
+
+def _hosts(folder: Path, tasks: list[str]) -> list[str]:
+    """Where these tasks run."""
+    from paceline.view import runs
+
+    plan = runs.read_object(folder / "plan.json") or {}
+    planned = [task for task in plan.get("tasks") or [] if isinstance(task, dict)]
+    return sorted({str(task.get("host")) for task in planned if task.get("name") in tasks})
 
 
 def _wanted(names: list[str], known: list[str], run: str) -> Callable[[str], bool] | None:
@@ -112,15 +125,13 @@ def _moment(text: str) -> str:
         fail(f"--since {text!r}: it takes how long ago (90s, 10m, 2h, 1d) or a date and time (2026-11-15T04:30:00Z)")
 
 
-def _follow(folder: Path, reader: Logs, out: Output) -> None:
-    from paceline.view import runs
-
+def _follow(ended: Callable[[], bool], reader: Logs, out: Output) -> None:
     out.live(reader.backlog())
     while True:
-        alive = runs.alive(folder)
+        over = ended()
         new = reader.more()
         out.live(new)
-        if not alive:
+        if over:
             break
         if len(new) < 1000:
             time.sleep(_POLL_S)

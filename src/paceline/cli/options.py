@@ -49,6 +49,9 @@ NamespaceOption = Annotated[
     str | None,
     typer.Option("-n", "--namespace", metavar="NAME", help="The namespace; the context's own if left out."),
 ]
+OnOption = Annotated[
+    str, typer.Option("--on", metavar="WHERE", help="kubernetes: look on the cluster, for a run of somebody else too.")
+]
 JsonOption = Annotated[
     str, typer.Option("-o", "--output", metavar="json", help="Print JSON.", autocompletion=lambda: ["json"])
 ]

@@ -28,8 +28,9 @@ def main(
 
     With a given run id the output is the same, byte for byte, and holds no secret unless certificates are asked for.
     """
+    from paceline.backends.ids import new_run
     from paceline.backends.kubernetes.archive import agent_archive
-    from paceline.backends.kubernetes.prepare import certificates, new_run, prepare
+    from paceline.backends.kubernetes.prepare import certificates, prepare
     from paceline.backends.kubernetes.render import render
     from paceline.job import load
     from paceline.view.yaml import dump
@@ -39,7 +40,7 @@ def main(
         tell(f"note: {note}")
     objects = render(
         prepared.plan,
-        new_run(prepared.plan, run),
+        new_run(prepared.plan.name, run),
         agent_archive(),
         prepared.code,
         certificates() if with_certificates else None,

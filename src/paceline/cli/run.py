@@ -45,6 +45,9 @@ def main(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name the job: run ids begin with it.")
     ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="ID", help="The run's id; made from the job's name if left out.")
+    ] = None,
     on: Annotated[str, typer.Option("--on", metavar="WHERE", help="local (this machine) or kubernetes.")] = "local",
     context_name: ContextOption = None,
     namespace: NamespaceOption = None,
@@ -98,7 +101,7 @@ def main(
             from paceline.job import load
 
             return run_on_kubernetes(
-                load(path, changes, cluster=True), context_name, namespace, detach, dry_run, output
+                load(path, changes, cluster=True), context_name, namespace, run, detach, dry_run, output
             )
         from paceline.cli.remembered import plan_of_file
 
@@ -118,7 +121,7 @@ def main(
         if cluster:
             from paceline.cli.submitting import run_on_kubernetes
 
-            return run_on_kubernetes(loaded, context_name, namespace, detach, dry_run, output)
+            return run_on_kubernetes(loaded, context_name, namespace, run, detach, dry_run, output)
         planned = plan_of(loaded)
     for note in planned.notes:
         tell(f"note: {note}")
@@ -134,14 +137,14 @@ def main(
     for note in local.caveats(plan):
         tell(f"note: {note}")
     if detach:
-        run, folder = local.create(plan, planned.text)
+        run, folder = local.create(plan, planned.text, run)
         local.start(plan, run, folder, detach=True)
         return _left_running(run, folder, output)
 
     from paceline.cli.follow import Signals, follow
 
     with Signals() as signals:
-        run, folder = local.create(plan, planned.text)
+        run, folder = local.create(plan, planned.text, run)
         running = local.start(plan, run, folder, detach=False)
         return follow(running, run, folder, [task.name for task in plan.tasks], plan.limits.grace, signals, output)
 

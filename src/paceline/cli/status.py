@@ -5,24 +5,31 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import JsonOption, RunArgument
-from paceline.cli.refresh import refresh
+from paceline.cli.chosen import choose, refresh
+from paceline.cli.options import ContextOption, JsonOption, NamespaceOption, OnOption, RunArgument
 from paceline.cli.say import one_of, print_json
 
 if TYPE_CHECKING:
     from paceline.view.state import Standing, State
 
 
-def main(run: RunArgument = None, output: JsonOption = "") -> int:
-    """Show how a run stands: its tasks, its progress, what failed and why."""
+def main(
+    run: RunArgument = None,
+    output: JsonOption = "",
+    on: OnOption = "",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> int:
+    """Show how a run stands: its tasks, its progress, what failed and why; on a cluster also pods and nodes."""
     one_of(output, ("json",))
-    from paceline.view import runs, state
+    from paceline.view import state
 
-    found = runs.find(run)
+    found = choose(run, on, context, namespace)
     refresh(found.folder)
     standing = state.read(found)
     if output:
-        print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state)})
+        pods = {"pods": _pods(standing)} if _on_cluster(standing) else {}
+        print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **pods})
     else:
         print("\n".join(_text(standing)))
         sys.stdout.flush()
@@ -33,6 +40,17 @@ def _waiting(state: State) -> dict[str, Any] | None:
     if state.waiting is None:
         return None
     return {key: state.waiting.get(key) for key in ("missing", "since_s", "limit_s")}
+
+
+def _on_cluster(standing: Standing) -> bool:
+    return standing.info.get("on") == "kubernetes"
+
+
+def _pods(standing: Standing) -> list[dict[str, Any]]:
+    from paceline.backends.kubernetes.seen import kept
+
+    found: list[dict[str, Any]] = kept(standing.folder).get("pods", [])
+    return found
 
 
 def _tasks(standing: Standing) -> list[dict[str, Any]]:
@@ -51,6 +69,22 @@ def _over(state: str) -> str:
     return "ended" if state in ("starting", "running", "waiting") else state
 
 
+def _text_of_pods(standing: Standing) -> list[str]:
+    from paceline.backends.kubernetes.seen import kept_reasons
+    from paceline.view.terminal import table
+    from paceline.view.words import natural
+
+    pods = sorted(_pods(standing), key=lambda pod: natural(pod["host"]))
+    if not pods:
+        return []
+    rows = [["HOST", "POD", "NODE", "PHASE", "RESTARTS"]]
+    for pod in pods:
+        phase = "Leaving" if pod["leaving"] else pod["phase"]
+        rows.append([pod["host"], pod["pod"], pod["node"] or "-", phase, str(pod["restarts"])])
+    waiting = [f"  {reason}" for reason in kept_reasons(standing.folder)] if standing.alive else []
+    return [*table(rows).splitlines(), *waiting, ""]
+
+
 def _text(standing: Standing) -> list[str]:
     from paceline.view import report as reports
     from paceline.view.terminal import table
@@ -58,6 +92,7 @@ def _text(standing: Standing) -> list[str]:
 
     told = [line for line in reports.text(standing.report) if not line.endswith(f"paceline status {standing.run}")]
     tasks = _tasks(standing)
+    told[1:1] = _text_of_pods(standing) if _on_cluster(standing) else []
     if not tasks:
         return told
     memory = any(task["memory"] is not None for task in tasks)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import RunArgument
-from paceline.cli.refresh import refresh
+from paceline.cli.chosen import choose, refresh
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption, RunArgument
 from paceline.cli.say import tell
 
 _PATIENCE_S = 15.0
@@ -19,11 +19,14 @@ _PATIENCE_S = 15.0
 def main(
     run: RunArgument = None,
     now: Annotated[bool, typer.Option("--now", help="End all its tasks at once, without grace.")] = False,
+    on: OnOption = "",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> int:
     """Stop a run: its tasks get SIGTERM and the job's grace. Exit code 0 once nothing of it runs."""
     from paceline.view import runs, state
 
-    found = runs.find(run)
+    found = choose(run, on, context, namespace)
     refresh(found.folder)
     if not runs.alive(found.folder):
         tell(f"{found.name} does not run: it {_outcome(state.summary(found)['status'])}")
@@ -46,13 +49,18 @@ def main(
 
 def _stop_on_cluster(folder: Path, now: bool) -> int:
     from paceline.backends.kubernetes.known import reopen
+    from paceline.cli.following import following
 
     running = reopen(folder)
-    running.kill() if now else running.stop("stopped by `paceline stop`")
-    running.mirror.start()
-    if not running.ended(_grace(folder) + 2 * _PATIENCE_S):
-        tell(f"{folder.name} still runs; see: paceline status {folder.name}")
-        return 1
+    tell(f"stopping {folder.name}" + ("" if now else f": tasks have {_grace(folder):g} s"))
+    until = time.monotonic() + _grace(folder) + 2 * _PATIENCE_S
+    with following(folder, follow=True) as ended:
+        running.kill() if now else running.stop("stopped by `paceline stop`")
+        while not ended():
+            if time.monotonic() > until:
+                tell(f"{folder.name} still runs; see: paceline status {folder.name}")
+                return 1
+            time.sleep(0.1)
     tell(f"{folder.name} is stopped")
     return 0
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.say import print_json, tell
+from paceline.cli.say import complain, print_json, tell
 
 if TYPE_CHECKING:
+    from paceline.backends.kubernetes.cluster import Cluster
+    from paceline.backends.kubernetes.prepare import Prepared
     from paceline.job import Loaded
+
+_TRIES = 5  # an id that is made up may be taken
 
 
 def run_on_kubernetes(
-    loaded: Loaded, context: str | None, namespace: str | None, detach: bool, dry_run: bool, output: str
+    loaded: Loaded,
+    context: str | None,
+    namespace: str | None,
+    wanted: str | None,
+    detach: bool,
+    dry_run: bool,
+    output: str,
 ) -> int:
-    from paceline.backends.kubernetes.archive import agent_archive
-    from paceline.backends.kubernetes.prepare import certificates, new_run, prepare
-    from paceline.backends.kubernetes.render import render
+    from paceline.backends.kubernetes.prepare import prepare
 
     prepared = prepare(loaded)
     for note in prepared.notes:
@@ -27,26 +39,66 @@ def run_on_kubernetes(
         show(plan, output or "yaml")
         return 0
 
+    from paceline.backends.kubernetes import known
     from paceline.backends.kubernetes.cluster import connect
-    from paceline.backends.kubernetes.mirror import Mirror
-    from paceline.backends.kubernetes.running import Running, make_folder
-    from paceline.backends.kubernetes.submit import submit
+    from paceline.backends.kubernetes.submit import Interrupted
     from paceline.cli.follow import Signals, follow
 
-    settings = plan.kubernetes
-    cluster = connect(context or settings["context"], namespace or settings["namespace"])
-    run = new_run(plan)
-    objects = render(plan, run, agent_archive(), prepared.code, certificates(), suspended=True)
+    cluster = connect(context or plan.kubernetes["context"], namespace or plan.kubernetes["namespace"])
     with Signals() as signals:
-        submit(cluster, run, objects)
-        folder = make_folder(prepared, cluster, run)
-        where = f"{run} is in namespace {cluster.namespace} of {cluster.context}"
-        if detach:
-            print_json({"run": run, "namespace": cluster.namespace}) if output == "json" else print(run, flush=True)
-            tell(f"{where}; see: kubectl get jobs,pods -n {cluster.namespace} -l paceline.dev/run={run}")
-            return 0
-        tell(where)
-        mirror = Mirror(cluster, run, folder, len(plan.hosts))
-        mirror.start()
-        running = Running(cluster, run, folder, mirror)
-        return follow(running, run, folder, [task.name for task in plan.tasks], plan.limits.grace, signals, output)
+        try:
+            with _submitted(prepared, cluster, wanted, lambda: signals.asked) as folder:
+                run = folder.name
+                where = f"{run} is in namespace {cluster.namespace} of {cluster.context}"
+                if detach:
+                    words = {"run": run, "namespace": cluster.namespace}
+                    print_json(words) if output == "json" else print(run, flush=True)
+                    tell(f"{where}; follow it with: paceline logs -f {run}")
+                    return 0
+                tell(where)
+                running = known.reopen(folder, cluster)
+                running.mirror.start()
+                tasks = [task.name for task in plan.tasks]
+                return follow(running, run, folder, tasks, plan.limits.grace, signals, output)
+        except Interrupted as error:
+            complain(str(error), word="interrupted")
+            return 130
+
+
+@contextmanager
+def _submitted(
+    prepared: Prepared, cluster: Cluster, wanted: str | None, interrupted: Callable[[], bool]
+) -> Iterator[Path]:
+    """The folder of the new run, held for as long as it is followed."""
+    from paceline.backends.ids import new_run
+    from paceline.backends.kubernetes import known
+    from paceline.backends.kubernetes.archive import agent_archive
+    from paceline.backends.kubernetes.inbox import held
+    from paceline.backends.kubernetes.prepare import Taken, certificates
+    from paceline.backends.kubernetes.render import render
+    from paceline.backends.kubernetes.submit import Left, submit
+
+    plan, agent, secrets = prepared.plan, agent_archive(), certificates()
+    for left in reversed(range(1 if wanted else _TRIES)):
+        run = new_run(plan.name, wanted)
+        objects = render(plan, run, agent, prepared.code, secrets, suspended=True)
+        try:
+            # Before there is anything on the cluster: whatever happens to us, `ls` and `delete` know of the run.
+            folder = known.make_folder(plan, prepared.text, cluster, run)
+        except Taken:
+            if not left:
+                raise
+            continue
+        with held(folder):
+            try:
+                submit(cluster, run, objects, interrupted)
+            except Left:
+                raise
+            except BaseException as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                if isinstance(error, Taken) and left:
+                    continue
+                raise
+            known.mark_submitted(folder)
+            yield folder
+            return

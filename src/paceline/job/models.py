@@ -145,7 +145,9 @@ class Job(Strict):
         examples=[{"worker": {"replicas": 3}}],
     )
     tensorboard: Switch = Field(
-        default=False, description="Serve TensorBoard beside the run. For clusters only: not used on this machine."
+        default=False,
+        description="Serve TensorBoard beside the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`, "
+        "until `limits.keep_finished` has passed. For clusters only; on this machine the folder is there.",
     )
     credentials: Credentials | None = Field(
         default=None,

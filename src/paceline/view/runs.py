@@ -99,15 +99,23 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def abandoned(folder: Path) -> bool:
+    """Whether the run's submission to a cluster was cut short: whoever submits holds the folder meanwhile."""
+    return on_cluster(folder) and info(folder).get("submitted") is False and not _locked(folder / "following")
+
+
 def alive(folder: Path) -> bool:
     """Whether the run's supervisor lives: it holds the lock as long as it does. On a cluster: as last seen."""
+    if on_cluster(folder):
+        return not (folder / "report.json").exists() and not abandoned(folder)
+    return _locked(folder / "lock")
+
+
+def _locked(path: Path) -> bool:
     import fcntl
 
-    if on_cluster(folder):
-        return not (folder / "report.json").exists()
-
     try:
-        lock = os.open(folder / "lock", os.O_RDONLY)
+        lock = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:

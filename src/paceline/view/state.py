@@ -13,6 +13,7 @@ from paceline.view.events import Event, number, seconds
 
 GONE = "the supervisor is gone without a word: it was killed, or this machine went down"
 NEVER = "it was never started: the folder holds no events"
+ABANDONED = "its submission was cut short, so that it never starts; `paceline delete {}` removes what is left"
 ENDED = ("succeeded", "failed", "stopped")
 _STARTING_S = 15.0
 
@@ -240,7 +241,9 @@ def read(run: runs.Run, over: bool = False) -> Standing:
     info = runs.info(run.folder)
     state = fold(events.read(run.folder))
     written = runs.read_object(run.folder / "report.json")
-    if written is None and not alive and state.status not in ENDED and (over or not _just_made(run.folder, state)):
+    if written is None and runs.abandoned(run.folder):
+        state.status, state.reason = "abandoned", ABANDONED.format(run.name)
+    elif written is None and not alive and state.status not in ENDED and (over or not _just_made(run.folder, state)):
         state.status, state.reason = "failed", GONE if state.started or info else NEVER
     return Standing(run.name, run.folder, alive, info, state, {**derive(run, state), **(written or {})})
 

@@ -30,7 +30,8 @@ def main() -> int:
     enter.add_argument("node", nargs="?", default="")
     more = verbs.add_parser("images", help="put more images on its nodes")
     more.add_argument("images", nargs="+", choices=sorted(images.IMAGES))
-    verbs.add_parser("build", help="build everything, start nothing")
+    build = verbs.add_parser("build", help="build everything that clusters need, start nothing")
+    build.add_argument("more", nargs="*", choices=[components.KWOK.name], help="what only some ask for")
     verbs.add_parser("lock", help="rewrite debian.txt with the packages that apt offers now")
     words = parser.parse_args()
     try:
@@ -46,6 +47,8 @@ def main() -> int:
             Cluster.join(words.name).images(*words.images)
         elif words.verb == "build":
             cluster.prepare()
+            if words.more:
+                components.simulator()
         else:
             components.lock_debian()
     except (LabError, components.BuildFailed) as error:

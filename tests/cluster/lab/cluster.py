@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab import components, images, keeper, limits, needs, objects, pki, wire
+from lab import components, control, images, keeper, limits, needs, objects, pki, simulated, wire
 from lab.inside import Settings
 from lab.places import LAB, Place, locked
 
@@ -144,6 +144,12 @@ class Cluster:
         items = {"apiVersion": "v1", "kind": "List", "items": list(wanted)}
         self.kubectl("apply", "--filename=-", input=json.dumps(items), kubeconfig=kubeconfig)
 
+    def requests(self, user: str) -> list[dict[str, Any]]:
+        """All that this person has asked of the API server, by its own audit log."""
+        lines = (self.logs / control.AUDIT).read_text().splitlines()
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return [each for each in found if each["user"]["username"] == user and each["stage"] == "RequestReceived"]
+
     def ready(self) -> dict[str, bool]:
         """By node, what the cluster thinks of it."""
         found = {}
@@ -242,6 +248,13 @@ class Cluster:
 
     def namespaces(self) -> list[str]:
         return [found["metadata"]["name"] for found in self.get("namespaces")["items"]]
+
+    def simulate(self, nodes: int, start_s: float = 0.0) -> None:
+        """Beside the real nodes some that are not there; a pod on one (see lab.simulated) runs `start_s` later."""
+        self._ask("simulate", program=str(components.simulator()), start_s=start_s)
+        wanted = [simulated.node(number) for number in range(1, nodes + 1)]
+        self.apply(*wanted)
+        self.wait_ready(*(str(each["metadata"]["name"]) for each in wanted))
 
     def quota(self, namespace: str, hard: Mapping[str, str]) -> None:
         self.apply(objects.quota(namespace, hard))

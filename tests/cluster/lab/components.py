@@ -45,6 +45,7 @@ def _kubernetes() -> Component:
 _CONTAINERD = "github.com/containerd/containerd/v2/cmd"
 COREDNS = Component("coredns", (".",))
 PAUSE = Component("pause", (".",))
+KWOK = Component("kwok", ("sigs.k8s.io/kwok/cmd/kwok",))  # only for those who ask for simulated nodes
 COMPONENTS = (
     _kubernetes(),
     Component("etcd", ("go.etcd.io/etcd/server/v3",), renamed={"server": "etcd"}),
@@ -85,6 +86,11 @@ def build() -> Parts:
     """All parts, those that are missing fetched and built."""
     debian = made_once(cache() / "debian" / key(DEBIAN.read_bytes(), _WRAPPED), _unpack_debian)
     return Parts(tuple(_built(component) for component in COMPONENTS), debian)
+
+
+def simulator() -> Path:
+    """The program that plays simulated nodes, built if it is missing."""
+    return _built(KWOK) / KWOK.name
 
 
 def versioned(component: Component) -> str:

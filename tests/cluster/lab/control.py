@@ -8,15 +8,17 @@ import urllib.request
 from pathlib import Path
 
 from lab import network
+from lab.places import LAB
 
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEERS = "http://127.0.0.1:2380"
 API = f"https://{network.API}:{network.API_PORT}"
 GRACE_S = 20  # a node that is silent for this long is lost (a stock cluster: 50)
+AUDIT = "audit.log"
 TOLERATION_S = 15  # pods that say nothing else stay this long on a lost node (a stock cluster: 300)
 
 
-def commands(pki: Path, data: Path) -> dict[str, list[str]]:
+def commands(pki: Path, data: Path, logs: Path) -> dict[str, list[str]]:
     """By name, in the order they start in."""
     return {
         "etcd": [
@@ -43,6 +45,7 @@ def commands(pki: Path, data: Path) -> dict[str, list[str]]:
             f"--proxy-client-cert-file={pki}/front-client.crt", f"--proxy-client-key-file={pki}/front-client.key",
             f"--default-not-ready-toleration-seconds={TOLERATION_S}",
             f"--default-unreachable-toleration-seconds={TOLERATION_S}",
+            f"--audit-policy-file={LAB}/audit.yaml", f"--audit-log-path={logs}/{AUDIT}",
         ],
         "kube-controller-manager": [
             "kube-controller-manager", *_as(pki, "kube-controller-manager"),

@@ -133,6 +133,7 @@ IMAGES = {
     "busybox": Image("lab.local/busybox:1", (Layer("busybox", (DEBIAN.read_text(), "1"), _busybox),)),
     "foreign": Image("lab.local/foreign:1", (Layer("foreign", ("1",), _shell_of_another_processor),)),
     "plain": Image("lab.local/python:1", (PYTHON,)),
+    "numbered": Image("lab.local/numbered:1", (PYTHON,), (), "65534"),
     "python-only": Image(
         "lab.local/python-only:1", (PYTHON, Layer("python-only", ("1",), _python_by_one_name)), (), "root"
     ),

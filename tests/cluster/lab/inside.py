@@ -15,9 +15,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from lab import cgroups, components, control, images, network
+from lab import cgroups, components, control, images, network, simulated
 from lab.forward import forward
 from lab.node import Machine, Node
 from lab.places import LAB, Place
@@ -53,7 +54,7 @@ class Inside:
         self.place = Place(settings.name)
         self.parts = components.build()
         self.env = {**os.environ, "PATH": self.parts.path}
-        self.commands = control.commands(self.place.pki, self.place.etcd)
+        self.commands = control.commands(self.place.pki, self.place.etcd, self.place.logs)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes = {f"n{number}": Node(self._machine(number)) for number in range(1, settings.nodes + 1)}
         self.wanting: set[Line] = set()
@@ -138,6 +139,10 @@ class Inside:
         self.nodes[node].machine.reserve(resources)
         self.nodes[node].restart_kubelet()
 
+    def simulate(self, program: str, start_s: float) -> None:
+        self.commands[simulated.PROGRAM] = simulated.command(self.place, Path(program), start_s)
+        self.start(simulated.PROGRAM)
+
     def describe(self) -> Message:
         return {"nodes": {name: "on" if node.is_on else "off" for name, node in self.nodes.items()}}
 
@@ -191,6 +196,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "heal": Inside.heal,
     "load": Inside.load,
     "reserve": Inside.reserve,
+    "simulate": Inside.simulate,
     "describe": Inside.describe,
 }
 

@@ -1,46 +1,117 @@
-"""Runs on a cluster that this machine knows of by their folder: brought up to date, stopped, deleted."""
+"""Runs on a cluster that this machine knows by a folder: made, taken over, brought up to date, followed, deleted."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightkube.resources.batch_v1 import Job
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import ConfigMap, Event, Pod
 
+from paceline import plan as plans
+from paceline.agent.journal import replace, stamp
 from paceline.backends.kubernetes import names
-from paceline.backends.kubernetes.cluster import Cluster, connect
-from paceline.backends.kubernetes.mirror import Mirror
-from paceline.backends.kubernetes.running import Running
+from paceline.backends.kubernetes.cluster import Cluster, Refused, connect
+from paceline.backends.kubernetes.inbox import held
+from paceline.backends.kubernetes.mirror import Mirror, finished
+from paceline.backends.kubernetes.prepare import Taken
+from paceline.backends.kubernetes.running import WHOLE, Running
 from paceline.backends.kubernetes.submit import withdraw
+from paceline.plan import CAPTAIN, Plan
 from paceline.view import runs
 
 
-def reopen(folder: Path) -> Running:
+def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, submitted: bool = False) -> Path:
+    """Where this machine keeps what it knows of the run; before there is anything of it on the cluster."""
+    folder = runs.runs_folder() / run
+    try:
+        (folder / "logs").mkdir(parents=True, mode=0o700)
+    except FileExistsError:
+        raise Taken(f"there is a run {run} already; `paceline delete {run}` removes it, or give another id") from None
+    (folder / "plan.json").write_text(plans.to_json(plan))
+    if text:
+        (folder / "job.yaml").write_text(text)
+    words = {"run": run, "job": plan.name, "framework": plan.framework, "strategy": plan.strategy, "started": stamp()}
+    where = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": submitted}
+    replace(str(folder / "run.json"), {**words, **where})
+    return folder
+
+
+def mark_submitted(folder: Path) -> None:
+    replace(str(folder / "run.json"), {**runs.info(folder), "submitted": True})
+
+
+def adopt(cluster: Cluster, wanted: str) -> Path:
+    """A folder for a run that somebody else, or another machine, has submitted."""
+    folder = runs.runs_folder() / wanted
+    if folder.is_dir():
+        return folder
+    what = f"read the plan of {wanted} in {cluster.namespace}"
+    try:
+        found = cluster.ask(what, partial(cluster.client.get, ConfigMap, f"{wanted}-plan"))
+    except Refused as refused:
+        if refused.reason == "NotFound":
+            raise runs.NoRun(
+                f"no run {wanted!r} in {cluster.namespace} of {cluster.context}; "
+                "`paceline ls --on kubernetes` lists those there are"
+            ) from None
+        raise
+    text = (found.data or {}).get("plan.json")
+    if text is None:
+        text = gzip.decompress(base64.b64decode((found.binaryData or {})["plan.json.gz"])).decode()
+    return make_folder(plans.from_data(json.loads(text)), "", cluster, wanted, submitted=True)
+
+
+def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
     info = runs.info(folder)
-    cluster = connect(info["context"], info["namespace"])
-    hosts = len((runs.read_object(folder / "plan.json") or {}).get("hosts", ()))
-    return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, hosts))
+    cluster = cluster or connect(info["context"], info["namespace"])
+    plan = plans.from_data(json.loads((folder / "plan.json").read_text()))
+    return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, plan))
 
 
-def refresh(folder: Path) -> Running:
-    """Fetch what the cluster knows by now, once."""
-    running = reopen(folder)
-    cluster, run = running.cluster, folder.name
-    labels: dict[str, Any] = {names.RUN_LABEL: run}
-    pods = cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
-    for pod in pods:
-        running.mirror.fetch(pod)
-    if _finished(cluster, run):
-        running.keep_outcome()
-    return running
+def refresh(folder: Path, hosts: set[str] | None = None) -> None:
+    """Fetch what the cluster knows by now, once: events, and the output of these hosts."""
+    with held(folder) as ours:
+        if not ours or (folder / WHOLE).exists():
+            return  # another process does it all the time, or there is nothing more to have
+        running = reopen(folder)
+        cluster, run, mirror = running.cluster, folder.name, running.mirror
+        labels: dict[str, Any] = {names.RUN_LABEL: run}
+        jobs = cluster.ask("list Jobs", partial(cluster.client.list, Job, fields={"metadata.name": run}))
+        job = next(iter(jobs), None)
+        released = job is not None and not (job.spec and job.spec.suspend)
+        if not runs.info(folder).get("submitted"):
+            if not released:
+                return
+            mark_submitted(folder)
+        mirror.see(cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels))))
+        mirror.fetch({CAPTAIN, *(hosts or ())})
+        if job is None or finished(job):
+            mirror.gone = job is None
+            if not (folder / "report.json").exists():
+                running.keep_outcome()
+            if job is None or len(hosts or ()) == len(running.mirror.hosts):
+                (folder / WHOLE).touch()
+            return
+        for event in cluster.ask("list events", lambda: list(cluster.client.list(Event))):
+            mirror.hear_event(event)
+        mirror.keep()
 
 
-def _finished(cluster: Cluster, run: str) -> bool:
-    jobs = cluster.ask("list Jobs", partial(cluster.client.list, Job, fields={"metadata.name": run}))
-    conditions = [each for job in jobs for each in (job.status.conditions if job.status else None) or []]
-    return any(each.type in ("Complete", "Failed") and each.status == "True" for each in conditions)
+@contextmanager
+def followed(folder: Path) -> Iterator[Running | None]:
+    """The run, with its folder brought up to date all the time; None where another process does that already."""
+    with held(folder) as ours:
+        running = reopen(folder) if ours else None
+        if running:
+            running.mirror.start()
+        yield running
 
 
 def delete(folder: Path) -> None:

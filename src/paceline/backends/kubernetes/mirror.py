@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,212 +14,285 @@ import httpx2
 from lightkube import ApiError
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
-from lightkube.types import OnErrorAction, OnErrorResult
 
-from paceline.agent.journal import stamp
 from paceline.backends.kubernetes import names, reasons
-from paceline.backends.kubernetes.cluster import Cluster
+from paceline.backends.kubernetes import seen as seeing
+from paceline.backends.kubernetes.cluster import LOG_IN, Cluster
+from paceline.backends.kubernetes.inbox import Inbox
 from paceline.backends.kubernetes.reasons import Reason
-from paceline.plan import CAPTAIN
+from paceline.backends.kubernetes.seen import SeenPod
+from paceline.plan import CAPTAIN, Plan
+from paceline.view.events import seconds
 
 RETRY_S = 1.0
+AGAIN_S = 60.0  # until a reason that has come back is said again
+KEEP_S = 1.0  # between two writings of what the pods are like
 MOST_STREAMS = 64  # output of so many pods at once; each is a connection to the cluster
-_OUTPUT = re.compile(r"(\S+) (\d{4}-\d\d-\d\dT\S+Z g\d+ [|~] ?.*)")
-_INDEX = "batch.kubernetes.io/job-completion-index"
+PAGE = 250  # objects a request
+LEFT_S = 60.0  # how long a captain may be alone at the end
+FETCHERS = 8
+OVERLAP_S = 10  # how much of a log is read twice when its connection broke, as clocks differ
 
 
 class Mirror:
     """Runs in threads of its own until the run is over; all it knows is in the folder and in these attributes."""
 
-    def __init__(self, cluster: Cluster, run: str, folder: Path, hosts: int) -> None:
+    def __init__(self, cluster: Cluster, run: str, folder: Path, plan: Plan) -> None:
         self._cluster = cluster
         self._run = run
         self._folder = folder
-        self._hosts = hosts
+        self.hosts = [host.name for host in plan.hosts]
+        self._roles = {CAPTAIN, *(role.name for role in plan.roles)}
+        self._first = {names.job_of(run, group): group.first for group in names.groups(plan)}
+        self._size = {run: 1} | {names.job_of(run, group): len(group.hosts) for group in names.groups(plan)}
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, int], threading.Thread] = {}
-        self._taken: dict[tuple[str, int], int] = {}
-        self._pods: dict[str, Any] = {}
-        self._reasons: dict[str, Reason] = {}
-        self._said = ""
-        self._newer = False  # take only lines newer than those there are
-        self._held: dict[str, str] = {}
-        self._formed = False
-        self.hopeless: Reason | None = None  # why the run can never start
+        self._unheard = False
+        self._pods: dict[str, SeenPod] = {}
+        self._jobs: dict[str, Reason] = {}  # why a Job makes no pods
+        self._mounts: dict[str, Reason] = {}  # why a pod's volumes do not come
+        self._lonely: dict[str, Reason] = {}  # why a pod that runs does not find its captain
+        self._said: dict[str, float] = {}
+        self._left: set[str] = set()  # members' Jobs that have finished
+        self._left_at: float | None = None
+        self._changed = True
+        self._kept_at = 0.0
+        self.inbox = Inbox(folder)
         self.over = threading.Event()  # the captain's Job has finished, or is gone
+        self.gone = False
+
+    # ---- following
 
     def start(self) -> None:
-        for watch in (self._watch_job, self._watch_pods, self._watch_events):
+        for watch in (self._watch_jobs, self._watch_pods, self._watch_events):
             threading.Thread(target=watch, daemon=True).start()
 
     def drained(self, timeout: float) -> bool:
         """Whether all output of ended pods has arrived."""
+        until = time.monotonic() + timeout
         for thread in list(self._streams.values()):
-            thread.join(timeout)
-        return not any(thread.is_alive() for thread in self._streams.values())
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in list(self._streams.values()))
 
-    # ---- what the cluster tells
-
-    def _watch(self, kind: Any, **selectors: Any) -> Iterator[tuple[str, Any]]:
-        """Also after the connection breaks, and after the server has forgotten where we were."""
+    def _watch(self, kind: Any, replace: Callable[[list[Any]], None], **selectors: Any) -> Iterator[tuple[str, Any]]:
+        """Also after the connection breaks, and after the server has forgotten where we were: then all is new."""
+        client = self._cluster.client
         while not self.over.is_set():
             try:
-                yield from self._cluster.client.watch(kind, on_error=_again, **selectors)
-            except (ApiError, httpx2.HTTPError, ValueError):
+                listed = client.list(kind, chunk_size=PAGE, **selectors)
+                replace(list(listed))
+                yield from client.watch(kind, resource_version=listed.resourceVersion, **selectors)
+            except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN):
                 self.over.wait(RETRY_S)
 
-    def _watch_job(self) -> None:
-        for happened, job in self._watch(Job, fields={"metadata.name": self._run}):
-            conditions = job.status.conditions if job.status else None
-            done = any(each.type in ("Complete", "Failed") and each.status == "True" for each in conditions or [])
-            if happened == "DELETED" or done:
+    def _watch_jobs(self) -> None:
+        def replace(jobs: list[Any]) -> None:
+            for job in jobs:
+                self._see_job("ADDED", job)
+            if not any(job.metadata.name == self._run for job in jobs):
+                self.gone = True
                 self.over.set()
+
+        for happened, job in self._watch(Job, replace, labels={names.RUN_LABEL: self._run}):
+            self._see_job(happened, job)
+            if self.over.is_set():
                 return
 
+    def _see_job(self, happened: str, job: Any) -> None:
+        if job.metadata.name == self._run:
+            if happened == "DELETED" or finished(job):
+                self.gone = happened == "DELETED"
+                self.over.set()
+            return
+        if finished(job):
+            self._left.add(job.metadata.name)
+        if self._left >= set(self._first) and self._left_at is None:
+            self._left_at = time.monotonic()
+
     def _watch_pods(self) -> None:
-        for happened, pod in self._watch(Pod, labels={names.RUN_LABEL: self._run}):
-            uid = pod.metadata.uid
-            if happened == "DELETED":
-                self._pods.pop(uid, None)
-                self._reasons.pop(pod.metadata.name, None)
-            else:
-                self._pods[uid] = pod
-                self._note(pod.metadata.name, reasons.of_pod(pod.to_dict(), self._name(pod)))
-                self._stream(pod)
+        def replace(pods: list[Any]) -> None:
+            self.see(pods)
+            self._hear_all()
             self._say_who_is_missing()
 
-    def _watch_events(self) -> None:
-        for _, event in self._watch(Event):
-            about = event.involvedObject
-            if not (about.name or "").startswith(self._run):
+        for happened, pod in self._watch(Pod, replace, labels={names.RUN_LABEL: self._run}):
+            if _role(pod) not in self._roles:
                 continue
-            given = {"reason": event.reason, "message": event.message}
-            if about.kind == "Job":
-                self._note(about.name, reasons.of_job(given, about.name))
-            elif about.kind == "Pod" and about.uid in self._pods:
-                self._note(about.name, reasons.of_mount(given, self._name(self._pods[about.uid])))
+            with self._lock:
+                if happened == "DELETED":
+                    self._pods.pop(pod.metadata.uid, None)
+                    self._mounts.pop(pod.metadata.uid, None)
+                else:
+                    self._pods[pod.metadata.uid] = seeing.seen(pod, self._first, self._pods.get(pod.metadata.uid))
+                self._changed = True
+            self._hear_all([self._pods[pod.metadata.uid]] if pod.metadata.uid in self._pods else [])
             self._say_who_is_missing()
+
+    def see(self, pods: list[Any]) -> None:
+        """These are all the pods that there are."""
+        with self._lock:
+            ours = [pod for pod in pods if _role(pod) in self._roles]
+            self._pods = {p.metadata.uid: seeing.seen(p, self._first, self._pods.get(p.metadata.uid)) for p in ours}
+            self._changed = True
+
+    def _watch_events(self) -> None:
+        def replace(events: list[Any]) -> None:
+            for event in events:
+                self.hear_event(event)
+
+        for _, event in self._watch(Event, replace):
+            self.hear_event(event)
+            self._say_who_is_missing()
+
+    def hear_event(self, event: Any) -> None:
+        about = event.involvedObject
+        given = {"reason": event.reason, "message": event.message}
+        with self._lock:
+            self._changed = True
+            if about.kind == "Job" and (about.name == self._run or about.name in self._first):
+                reason = reasons.of_job(given, about.name)
+                self._jobs.pop(about.name, None)
+                if reason is not None:
+                    self._jobs[about.name] = reason
+            elif about.kind == "Pod" and about.uid in self._pods:
+                reason = reasons.of_mount(given, self._pods[about.uid].host)
+                if reason is not None:
+                    self._mounts[about.uid] = reason
 
     # ---- why something is missing
 
-    def _note(self, name: str, reason: Reason | None) -> None:
+    @property
+    def waiting(self) -> list[Reason]:
+        """Why hosts are missing, the worst first, each reason once."""
         with self._lock:
-            if reason is None:
-                self._reasons.pop(name, None)
-            else:
-                self._reasons[name] = reason
-                if reason.final and not self._formed:
-                    self.hopeless = self.hopeless or reason
+            newest = seeing.newest(self._pods.values())
+            found = [self._why(pod) for pod in newest.values()]
+            made = Counter(pod.job for pod in newest.values())
+            found += [reason for job, reason in self._jobs.items() if made[job] < self._size[job]]
+            return reasons.worst(reason for reason in found if reason is not None)
+
+    def _why(self, pod: SeenPod) -> Reason | None:
+        if pod.reason is None and pod.began:
+            return None if pod.host in self.inbox.joined else self._lonely.get(pod.uid)
+        return pod.reason or self._mounts.get(pod.uid)
+
+    @property
+    def hopeless(self) -> Reason | None:
+        """Why the run can never start."""
+        if self.inbox.formed:
+            return None
+        left = self._left_at is not None and time.monotonic() - self._left_at > LEFT_S
+        told = Reason(self._run, "start-timeout", "its pods have left: they found no captain within limits.start", True)
+        return told if left else next((reason for reason in self.waiting if reason.final), None)
 
     def _say_who_is_missing(self) -> None:
-        """One line whenever it changes: 2 of 4 pods run; worker-3: no node takes it (0 of 3): ..."""
+        """One line for what is new: 2 of 4 pods run; worker-3: no node takes it (0 of 3): ..."""
+        now = time.monotonic()
+        waiting = self.waiting
         with self._lock:
-            found = reasons.worst(self._reasons.values())
-            running = sum(1 for pod in self._pods.values() if pod.status and pod.status.phase == "Running")
-            words = "; ".join(map(str, found[:3]))
-            if words and words != self._said:
-                self._event("note", f"{running} of {self._hosts + 1} pods run; {words}")
-            self._said = words
+            # Also of pods that have been replaced meanwhile: an eviction, for one, is worth a word.
+            gone = [pod.reason for pod in self._pods.values() if pod.reason and pod.phase == "Failed"]
+            waiting = reasons.worst([*waiting, *gone])
+            new = [reason for reason in waiting if now - self._said.get(reason.text, -AGAIN_S) >= AGAIN_S]
+            self._said |= {reason.text: now for reason in waiting}
+            running = sum(map(_runs, self._pods.values()))
+        if new:
+            words = "; ".join(map(str, new[:3]))
+            self.inbox.note(f"{running} of {len(self.hosts) + 1} pods run; {words}")
 
-    def _event(self, kind: str, text: str) -> None:
-        self._append("events.jsonl", json.dumps({"at": stamp(), "event": kind, "generation": 0, "text": text}))
+    def keep(self) -> None:
+        """Write what the pods are like, now and then."""
+        now = time.monotonic()
+        if self._changed and now - self._kept_at >= KEEP_S:
+            self._kept_at, self._changed = now, False
+            waiting = self.waiting
+            with self._lock:
+                pods = list(self._pods.values())
+            seeing.keep(self._folder, pods, waiting)
+
+    def stuck_captains(self, after: float) -> list[SeenPod]:
+        """Pods of the captain that should have gone so many seconds ago: their node is lost."""
+        now = time.monotonic()
+        with self._lock:
+            captains = [pod for pod in self._pods.values() if pod.role == CAPTAIN and pod.leaving_since]
+        return [pod for pod in captains if now - (pod.leaving_since or now) >= after]
 
     # ---- output
 
-    def _stream(self, pod: Any) -> None:
-        statuses = (pod.status.containerStatuses or []) if pod.status else []
-        for status in statuses:
-            began = status.state and (status.state.running or status.state.terminated)
-            key = pod.metadata.uid, status.restartCount or 0
+    def _hear_all(self, pods: list[SeenPod] | None = None) -> None:
+        for pod in list(self._pods.values()) if pods is None else pods:
+            key = pod.uid, pod.restarts
+            if not pod.began or key in self._streams:
+                continue
             alive = sum(thread.is_alive() for thread in self._streams.values())
-            if began and key not in self._streams and (alive < MOST_STREAMS or _role(pod) == CAPTAIN):
-                thread = threading.Thread(target=self._follow, args=(pod, key), daemon=True)
-                self._streams[key] = thread
-                thread.start()
+            if alive >= MOST_STREAMS and pod.role != CAPTAIN:
+                self._leave_unheard()
+                continue
+            thread = threading.Thread(target=self._follow, args=(pod,), daemon=True)
+            thread.start()
+            self._streams[key] = thread
 
-    def _follow(self, pod: Any, key: tuple[str, int]) -> None:
-        take: Callable[[str], None] = self._take_event if _role(pod) == CAPTAIN else self._take_output
-        for _ in range(1000):
+    def _leave_unheard(self) -> None:
+        if not self._unheard:
+            self._unheard = True
+            self.inbox.note(
+                f"the output of {MOST_STREAMS} pods is shown, not of all; of another task: "
+                f"paceline logs {self._run} --task NAME"
+            )
+
+    def _follow(self, pod: SeenPod) -> None:
+        last = 0.0
+        while True:
+            reader = self.inbox.reader(pod.role == CAPTAIN)
+            since = round(time.monotonic() - last) + OVERLAP_S if last else None
             try:
-                lines = self._cluster.client.log(pod.metadata.name, container=_role(pod), follow=True, newlines=False)
-                for number, line in enumerate(lines):
-                    if number >= self._taken.get(key, 0):
-                        self._taken[key] = number + 1
-                        take(line)
+                for line in self._lines(pod, since, follow=True):
+                    last = time.monotonic()
+                    self._listen(pod, line)
+                    reader.take(line)
                 return
             except ApiError:
                 return  # the pod is gone, and its output with it
-            except httpx2.HTTPError:
-                threading.Event().wait(RETRY_S)
+            except (httpx2.HTTPError, *LOG_IN):
+                time.sleep(RETRY_S)
 
-    def fetch(self, pod: Any) -> None:
-        """What this pod has written and this folder does not hold yet, once."""
-        take: Callable[[str], None] = self._take_event if _role(pod) == CAPTAIN else self._take_output
-        self._newer = True
+    def _listen(self, pod: SeenPod, line: str) -> None:
+        """A member that cannot reach its captain can only say so to whoever reads its output."""
+        reason = reasons.of_line(line, pod.host)
+        if reason is not None:
+            with self._lock:
+                self._lonely[pod.uid], self._changed = reason, True
+            self._say_who_is_missing()
+
+    def fetch(self, hosts: set[str]) -> None:
+        """What the pods of these hosts have written and this folder does not hold yet, once."""
+        wanted = [pod for pod in self._pods.values() if pod.began and pod.host in hosts]
+        with ThreadPoolExecutor(FETCHERS) as pool:
+            list(pool.map(self._fetch, wanted))
+
+    def _fetch(self, pod: SeenPod) -> None:
+        newest = seconds(self.inbox.since("events.jsonl")) if pod.role == CAPTAIN else None
+        since = max(1, round(time.time() - newest)) + 60 if newest else None
+        reader = self.inbox.reader(pod.role == CAPTAIN)
         try:
-            for line in self._cluster.client.log(pod.metadata.name, container=_role(pod), newlines=False):
-                take(line)
-        except (ApiError, httpx2.HTTPError):
-            pass  # not started yet, or gone
-        finally:
-            self._newer = False
+            for line in self._lines(pod, since):
+                self._listen(pod, line)
+                reader.take(line)
+        except (ApiError, httpx2.HTTPError, *LOG_IN):
+            pass  # gone meanwhile
 
-    def _take_event(self, line: str) -> None:
-        try:
-            kind = json.loads(line).get("event")
-            known = isinstance(kind, str)
-            self._formed = self._formed or kind == "generation-formed"
-        except (ValueError, AttributeError):
-            known = False
-        self._append("events.jsonl" if known else "agents.log", line)
+    def _lines(self, pod: SeenPod, since: int | None, follow: bool = False) -> Iterator[str]:
+        return self._cluster.client.log(pod.pod, container=pod.role, since=since, follow=follow, newlines=False)
 
-    def _take_output(self, line: str) -> None:
-        found = _OUTPUT.fullmatch(line)
-        if found is None:
-            self._append("agents.log", line)
-        else:
-            self._append(f"logs/{found[1]}.log", found[2])
 
-    def _append(self, name: str, line: str) -> None:
-        if self._newer and name != "agents.log" and stamp_of(line) <= self._last(name):
-            return
-        with (self._folder / name).open("a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(line + "\n")
-
-    def _last(self, name: str) -> str:
-        """The time of the last line that the file held before this fetch."""
-        if name not in self._held:
-            try:
-                lines = (self._folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
-            except FileNotFoundError:
-                lines = []
-            self._held[name] = stamp_of(lines[-1]) if lines else ""
-        return self._held[name]
-
-    def _name(self, pod: Any) -> str:
-        role, index = _role(pod), (pod.metadata.labels or {}).get(_INDEX, "0")
-        return role if role == CAPTAIN else f"{role}-host-{index}"
+def finished(job: Any) -> bool:
+    conditions = (job.status.conditions if job.status else None) or []
+    return any(each.type in ("Complete", "Failed") and each.status == "True" for each in conditions)
 
 
 def _role(pod: Any) -> str:
     return str((pod.metadata.labels or {}).get(names.ROLE_LABEL, ""))
 
 
-def _again(error: Exception, count: int) -> OnErrorResult:
-    if isinstance(error, ApiError) and error.status.code == 410:  # it has forgotten where we were
-        return OnErrorResult(OnErrorAction.RAISE)
-    return OnErrorResult(OnErrorAction.RETRY, sleep=min(5.0, 0.5 * count))
-
-
-def stamp_of(line: str) -> str:
-    """When a line of a log or an event was written, as it says itself.
-
-    >>> stamp_of('{"at": "2026-11-15T04:30:11.123Z", "event": "note"}')
-    '2026-11-15T04:30:11.123Z'
-    """
-    if line.startswith("{"):
-        try:
-            return str(json.loads(line).get("at", ""))
-        except ValueError:
-            return ""
-    return line[:24]
+def _runs(pod: SeenPod) -> bool:
+    return pod.phase == "Running" and pod.began and pod.reason is None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.plan import Host, Plan
+from paceline.plan import TENSORBOARD, Host, Plan
 
 RUN_LABEL = "paceline.dev/run"
 ROLE_LABEL = "paceline.dev/role"
 CAPTAIN_PORT = 7733
+FILES_PORT = 7734  # of TensorBoard's pod, for the members
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ def captain_address(run: str) -> str:
     'digits-3f9a-0.digits-3f9a:7733'
     """
     return f"{run}-0.{run}:{CAPTAIN_PORT}"
+
+
+def board(run: str) -> str:
+    """Of TensorBoard's Deployment and Service.
+
+    >>> board("digits-3f9a")
+    'digits-3f9a-tensorboard'
+    """
+    return f"{run}-{TENSORBOARD}"
 
 
 def labels(run: str, job: str, role: str = "") -> dict[str, str]:

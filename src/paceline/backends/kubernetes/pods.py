@@ -10,15 +10,19 @@ from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes import names
 from paceline.backends.kubernetes.names import HostGroup
 from paceline.backends.kubernetes.patch import merge
-from paceline.plan import CAPTAIN, CODE_IN_IMAGE, Host, Plan
+from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Host, Plan
 
 Object = dict[str, Any]
 
 LEASE_S = 30.0  # a captain's pod that was deleted is back within it, so that training goes on
 LOST_NODE_S = 30  # how long a pod stays on a node that is gone
+ANY_SKEW = 2**31 - 1
 TERMINATION_S = 10  # for the agent itself, on top of the grace of its tasks
 CAPTAIN_NEEDS = {"cpu": "100m", "memory": "128Mi"}
-CAPTAIN_MOST_MEMORY = "1Gi"  # 5,000 members take 164 MB
+CAPTAIN_MOST = {"cpu": "1", "memory": "1Gi"}  # 5,000 members take 164 MB; a quota may ask for both
+BOARD_NEEDS = {"cpu": "100m", "memory": "256Mi"}
+BOARD_MOST_MEMORY = "1Gi"
+BOARD_TERMINATION_S = 5
 AGENT_FOLDER, PLAN_FOLDER, TLS_FOLDER, CODE_FOLDER = (f"/paceline/{name}" for name in ("agent", "plan", "tls", "code"))
 RUN_FOLDER, HOME = "/paceline/run", "/paceline/home"
 LAST_WORDS = "/dev/termination-log"
@@ -35,8 +39,8 @@ _FIND_PYTHON = (
 
 
 def captain(plan: Plan, run: str) -> Object:
-    container = _container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": {"memory": CAPTAIN_MOST_MEMORY}})
-    container["env"] = _env(_told(run, CAPTAIN, run, 0))
+    container = _container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
+    container["env"] = _env(_told(plan, run, CAPTAIN, run, 0))
     container["volumeMounts"] = _mounts([])
     spec = _spec(plan, run, container, [], "captain")
     return {**spec, "restartPolicy": "Never"}  # what a podFailurePolicy asks for
@@ -47,7 +51,7 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
     settings = plan.kubernetes
     host = group.hosts[0]
     container = _container(plan, group.role, _resources(settings, host))
-    told = _told(run, group.role, names.job_of(run, group), group.first)
+    told = _told(plan, run, group.role, names.job_of(run, group), group.first)
     own_work = plan.code == CODE_IN_IMAGE  # its code, and the folder it lies in
     told |= {"work": "" if own_work and settings["work"] == WORK else settings["work"]}
     told |= {"code": CODE_FOLDER if code else ""}
@@ -82,6 +86,20 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
     return patched
 
 
+def board(plan: Plan, run: str) -> Object:
+    """TensorBoard's pod; no patch of the person's, which is for the pods that train."""
+    settings = plan.kubernetes
+    memory = settings["tensorboard_memory"]
+    most = str(memory or BOARD_MOST_MEMORY)
+    needs = {**BOARD_NEEDS, **({"memory": most} if memory else {})}
+    container = _container(plan, TENSORBOARD, {"requests": needs, "limits": {"cpu": "1", "memory": most}})
+    container["image"] = settings["tensorboard_image"] or settings["image"]
+    container["env"] = _env(_told(plan, run, TENSORBOARD, names.board(run), 0))
+    container["volumeMounts"] = _mounts([])
+    spec = _spec(plan, run, container, [], TENSORBOARD)
+    return {**spec, "terminationGracePeriodSeconds": BOARD_TERMINATION_S}
+
+
 def metadata(plan: Plan, run: str, role: str) -> Object:
     """Labels of the person's own never replace ours; a service mesh keeps out, as it would outlive the tasks."""
     settings = plan.kubernetes
@@ -91,11 +109,12 @@ def metadata(plan: Plan, run: str, role: str) -> Object:
     }
 
 
-def _told(run: str, role: str, job: str, first: int) -> Object:
+def _told(plan: Plan, run: str, role: str, job: str, first: int) -> Object:
     return {
         "run": run, "role": role, "job": job, "first": first, "captain": names.captain_address(run),
         "plan": PLAN_FOLDER, "tls": TLS_FOLDER, "folder": RUN_FOLDER,
         "last_words": LAST_WORDS, "lease": LEASE_S,
+        "tensorboard": f"{names.board(run)}:{names.FILES_PORT}" if plan.tensorboard else "",
     }  # fmt: skip
 
 
@@ -116,6 +135,8 @@ def _container(plan: Plan, name: str, resources: Object) -> Object:
         "image": settings["image"],
         # The captain's Job fails by it; a member leaves for good, since trying again would only hold its resources.
         "command": ["/bin/sh", "-c", f"{_FIND_PYTHON}{CANNOT if name == CAPTAIN else 0}"],
+        # An image for another processor, or an agent that crashes, has no last words but what it wrote.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": resources,
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -155,6 +176,8 @@ def _mounts(more: list[Object]) -> list[Object]:
 def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certificate: str) -> Object:
     settings = plan.kubernetes
     files = [{"key": name, "path": name} for name in ("ca.pem", f"{certificate}.pem", f"{certificate}.key")]
+    # A user of the image's own may be in any group; nobody else is in the pod.
+    readable = 0o444 if settings["user"] == "cluster" else 0o440
     spec: Object = {
         "subdomain": run,
         "automountServiceAccountToken": False,
@@ -173,7 +196,7 @@ def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certif
         "volumes": [
             {"name": "paceline-agent", "configMap": {"name": f"{run}-agent"}},
             {"name": "paceline-plan", "configMap": {"name": f"{run}-plan"}},
-            {"name": "paceline-tls", "secret": {"secretName": run, "items": files, "defaultMode": 0o440}},
+            {"name": "paceline-tls", "secret": {"secretName": run, "items": files, "defaultMode": readable}},
             *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp")),
             *volumes,
         ],
@@ -228,12 +251,18 @@ def _extra_volumes(given: list[Object]) -> tuple[list[Object], list[Object]]:
 
 
 def _placement(placement: str | None, run: str, role: str) -> Object:
-    same = {"matchLabels": {names.RUN_LABEL: run, names.ROLE_LABEL: role}}
+    by_node = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {names.RUN_LABEL: run, names.ROLE_LABEL: role}},
+    }
     if placement == "spread":
-        rule = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
-        return {"topologySpreadConstraints": [{**rule, "labelSelector": same}]}
+        return {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **by_node}]}
     if placement == "pack":
-        term = {"labelSelector": same, "topologyKey": "kubernetes.io/hostname"}
-        preferred = [{"weight": 100, "podAffinityTerm": term}]
-        return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
+        preferred = [{"weight": 100, "podAffinityTerm": by_node}]
+        # Without any of its own, the scheduler spreads the pods of a Service, and that outweighs the affinity.
+        any_skew = {"maxSkew": ANY_SKEW, "whenUnsatisfiable": "ScheduleAnyway", **by_node}
+        return {
+            "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}},
+            "topologySpreadConstraints": [any_skew],
+        }
     return {}

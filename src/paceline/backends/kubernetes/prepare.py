@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +14,13 @@ from paceline.plan import CODE_IN_IMAGE, Plan
 if TYPE_CHECKING:
     from paceline.job import Loaded
 
-_RUN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-LONGEST_RUN = 45  # with the longest role, group and index behind it, it is still a DNS label
-
 
 class CannotSubmit(Exception):
     """The job cannot run on a cluster as it is; the text says why and what to do."""
+
+
+class Taken(CannotSubmit):
+    """There is a run of this id already."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +39,11 @@ def prepare(loaded: Loaded) -> Prepared:
             "kubernetes.image is not set: say which container image the tasks run in, for example "
             "--set kubernetes.image=tensorflow/tensorflow:2.21.0"
         )
-    if plan.tensorboard:
-        raise CannotSubmit("tensorboard: true does not work on a cluster yet: leave it out")
     if plan.code == CODE_IN_IMAGE:
         return Prepared(plan, loaded.text, tuple(loaded.notes), ())
     code = collect(Path(plan.code))
     notes = (*loaded.notes, *code.notes, f"sending {plan.code}: {code.describe()}")
     return Prepared(plan, loaded.text, notes, tuple(code.chunks(CHUNK)))
-
-
-def new_run(plan: Plan, wanted: str | None = None) -> str:
-    run = wanted or f"{plan.name}-{secrets.token_hex(2)}"
-    if len(run) > LONGEST_RUN or not _RUN.fullmatch(run):
-        raise CannotSubmit(
-            f"{run!r} cannot be a run's id: a letter, then letters, digits and -, all lower case, at most "
-            f"{LONGEST_RUN} characters"
-        )
-    return run
 
 
 def certificates() -> dict[str, str]:

@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.agent.options import FAILED
+from paceline.agent.options import FAILED, PAGE_PORT
 from paceline.agent.pod import CANNOT
 from paceline.backends.kubernetes import names, pods
-from paceline.plan import CAPTAIN, Plan, to_json
+from paceline.plan import CAPTAIN, TENSORBOARD, Plan, to_json
 
 Object = dict[str, Any]
 
@@ -39,6 +39,8 @@ def render(
         _plan(plan, run),
         *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in parts.items()),
     ]
+    if plan.tensorboard:
+        objects += [_board_service(plan, run), _board(plan, run, suspended)]
     for group in names.groups(plan):
         pod = pods.member(plan, run, group, list(parts))
         objects.append(_job(plan, run, names.job_of(run, group), group.role, len(group.hosts), pod, suspended))
@@ -72,6 +74,27 @@ def _service(plan: Plan, run: str) -> Object:
         "ports": [{"name": "captain", "port": names.CAPTAIN_PORT}],
     }
     return {**_head("v1", "Service", run, plan, run), "spec": spec}
+
+
+def _board(plan: Plan, run: str, suspended: bool) -> Object:
+    ours = {names.RUN_LABEL: run, names.ROLE_LABEL: TENSORBOARD}
+    template = {"metadata": pods.metadata(plan, run, TENSORBOARD), "spec": pods.board(plan, run)}
+    spec = {
+        "replicas": 0 if suspended else 1,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": ours},
+        "template": template,
+    }
+    return {**_head("apps/v1", "Deployment", names.board(run), plan, run, TENSORBOARD), "spec": spec}
+
+
+def _board_service(plan: Plan, run: str) -> Object:
+    """For members, which send what tasks write, and for `kubectl port-forward`."""
+    spec = {
+        "selector": {names.RUN_LABEL: run, names.ROLE_LABEL: TENSORBOARD},
+        "ports": [{"name": "files", "port": names.FILES_PORT}, {"name": "page", "port": PAGE_PORT}],
+    }
+    return {**_head("v1", "Service", names.board(run), plan, run, TENSORBOARD), "spec": spec}
 
 
 def _network_policy(plan: Plan, run: str) -> Object:

@@ -1,9 +1,10 @@
-"""A run on a cluster that this process has submitted: followed, asked to stop, ended."""
+"""A run on a cluster as this process follows it: asked to stop, ended, its outcome kept."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from lightkube.resources.core_v1 import Pod
 from lightkube.types import PatchType
 
 from paceline.agent.journal import replace, stamp
-from paceline.backends.kubernetes import names, pods
+from paceline.backends.kubernetes import names, pods, seen
 from paceline.backends.kubernetes.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.mirror import Mirror
-from paceline.backends.kubernetes.prepare import Prepared
-from paceline.plan import CAPTAIN, to_json
+from paceline.backends.kubernetes.reasons import Reason
+from paceline.plan import CAPTAIN
 from paceline.view import runs, state
 
 DRAIN_S = 5.0
+WHOLE = "whole"  # a file that says: all output of the run has been fetched
 STOP_S = 15
+STUCK_S = 30.0  # a captain's pod that should have gone so long ago is on a lost node, and has fenced itself
+GONE = "its Job is gone from the cluster: somebody deleted it, or limits.keep_finished had passed"
 
 
 @dataclass
@@ -30,17 +34,42 @@ class Running:
     run: str
     folder: Path
     mirror: Mirror
-    _given_up: bool = False
+    _given_up: Reason | None = None
+    _forced: set[str] = field(default_factory=set)
 
     def ended(self, timeout: float) -> bool:
-        if self.mirror.hopeless is not None and not self._given_up:
-            self._given_up = True
-            self.end_jobs()
+        self.mirror.keep()
+        self._free_captain()
+        if self._given_up is None:
+            self._given_up = self.mirror.hopeless
+            if self._given_up is not None:
+                self.kill()  # nothing has trained; and a shell that is just starting as PID 1 does not hear SIGTERM
         if not self.mirror.over.wait(timeout):
             return False
-        self.mirror.drained(DRAIN_S)
+        if self.mirror.drained(DRAIN_S):
+            (self.folder / WHOLE).touch()
+        self.mirror.keep()
         self.keep_outcome()
         return True
+
+    def _free_captain(self) -> None:
+        """The cluster itself does not replace a captain's pod on a lost node until it gives up the node."""
+        for pod in self.mirror.stuck_captains(STUCK_S):
+            if pod.uid not in self._forced:
+                self._forced.add(pod.uid)
+                self.mirror.inbox.note(f"{pod.pod} is on a lost node ({pod.node}): forced out, so that another comes")
+                threading.Thread(target=self._force, args=(pod.pod,), daemon=True).start()
+
+    def _force(self, pod: str) -> None:
+        """Its Job would wait for ever to hear how the pod ended, which nobody can tell: so the pod forgets its Job."""
+        self._end_pods([pod])
+        free: dict[str, Any] = {"metadata": {"finalizers": None}}
+        try:
+            self.cluster.ask(
+                "free a pod", partial(self.cluster.client.patch, Pod, pod, free, patch_type=PatchType.MERGE)
+            )
+        except (Refused, Unreachable):
+            pass
 
     def stop(self, reason: str) -> bool:
         """Asks the captain, from inside its own pod; where that cannot be, its pods are ended with their grace."""
@@ -49,7 +78,7 @@ class Running:
             f"export PYTHONPATH={pods.AGENT_FOLDER}/agent.pyz; for p in python3 python; do "
             'command -v $p >/dev/null && exec $p -m paceline.agent.control "$@"; done'
         )
-        for pod in self._captains():
+        for pod in self._pods({names.ROLE_LABEL: CAPTAIN}):
             try:
                 answer = self.cluster.client.exec(
                     pod, container=CAPTAIN, command=["/bin/sh", "-c", script, "sh", *words], timeout=STOP_S,
@@ -69,11 +98,16 @@ class Running:
 
     def kill_pods(self) -> None:
         """Also those of lost nodes, which stay otherwise until somebody forces them away."""
-        try:
-            for pod in self._pods():
+        self._end_pods(self._pods())
+
+    def _end_pods(self, found: list[str]) -> None:
+        for pod in found:
+            try:
                 self.cluster.ask("end a pod", partial(self.cluster.client.delete, Pod, pod, grace_period=0))
-        except (Refused, Unreachable):
-            pass
+            except Refused:
+                continue  # gone meanwhile
+            except Unreachable:
+                return
 
     def end_jobs(self) -> None:
         """By their deadline: SIGTERM, and the pods' own grace."""
@@ -89,9 +123,6 @@ class Running:
         except (Refused, Unreachable):
             pass
 
-    def _captains(self) -> list[str]:
-        return self._pods({names.ROLE_LABEL: CAPTAIN})
-
     def _pods(self, more: dict[str, str] | None = None) -> list[str]:
         try:
             found = self.cluster.ask(
@@ -106,33 +137,59 @@ class Running:
 
     def keep_outcome(self) -> None:
         """The captain's last words are the report, also where its events did not come through."""
-        if self.mirror.hopeless is not None:
-            reason = self.mirror.hopeless
-            self._report({"status": "failed", "reason": str(reason), "cause": reason.cause, "ended": stamp()})
-            return
-        for pod in self.cluster.client.list(Pod, labels={**self._labels(), names.ROLE_LABEL: CAPTAIN}):
-            for status in (pod.status.containerStatuses or []) if pod.status else []:
-                ended = status.state.terminated if status.state else None
-                try:
-                    words = json.loads(ended.message or "") if ended else None
-                except ValueError:
-                    words = None
-                if isinstance(words, dict) and words.get("status"):
-                    self._report(words)
+        words = self._last_words()
+        known = state.read(runs.Run(self.run, self.folder))
+        if words is None and self._given_up is not None:
+            words = {"status": "failed", "reason": str(self._given_up), "cause": self._given_up.cause}
+        if words is None and known.state.ended is not None:
+            words = {}
+        if words is None:
+            words = {"status": "failed", "reason": GONE if self.mirror.gone else self._why_failed(), "cause": None}
+        if words.get("cause") == "start-timeout":
+            waiting = self.mirror.waiting or seen.kept_reasons(self.folder)
+            words = {**words, "reason": _with_reasons(str(words.get("reason")), waiting)}
+            self.end_jobs()  # what comes only now would hold its resources for nothing
+        replace(str(self.folder / "report.json"), {**known.report, "ended": stamp(), **words})
 
-    def _report(self, words: dict[str, Any]) -> None:
-        known = state.read(runs.Run(self.run, self.folder), over=True).report
-        replace(str(self.folder / "report.json"), {**known, **words})
+    def _last_words(self) -> dict[str, Any] | None:
+        try:
+            found = self.cluster.ask(
+                "list pods",
+                lambda: list(self.cluster.client.list(Pod, labels={**self._labels(), names.ROLE_LABEL: CAPTAIN})),
+            )
+        except (Refused, Unreachable):
+            return None
+        return spoken(found)
+
+    def _why_failed(self) -> str:
+        """As the Job itself says it: its deadline, say."""
+        jobs: list[Any] = []
+        try:
+            jobs = [self.cluster.ask("read the Job", partial(self.cluster.client.get, Job, self.run))]
+        except (Refused, Unreachable):
+            pass
+        for job in jobs:
+            for each in (job.status.conditions if job.status else None) or []:
+                if each.type == "Failed" and each.status == "True":
+                    return f"its Job failed: {each.reason}: {each.message}"
+        return "its captain ended without a word"
 
 
-def make_folder(prepared: Prepared, cluster: Cluster, run: str) -> Path:
-    """Where this machine keeps what it knows of the run."""
-    folder = runs.runs_folder() / run
-    (folder / "logs").mkdir(parents=True, mode=0o700)
-    (folder / "plan.json").write_text(to_json(prepared.plan))
-    (folder / "job.yaml").write_text(prepared.text)
-    plan = prepared.plan
-    words = {"run": run, "job": plan.name, "framework": plan.framework, "strategy": plan.strategy, "started": stamp()}
-    where = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace}
-    replace(str(folder / "run.json"), {**words, **where})
-    return folder
+def spoken(captains: list[Any]) -> dict[str, Any] | None:
+    """The last words of a captain: how the run has ended."""
+    for pod in captains:
+        for status in (pod.status.containerStatuses or []) if pod.status else []:
+            ended = status.state.terminated if status.state else None
+            try:
+                words = json.loads(ended.message or "") if ended else None
+            except ValueError:
+                words = None
+            if isinstance(words, dict) and words.get("status"):
+                return words
+    return None
+
+
+def _with_reasons(reason: str, waiting: list[Reason]) -> str:
+    """Which hosts are missing is the captain's to say, why is the cluster's."""
+    told = "; ".join(str(each) for each in waiting[:3] if str(each) not in reason)
+    return f"{reason}; {told}" if told else reason

@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from lightkube import codecs
+from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.batch_v1 import Job
 from lightkube.types import CascadeType, PatchType
 
 from paceline.backends.kubernetes.cluster import Cluster, Refused, Unreachable
-from paceline.backends.kubernetes.prepare import CannotSubmit
+from paceline.backends.kubernetes.prepare import Taken
 
 Object = dict[str, Any]
 
+PODS_S = 10.0  # how long big hosts may take to exist before the small ones come, too
+PODS_POLL_S = 0.1
 
-def submit(cluster: Cluster, run: str, objects: Sequence[Object]) -> None:
+
+class Interrupted(Exception):
+    """A person has asked for the end before everything was there; nothing is left."""
+
+
+class Left(Exception):
+    """The submission failed, and what there was of it could not be taken back; the text says why and what to do."""
+
+
+def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: Callable[[], bool]) -> None:
     """`objects` as rendered, suspended: the captain's Job comes first. What a failure leaves behind is deleted."""
     captain, others = objects[0], objects[1:]
     try:
         made = cluster.ask(f"create the Job {run}", lambda: cluster.client.create(codecs.from_dict(captain)))
     except Refused as refused:
         if refused.reason == "AlreadyExists":
-            raise CannotSubmit(
-                f"there is a run {run} in {cluster.namespace} already; `paceline delete {run}` removes it, or give "
-                "another id"
+            raise Taken(
+                f"there is a run {run} in {cluster.namespace} already; `paceline delete {run} --on kubernetes` removes "
+                "it, or give another id"
             ) from None
+        raise
+    except Unreachable as error:
+        if error.sent:
+            raise Left(f"{error}; if it came through: `paceline delete {run}` removes it") from None
         raise
     owner = _owner(run, str(made.metadata.uid if made.metadata else ""))
     try:
-        for each in others:
-            _create(cluster, each, owner)
-        for each in reversed(objects):
-            if each["kind"] == "Job":
-                release(cluster, each["metadata"]["name"])
-    except BaseException:
-        withdraw(cluster, run)
+        for step in _steps(cluster, captain, others, owner):
+            _unless(interrupted, run)
+            step()
+        _unless(interrupted, run)
+    except BaseException as error:
+        try:
+            withdraw(cluster, run)
+        except (Refused, Unreachable):
+            raise Left(f"{error}; something of {run} may be left: `paceline delete {run}` removes it") from error
         raise
+
+
+def _unless(interrupted: Callable[[], bool], run: str) -> None:
+    if interrupted():
+        raise Interrupted(f"{run} was not started")
+
+
+def _name(each: Object) -> str:
+    return str(each["metadata"]["name"])
 
 
 def _create(cluster: Cluster, each: Object, owner: Object) -> None:
@@ -50,15 +79,56 @@ def release(cluster: Cluster, name: str) -> None:
     cluster.ask(f"release the Job {name}", lambda: cluster.client.patch(Job, name, patch, patch_type=PatchType.MERGE))
 
 
+def show(cluster: Cluster, name: str) -> None:
+    """Start TensorBoard's pod."""
+    patch = {"spec": {"replicas": 1}}
+    cluster.ask(
+        f"scale the Deployment {name}",
+        lambda: cluster.client.patch(Deployment, name, patch, patch_type=PatchType.MERGE),
+    )
+
+
+def _steps(cluster: Cluster, captain: Object, others: Sequence[Object], owner: Object) -> Iterator[Callable[[], None]]:
+    for each in others:
+        yield partial(_create, cluster, each, owner)
+    members = sorted((each for each in others if each["kind"] == "Job"), key=_gpus, reverse=True)
+    for each, following in zip(members, [*members[1:], captain], strict=True):
+        yield partial(release, cluster, _name(each))
+        if _gpus(each) > _gpus(following) > 0:
+            yield partial(_await_pods, cluster, each)
+    yield partial(release, cluster, _name(captain))
+    for each in others:
+        if each["kind"] == "Deployment":  # after the captain's Job, which ends by itself and takes it along
+            yield partial(show, cluster, _name(each))
+
+
+def _gpus(job: Object) -> int:
+    """Of each pod: whatever the resource is called, it is not one that every container has."""
+    asked = job["spec"]["template"]["spec"]["containers"][0]["resources"].get("limits", {})
+    return sum(int(amount) for resource, amount in asked.items() if "/" in resource)
+
+
+def _await_pods(cluster: Cluster, job: Object) -> None:
+    """Pods are placed in the order in which they come: a small one must not take the only place of a big one."""
+    name, count = job["metadata"]["name"], job["spec"]["parallelism"]
+    until = time.monotonic() + PODS_S
+    while time.monotonic() < until:
+        found = cluster.ask(f"look at the Job {name}", lambda: cluster.client.get(Job, name))
+        if found.status is not None and (found.status.active or 0) >= count:
+            return
+        time.sleep(PODS_POLL_S)
+
+
 def withdraw(cluster: Cluster, run: str) -> None:
-    """Takes everything back: what the captain's Job owns goes with it. Best effort: nothing runs where it fails."""
+    """Takes everything back: what the captain's Job owns goes with it."""
     try:
         cluster.ask(
             f"delete the Job {run}",
             lambda: cluster.client.delete(Job, run, cascade=CascadeType.BACKGROUND),
         )
-    except (Refused, Unreachable):
-        pass
+    except Refused as refused:
+        if refused.reason != "NotFound":
+            raise
 
 
 def _owner(run: str, uid: str) -> Object:

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import platform
-import secrets
 import select
 import signal
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from paceline.agent import machine
 from paceline.agent.journal import replace, stamp
+from paceline.backends.ids import new_run
 from paceline.backends.local import control
 from paceline.backends.local.resources import CannotRun, assign, caveats, interpreter
 from paceline.backends.local.supervisor import supervise
@@ -25,20 +25,23 @@ from paceline.view.runs import alive, runs_folder
 __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "start", "stop"]
 
 
-def create(plan: Plan, job_text: str) -> tuple[str, Path]:
+def create(plan: Plan, job_text: str, wanted: str | None = None) -> tuple[str, Path]:
     """A new run with a folder of its own; nothing is started."""
     assign(plan)
     runs = runs_folder()
     try:
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
-            run = f"{plan.name}-{secrets.token_hex(2)}"
+            run = new_run(plan.name, wanted)
             folder = runs / run
             try:
                 folder.mkdir(mode=0o700)
                 break
             except FileExistsError:
-                continue
+                if wanted:
+                    raise CannotRun(
+                        f"there is a run {run} already; `paceline delete {run}` removes it, or give another id"
+                    ) from None
         for name in ("logs", "snapshots", "tensorboard"):
             (folder / name).mkdir()
         (folder / "plan.json").write_text(to_json(plan))

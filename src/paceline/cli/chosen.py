@@ -1,0 +1,59 @@
+"""The run that a verb is about: one this machine knows, or one that is looked up on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.say import fail, one_of, tell
+
+if TYPE_CHECKING:
+    from paceline.backends.kubernetes.cluster import Cluster
+    from paceline.view.runs import Run
+
+
+def choose(run: str | None, on: str = "", context: str | None = None, namespace: str | None = None) -> Run:
+    from paceline.view import runs
+
+    cluster = cluster_of(on, context, namespace)
+    if cluster is None:
+        try:
+            return runs.find(run)
+        except runs.NoRun as error:
+            raise runs.NoRun(f"{error}, and --on kubernetes looks on a cluster" if run else str(error)) from None
+    if run is None:
+        fail("say which run: `paceline ls --on kubernetes` lists those there are")
+    from paceline.backends.kubernetes.known import adopt
+
+    return runs.Run(run, adopt(cluster, run))
+
+
+def cluster_of(on: str, context: str | None, namespace: str | None) -> Cluster | None:
+    """The cluster that a person has asked for; None where it is this machine."""
+    one_of(on, ("local", "kubernetes"), "--on")
+    if on != "kubernetes":
+        if context or namespace:
+            fail("--context and --namespace are for --on kubernetes")
+        return None
+    from paceline.backends.kubernetes.cluster import connect
+
+    return connect(context, namespace)
+
+
+def refresh(folder: Path, hosts: Iterable[str] = ()) -> None:
+    """A run on a cluster is looked up before it is shown; where the cluster is away, it is shown as last seen.
+
+    `hosts`: those whose output is wanted, too.
+    """
+    from paceline.view import runs
+
+    if not runs.on_cluster(folder) or ((folder / "report.json").exists() and not hosts):
+        return
+    from paceline.backends.kubernetes import known
+    from paceline.backends.kubernetes.cluster import Refused, Unreachable
+
+    try:
+        known.refresh(folder, set(hosts))
+    except (Refused, Unreachable) as error:
+        tell(f"note: {folder.name} is shown as it was last seen: {error}")

@@ -1,0 +1,202 @@
+"""What a cluster does to runs, and that training goes on: each generation ends before the next one starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.cluster import Cluster
+from people import IMAGE, Person, Run, eventually
+
+pytestmark = pytest.mark.timeout(420)
+
+# Each attempt writes when it was alive to a file that outlasts its pod, and the network of its node.
+BEATING = """
+import os, time
+import paceline
+run, task, generation = (os.environ["PACELINE_" + name] for name in ("RUN", "TASK", "GENERATION"))
+step = 0
+with open(f"/shared/{run}.{task}.{generation}.{os.getpid()}.beats", "w", buffering=1) as beats:
+    while not os.path.exists("/shared/finish"):
+        step += 1
+        paceline.report(step=step)
+        beats.write(f"{time.time()}\\n")
+        time.sleep(0.05)
+"""
+
+
+def beating(captain_on: str = "", **more: Any) -> dict[str, Any]:
+    """Fields of a job whose tasks beat; the captain is where we want it, as long as that node is there."""
+    settings: dict[str, Any] = {"image": IMAGE, "image_pull_policy": "IfNotPresent", "placement": "spread"}
+    settings["volumes"] = [{"mount": "/shared", "claim": "shared"}]
+    if captain_on:
+        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [captain_on]}
+        wanted = [{"weight": 100, "preference": {"matchExpressions": [here]}}]
+        settings["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wanted}}
+        settings["pod"] = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}
+    return {"program": BEATING, "kubernetes": settings, **more}
+
+
+def beats(person: Person, run: str) -> dict[int, tuple[float, float]]:
+    """By generation: when its first task began and its last one ended, by what they wrote themselves."""
+    spans: dict[int, tuple[float, float]] = {}
+    for path in person.shared.glob(f"{run}.*.beats"):
+        times = [float(line) for line in path.read_text().splitlines()[:-1]]
+        if times:
+            generation = int(path.name.split(".")[2])
+            first, last = spans.get(generation, (times[0], times[-1]))
+            spans[generation] = min(first, times[0]), max(last, times[-1])
+    return spans
+
+
+def assert_no_overlap(person: Person, run: str, generations: int) -> None:
+    spans = beats(person, run)
+    assert sorted(spans) == list(range(1, generations + 1))
+    for generation in range(1, generations):
+        assert spans[generation][1] < spans[generation + 1][0], spans
+
+
+def captain_node(run: Run) -> str:
+    return str(run.pods("captain")[0]["spec"]["nodeName"])
+
+
+def init_of(pod: dict[str, Any]) -> int:
+    """The first process of a pod's container, as this machine numbers it."""
+    uid = pod["metadata"]["uid"].replace("-", "_")
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            inside = uid in (folder / "cgroup").read_text().replace("-", "_")
+            numbers = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("NSpid"))
+            words = (folder / "cmdline").read_text()
+        except (OSError, StopIteration):
+            continue
+        if inside and numbers.split()[-1] == "1" and "agent.pyz" in words:
+            return int(folder.name)
+    raise AssertionError(f"no process of {pod['metadata']['name']} found")
+
+
+def test_a_killed_container_starts_again_in_its_pod(person: Person, start: Callable[..., Run]) -> None:
+    run = start(**beating())
+    run.wait("step", task="worker-1")
+    pod = run.pods("worker")[1]
+    os.kill(init_of(pod), signal.SIGKILL)
+    run.wait("step", task="worker-1", generation=2)
+    after = run.pods("worker")[1]
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert after["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 1
+    assert [each["cause"] for each in run.report()["restarts"]] == ["host-lost"]
+    assert_no_overlap(person, run.name, 2)
+
+
+def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, start: Callable[..., Run]) -> None:
+    """A member's node, a captain's with a command line that follows, and a captain's that nobody follows."""
+    member = start(**beating("n1", folder="member"))
+    followed = start(**beating("n3", folder="followed", name="followed"))
+    detached = person.call(
+        "run", str(person.job(**beating("n3", folder="detached", name="alone"))), "--on", "kubernetes", "--detach"
+    )
+    assert detached.returncode == 0, detached.stderr
+    alone = detached.stdout.strip()
+    for run in (member, followed):
+        run.wait("step", task="worker-0")
+    eventually("steps of the detached run", lambda: 1 in beats(person, alone))
+    assert (captain_node(member), captain_node(followed)) == ("n1", "n3")
+    breakable.power_off("n3")
+    member.wait("step", limit=150, generation=2)
+    followed.wait("step", limit=150, generation=2)
+    assert "is on a lost node (n3): forced out" in followed.said()
+    assert not [generation for generation in beats(person, alone) if generation > 1], "its captain is still awaited"
+    breakable.kubectl("delete", "node", "n3")  # as a cloud does with a machine that is gone
+    eventually("a captain of the detached run", lambda: 2 in beats(person, alone), limit=180)
+    person.finish()
+    assert (member.ends(), followed.ends()) == (0, 0), member.said() + followed.said()
+    assert "host-lost" in {each["cause"] for each in member.report()["restarts"]}
+    for name in (member.name, followed.name, alone):
+        assert_no_overlap(person, name, 2)
+
+    def succeeded() -> bool:
+        return bool(json.loads(person.call("status", alone, "-o", "json").stdout)["status"] == "succeeded")
+
+    eventually("the end of the detached run", succeeded)
+
+
+def test_a_group_cut_in_two_ends_before_the_next_one_starts(
+    person: Person, breakable: Cluster, start: Callable[..., Run]
+) -> None:
+    run = start(**beating("n1"))
+    run.wait("step", task="worker-0")
+    assert captain_node(run) == "n1"
+    breakable.cut("n3")
+    run.wait("step", limit=150, generation=2)
+    breakable.heal("n3")
+    breakable.wait_ready("n3")
+    eventually("only pods that are wanted", lambda: len(run.pods("worker")) == 3)
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert_no_overlap(person, run.name, 2)
+
+
+def test_training_goes_on_while_the_api_server_is_away(
+    person: Person, breakable: Cluster, start: Callable[..., Run]
+) -> None:
+    run = start(**beating())
+    run.wait("step", task="worker-0")
+    breakable.restart_api()
+    run.wait("step", task="worker-0")
+    breakable.stop_api()
+    away = time.time()
+    eventually("a minute of training", lambda: beats(person, run.name)[1][1] > away + 60)
+    breakable.start_api()
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert (run.report()["status"], run.report()["generations"]) == ("succeeded", 1)
+    assert_no_overlap(person, run.name, 1)
+
+
+@contextmanager
+def drained(cluster: Cluster, node: str) -> Iterator[None]:
+    cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    try:
+        yield
+    finally:
+        cluster.kubectl("uncordon", node)
+
+
+def test_a_drained_node_is_left_in_peace(person: Person, breakable: Cluster, start: Callable[..., Run]) -> None:
+    run = start(**beating())
+    run.wait("step", task="worker-0")
+    with drained(breakable, "n2"):
+        run.wait("step", generation=2)
+        assert "n2" not in {pod["spec"]["nodeName"] for pod in run.pods("worker") if not _leaving(pod)}
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert {each["cause"] for each in run.report()["restarts"]} <= {"preempted", "host-lost"}
+    assert_no_overlap(person, run.name, 2)
+
+
+def _leaving(pod: dict[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def test_a_run_that_got_a_part_of_the_gpus_gives_way(
+    person: Person, breakable: Cluster, start: Callable[..., Run]
+) -> None:
+    breakable.extended_resources("n1", {"nvidia.com/gpu": 2})
+    roles = {"worker": {"replicas": 3, "gpus": 1}}
+    greedy = start("--set", "limits.start=15s", folder="greedy", roles=roles, program="print('never')")
+    eventually("its first two pods", lambda: sum(p["status"]["phase"] == "Running" for p in greedy.pods("worker")) == 2)
+    roles = {"worker": {"replicas": 2, "gpus": 1}}
+    modest = start("--set", "limits.start=15s", folder="modest", roles=roles, program="print('done')", name="modest")
+    assert greedy.ends() == 1, greedy.said()
+    assert modest.ends() == 0, modest.said()
+    reason = greedy.report()["reason"]
+    assert "missing worker-2 after 15 s (limits.start)" in reason and "nvidia.com/gpu" in reason

@@ -1,0 +1,111 @@
+"""Programs written for real frameworks train across pods and nodes, and end with what one process alone computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from people import Person, Run, lines
+
+pytestmark = pytest.mark.timeout(400)
+
+PROGRAMS = Path(__file__).parents[1] / "programs"  # the same that run on one machine
+TENSORFLOW, TORCH_JAX = "lab.local/tensorflow:1", "lab.local/torch-jax:1"
+ENDS_S = 240
+
+
+def job(framework: str, image: str, *command: object, **more: Any) -> dict[str, Any]:
+    """Started cold: a spare interpreter for each task is more than this machine has to give."""
+    volumes = [{"mount": "/shared", "claim": "shared"}]
+    kubernetes = {"image": image, "image_pull_policy": "IfNotPresent", "placement": "spread", "volumes": volumes}
+    return {
+        "framework": framework, "code": str(PROGRAMS), "command": ["python", *map(str, command)],
+        "env": {"TF_CPP_MIN_LOG_LEVEL": "2"}, "restart": {"warm": False}, "kubernetes": kubernetes, **more,
+    }  # fmt: skip
+
+
+def alone(person: Person) -> dict[str, str]:
+    """What worker-0 says last when the same job file runs on this machine, with one worker."""
+    done = person.call("run", "work/job.yaml", "--set", "roles.worker.replicas=1", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return last_words(Path(json.loads(done.stdout)["folder"]), "worker-0")
+
+
+def last_words(folder: Path, task: str) -> dict[str, str]:
+    """By its first word, the rest of the last such line that the task printed."""
+    return {first: rest for first, _, rest in (line.partition(" ") for line in lines(folder, task))}
+
+
+def finished(run: Run, *tasks: str) -> dict[str, dict[str, str]]:
+    """What each of these tasks said last, in a run that has to succeed at once."""
+    assert run.ends(ENDS_S) == 0, run.said()
+    assert (run.report()["status"], run.report()["generations"], run.report()["restarts"]) == ("succeeded", 1, [])
+    return {task: last_words(run.folder, task) for task in tasks}
+
+
+def agree(words: dict[str, dict[str, str]], word: str, expected: str) -> None:
+    """All say the same digest of the weights, and a figure made of these that is the one of a single process."""
+    assert len({each["weights"] for each in words.values()}) == 1, words
+    for each in words.values():
+        assert float(each[word]) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_tensorflow_workers_on_three_nodes_train_as_one(person: Person, start: Callable[..., Run]) -> None:
+    person.cluster.images("tensorflow")
+    steps = 8  # so few that the error still tells one way of training from another
+    fields = job("tensorflow", TENSORFLOW, "tf_multiworker.py", "--steps", steps, strategy="multi-worker")
+    run = start(**fields, workers=3)
+    words = finished(run, "worker-0", "worker-1", "worker-2")
+    assert {pod["spec"]["nodeName"] for pod in run.pods("worker")} == set(person.cluster.nodes)
+    assert {(each["replicas"], each["step"]) for each in words.values()} == {("3", str(steps))}
+    expected = alone(person)
+    assert expected["replicas"] == "1" and float(expected["error"]) > 0.01
+    agree(words, "error", expected["error"])
+
+
+def test_tensorflow_parameter_servers_are_led_by_their_chief(person: Person, start: Callable[..., Run]) -> None:
+    person.cluster.images("tensorflow")
+    counts = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
+    command = ["tf_parameter_server.py", "--steps", 300, "--round", 100, "--checkpoint-dir", "/shared/saved"]
+    roles = {role: {"replicas": count} for role, count in counts.items()}
+    run = start(**job("tensorflow", TENSORFLOW, *command, strategy="parameter-server", roles=roles))
+    servers = ("ps-0", "ps-1", "worker-0", "worker-1")
+    words = finished(run, "chief-0", "evaluator-0", *servers)
+    assert words["chief-0"]["counter"] == "300"
+    error = words["chief-0"]["error"]
+    assert float(error) < 0.001
+    assert words["evaluator-0"]["evaluated"] == f"300 error {error}"
+    assert [words[task]["serving"] for task in servers] == ["ps 0", "ps 1", "worker 0", "worker 1"]
+    assert {role: len(run.pods(role)) for role in counts} == counts
+
+
+def test_a_program_for_cluster_config_and_pod_name_needs_nothing_else(
+    person: Person, start: Callable[..., Run]
+) -> None:
+    person.cluster.images("tensorflow")
+    roles = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
+    fields = job("tensorflow", TENSORFLOW, "cluster_config.py", "--steps", 20, strategy="parameter-server", roles=roles)
+    words = finished(start(**fields), "worker-0", "worker-1", "ps-0")
+    assert [words[task]["counter"] for task in ("worker-0", "worker-1")] == ["40", "40"]
+    assert words["ps-0"]["serving"] == "ps 0"
+
+
+def test_torch_workers_train_as_one(person: Person, start: Callable[..., Run]) -> None:
+    person.cluster.images("torch-jax")
+    run = start(**job("torch", TORCH_JAX, "torch_ddp.py", "--steps", 8), workers=2)
+    words = finished(run, "worker-0", "worker-1")
+    assert [each["rank"] for each in words.values()] == [f"{rank} of 2, local rank 0, gloo" for rank in range(2)]
+    assert len({pod["spec"]["nodeName"] for pod in run.pods("worker")}) == 2
+    agree(words, "answer", alone(person)["answer"])
+
+
+def test_jax_processes_train_as_one(person: Person, start: Callable[..., Run]) -> None:
+    person.cluster.images("torch-jax")
+    run = start(**job("jax", TORCH_JAX, "jax_allreduce.py", "--steps", 8), workers=2)
+    words = finished(run, "worker-0", "worker-1")
+    assert [each["rank"] for each in words.values()] == [f"{rank} of 2, 2 devices" for rank in range(2)]
+    assert len({pod["spec"]["nodeName"] for pod in run.pods("worker")}) == 2
+    agree(words, "error", alone(person)["error"])

@@ -1,0 +1,29 @@
+"""docs/kubernetes.md, followed word by word by somebody with a kubeconfig."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from lab.cluster import Cluster
+from people import SOURCE
+
+from pages import ON_A_CLUSTER, follow, new_reader
+
+pytestmark = pytest.mark.timeout(300)
+
+# Commands that are not run, and who runs them instead.
+EXCEPTIONS = {"make cluster": "test_lab.py brings up a cluster as it does"}
+
+
+def test_the_page_about_clusters_does_what_it_says(cluster: Cluster, tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "KUBE"))}
+    kubectl = cluster.parts.program("kubectl")
+    given = {"PATH": f"{kubectl.parent}:{kept['PATH']}", "KUBECONFIG": str(cluster.kubeconfig()), "HOME": str(tmp_path)}
+    given |= {"PACELINE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(SOURCE)}
+    reader = new_reader(tmp_path, {**kept, **given})
+    try:
+        follow(ON_A_CLUSTER, reader, EXCEPTIONS)
+    finally:
+        cluster.kubectl("delete", "namespace", "team-a", "--ignore-not-found")

@@ -1,0 +1,146 @@
+"""Where hosts are placed, what they ask for, and that tasks keep their order wherever they land."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.cluster import Cluster
+from people import IMAGE, Person, Run, lines
+
+pytestmark = pytest.mark.timeout(300)
+
+GPU = "nvidia.com/gpu"
+SHOWS_ENVIRONMENT = Path(__file__).parents[1] / "programs" / "environment.py"
+ROLL_CALL = Path(__file__).parent / "programs" / "roll_call.py"
+PRINTS_USER = "import os; print('user', os.getuid(), 'group', os.getgid())"
+QUICK = {"restart": {"warm": False}, "limits": {"grace": "5s", "start": "2m"}}
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {"image": IMAGE, "image_pull_policy": "IfNotPresent", **more}
+
+
+def succeeds(run: Run) -> None:
+    assert run.ends() == 0, run.said()
+    assert (run.report()["generations"], run.report()["restarts"]) == (1, [])
+
+
+def nodes(run: Run, role: str = "worker") -> list[str]:
+    return [pod["spec"]["nodeName"] for pod in run.pods(role)]
+
+
+def asked(run: Run, role: str) -> list[str | None]:
+    """How many GPUs the pods of the role asked for."""
+    containers = [pod["spec"]["containers"][0] for pod in run.pods(role)]
+    return [container["resources"].get("limits", {}).get(GPU) for container in containers]
+
+
+@contextlib.contextmanager
+def set_apart(cluster: Cluster, node: str) -> Iterator[None]:
+    """Labelled `pool=apart`, and tainted so that only who tolerates it comes."""
+    cluster.kubectl("label", "node", node, "pool=apart")
+    cluster.kubectl("taint", "node", node, "dedicated=apart:NoSchedule")
+    try:
+        yield
+    finally:
+        cluster.kubectl("taint", "node", node, "dedicated-")
+        cluster.kubectl("label", "node", node, "pool-")
+
+
+def test_unequal_hosts_get_a_task_for_each_gpu_in_order(
+    breakable: Cluster, person: Person, start: Callable[..., Run]
+) -> None:
+    many, one, _ = breakable.nodes
+    breakable.extended_resources(many, {GPU: 8})
+    breakable.extended_resources(one, {GPU: 1})
+    roles = {"worker": [{"gpus": 8}, {"gpus": 1}], "evaluator": {}}
+    run = start(
+        program=SHOWS_ENVIRONMENT.read_text(), framework="tensorflow", roles=roles, kubernetes=settings(), **QUICK
+    )
+    succeeds(run)
+    assert (nodes(run), asked(run, "worker")) == ([many, one], ["8", "1"])
+    assert (asked(run, "captain"), asked(run, "evaluator")) == ([None], [None])
+    given = [_variables(run, f"worker-{index}") for index in range(9)]
+    assert [seen["PACELINE_RANK"] for seen in given] == [str(rank) for rank in range(9)]
+    assert {seen["PACELINE_WORLD_SIZE"] for seen in given} == {"9"}
+    assert [seen["CUDA_VISIBLE_DEVICES"] for seen in given] == [*"01234567", "0"]
+    assert [seen["HOSTNAME"] for seen in given] == [f"{run.name}-worker-0"] * 8 + [f"{run.name}-worker-g1-0"]
+    configs = [json.loads(seen["TF_CONFIG"]) for seen in given]
+    assert [config["task"]["index"] for config in configs] == list(range(9))
+    addresses = configs[0]["cluster"]["worker"]
+    assert len(set(addresses)) == 9
+    assert [address.rpartition(":")[0] for address in addresses] == [_address(run, 0)] * 8 + [_address(run, 1)]
+    assert _variables(run, "evaluator-0")["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def _address(run: Run, host: int) -> str:
+    address: str = run.pods("worker")[host]["status"]["podIP"]
+    return address
+
+
+def _variables(run: Run, task: str) -> dict[str, str]:
+    found = next(line for line in lines(run.folder, task) if line.startswith("environment "))
+    variables: dict[str, str] = json.loads(found.removeprefix("environment "))["variables"]
+    return variables
+
+
+def test_packed_hosts_share_a_node_and_spread_ones_do_not(person: Person, start: Callable[..., Run]) -> None:
+    placed = {}
+    for placement in ("pack", "spread"):
+        # So many and so big that the scheduler, left alone, would rather fill all nodes alike.
+        worker = {"replicas": 6, "cpu": "250m", "memory": "512Mi"}
+        run = start(program="", roles={"worker": worker}, kubernetes=settings(placement=placement), **QUICK)
+        succeeds(run)
+        placed[placement] = Counter(nodes(run))
+    assert list(placed["pack"].values()) == [6], placed
+    assert list(placed["spread"].values()) == [2, 2, 2], placed
+
+
+def test_hosts_go_where_selector_and_toleration_let_them(
+    breakable: Cluster, person: Person, start: Callable[..., Run]
+) -> None:
+    node = breakable.nodes[1]
+    toleration = {"key": "dedicated", "value": "apart", "effect": "NoSchedule"}
+    with set_apart(breakable, node):
+        there = start(
+            program="", kubernetes=settings(node_selector={"pool": "apart"}, tolerations=[toleration]), **QUICK
+        )
+        succeeds(there)
+        elsewhere = start(program="", kubernetes=settings(placement="spread"), **QUICK)
+        succeeds(elsewhere)
+    assert (set(nodes(there)), set(nodes(there, "captain"))) == ({node}, {node})
+    assert node not in nodes(elsewhere) + nodes(elsewhere, "captain")
+
+
+def test_hosts_follow_a_volume_to_its_node(person: Person, start: Callable[..., Run]) -> None:
+    node = person.cluster.nodes[2]
+    folder = person.cluster.local_volume(person.namespace, "disk", node)
+    program = "import os; open('/disk/' + os.environ['PACELINE_TASK'], 'w').close()"
+    volumes = [{"mount": "/disk", "claim": "disk"}]
+    run = start(program=program, workers=2, kubernetes=settings(placement="spread", volumes=volumes), **QUICK)
+    succeeds(run)
+    assert nodes(run) == [node, node]
+    assert sorted(path.name for path in folder.iterdir()) == ["worker-0", "worker-1"]
+
+
+def test_more_than_ten_hosts_keep_their_order(person: Person, start: Callable[..., Run]) -> None:
+    run = start(program=ROLL_CALL.read_text(), workers=12, kubernetes=settings(), **QUICK)
+    succeeds(run)
+    assert lines(run.folder, "worker-0") == ["present " + " ".join(map(str, range(12)))]
+    assert [lines(run.folder, f"worker-{index}") for index in range(1, 12)] == [["answered 12"]] * 11
+    hostnames = {pod["spec"]["hostname"] for pod in run.pods("worker")}
+    assert hostnames == {f"{run.name}-worker-{index}" for index in range(12)}
+
+
+def test_the_user_may_be_left_to_the_image(person: Person, start: Callable[..., Run]) -> None:
+    person.cluster.images("numbered")
+    image = {"image": "lab.local/numbered:1", "user": "cluster"}
+    run = start(program=PRINTS_USER, workers=1, kubernetes=settings(**image), **QUICK)
+    succeeds(run)
+    assert lines(run.folder, "worker-0") == ["user 65534 group 65534"]

@@ -1,0 +1,138 @@
+"""What people see of runs on a cluster: their own and those of others, followed or not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from people import Person, Run, eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+# Says a line for each step, so that a line which is missing or comes twice is seen.
+COUNTING = """
+import os, time
+import paceline
+step = 0
+while step < 5000 and not os.path.exists("/shared/finish"):
+    step += 1
+    print("line", step, flush=True)
+    paceline.report(step=step)
+    time.sleep(0.01)
+print("last line", step, flush=True)
+"""
+
+
+def detached(person: Person, *words: str, **job: Any) -> str:
+    answer = person.call("run", str(person.job(**job)), "--on", "kubernetes", "--detach", *words)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+def status(person: Person, run: str, *words: str) -> dict[str, Any]:
+    shown = person.call("status", run, "-o", "json", *words)
+    assert shown.returncode == 0, shown.stderr
+    told: dict[str, Any] = json.loads(shown.stdout)
+    return told
+
+
+def trains(person: Person, run: str, *words: str) -> None:
+    eventually("steps", lambda: (status(person, run, *words)["steps"] or 0) > 0)
+
+
+def assert_counted(lines: list[str]) -> None:
+    """Every line once, in order."""
+    numbers = [int(line.split()[-1]) for line in lines if "| line" in line]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert numbers and lines[-1].endswith(f"last line {numbers[-1]}")
+
+
+def test_output_comes_once_whoever_reads_it(person: Person, start: Callable[..., Run]) -> None:
+    """The command line that follows, `status` and `logs` beside it, and one that follows after it was killed."""
+    run = start(program=COUNTING, workers=1)
+    run.wait("step")
+    trains(person, run.name)
+    assert "line 1\n" in person.call("logs", run.name).stdout
+    run.process.kill()
+    run.process.wait()
+    trains(person, run.name)
+    with (person.folder / "followed").open("wb") as said:
+        command = [sys.executable, "-m", "paceline.cli", "logs", "-f", run.name]
+        follower = subprocess.Popen(command, env=person.env, cwd=person.folder, stdout=said)
+    try:
+        eventually("lines", lambda: "| line" in (person.folder / "followed").read_text())
+        trains(person, run.name)
+        person.finish()
+        assert follower.wait(90) == 0
+    finally:
+        follower.kill()
+        follower.wait()
+    assert_counted((person.folder / "followed").read_text().splitlines())
+    assert_counted(person.call("logs", run.name).stdout.splitlines())
+    assert status(person, run.name)["status"] == "succeeded"
+
+
+def test_output_of_a_run_that_nobody_followed_is_there_after_its_end(person: Person) -> None:
+    run = detached(person, program=COUNTING.replace("5000", "50"), workers=2)
+    eventually("its end", lambda: status(person, run)["status"] == "succeeded")
+    assert_counted(person.call("logs", run, "--task", "worker-1").stdout.splitlines())
+    assert person.call("delete", "--yes", run).returncode == 0
+    assert person.cluster.get("jobs", "-n", person.namespace)["items"] == []
+
+
+def test_status_tells_pods_nodes_and_restarts(person: Person) -> None:
+    run = detached(person)
+    trains(person, run)
+    told = status(person, run)
+    pods = {pod["metadata"]["name"]: pod for pod in person.cluster.get("pods", "-n", person.namespace)["items"]}
+    assert {pod["host"] for pod in told["pods"]} == {"captain", *(f"worker-host-{n}" for n in range(3))}
+    for pod in told["pods"]:
+        assert pod["node"] == pods[pod["pod"]]["spec"]["nodeName"]
+        assert (pod["phase"], pod["restarts"], pod["reason"]) == ("Running", 0, "")
+    shown = person.call("status", run).stdout
+    assert all(name in shown for name in pods) and "NODE" in shown
+    assert person.call("stop", run).returncode == 0
+
+
+def test_status_says_why_pods_do_not_come_though_nobody_follows(person: Person) -> None:
+    run = detached(person, "--set", "roles.worker.gpus=1")
+    reason = "3 without enough nvidia.com/gpu free"
+    eventually("the reason", lambda: any(reason in pod["reason"] for pod in status(person, run)["pods"]))
+    assert reason in person.call("status", run).stdout
+    assert person.call("stop", "--now", run).returncode == 0
+    assert status(person, run)["status"] in ("failed", "stopped")
+
+
+def test_a_run_of_somebody_else_is_listed_shown_stopped_and_deleted(person: Person, tmp_path: Path) -> None:
+    run = detached(person)
+    trains(person, run)
+    person.env["PACELINE_HOME"] = str(tmp_path / "elsewhere")
+    there = ["--on", "kubernetes"]
+    assert run not in person.call("ls").stdout
+    unknown = person.call("status", run)
+    assert unknown.returncode == 2 and "--on kubernetes" in unknown.stderr
+    listed = json.loads(person.call("ls", *there, "-o", "json").stdout)
+    assert [(each["run"], each["status"]) for each in listed] == [(run, "running")]
+    trains(person, run, *there)
+    assert "worker-0 | pid" in person.call("logs", run, *there).stdout
+    assert person.call("stop", run, *there).returncode == 0
+    eventually("the end", lambda: json.loads(person.call("ls", *there, "-o", "json").stdout)[0]["status"] == "stopped")
+    assert person.call("delete", "--yes", run, *there).returncode == 0
+    assert person.call("ls", *there, "-o", "name").stdout.strip() == ""
+    missing = person.call("status", "loop-0000", *there)
+    assert missing.returncode == 2 and "no run 'loop-0000' in" in missing.stderr
+
+
+def test_a_run_whose_job_somebody_deleted_has_ended(person: Person) -> None:
+    run = detached(person)
+    trains(person, run)
+    person.cluster.kubectl("delete", "job", run, "-n", person.namespace)
+    told = status(person, run)
+    assert told["status"] == "failed" and "its Job is gone from the cluster" in told["reason"]
+    assert "failed" in person.call("ls").stdout
+    assert person.call("delete", "--yes", run).returncode == 0
