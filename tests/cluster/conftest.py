@@ -67,9 +67,22 @@ def together(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.fixture(scope="session")
 def cluster(together: Path) -> Iterator[Cluster]:
+    """For everybody at once."""
+    with _shared(together, "cluster") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def second(together: Path) -> Iterator[Cluster]:
+    with _shared(together, "second") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _shared(together: Path, which: str) -> Iterator[Cluster]:
     """Started by whoever needs it first; the last one out waits until it is gone."""
-    with locked(together / "cluster.lock"):
-        found = _join(together / "cluster.name")
+    with locked(together / f"{which}.lock"):
+        found = _join(together / f"{which}.name")
     with found:
         yield found
 
@@ -83,28 +96,34 @@ def _join(named: Path) -> Cluster:
     return started
 
 
-@pytest.fixture(autouse=True)
-def turn(request: pytest.FixtureRequest, together: Path) -> Iterator[None]:
-    """Tests of several processes use the cluster at the same time; one that breaks it waits until it is alone."""
-    if "cluster" not in request.fixturenames:
-        yield
-        return
-    with locked(together / "cluster.turn", alone="breakable" in request.fixturenames):
-        yield
+@pytest.fixture
+def breakable(together: Path, second: Cluster) -> Iterator[Cluster]:
+    """A cluster for tests that break or change it: nobody else uses it meanwhile, and it is repaired afterwards."""
+    with locked(together / "second.turn"):
+        yield second
+        second.repair()
 
 
 @pytest.fixture
-def breakable(turn: None, cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster, for tests that break or change it: nobody else uses it meanwhile, and it is repaired afterwards."""
-    yield cluster
-    cluster.repair()
+def used(request: pytest.FixtureRequest) -> Cluster:
+    """The cluster that the test is about."""
+    found: Cluster = request.getfixturevalue("breakable" if "breakable" in request.fixturenames else "cluster")
+    return found
 
 
 @pytest.fixture
-def person(cluster: Cluster, tmp_path: Path) -> Iterator[Person]:
-    """Has rights in one namespace alone, which enforces `restricted`."""
-    with cluster.namespace(f"team-{uuid.uuid4().hex[:6]}", restricted=True) as namespace:
-        yield Person(cluster, namespace, tmp_path)
+def namespace(used: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """One that enforces `restricted`, and is empty again afterwards."""
+    with used.namespace(f"team-{uuid.uuid4().hex[:6]}") as name:
+        yield name
+        if "breakable" in request.fixturenames:
+            used.repair()  # before pods of lost nodes can go
+
+
+@pytest.fixture
+def person(used: Cluster, namespace: str, tmp_path: Path) -> Person:
+    """Has rights in one namespace alone."""
+    return Person(used, namespace, tmp_path)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from people import Person, Run, eventually
 
 from paceline.backends.kubernetes.rights import RIGHTS
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 Checks = dict[str, dict[str, str]]
 MOST_S = 5.0 + 3.0  # as promised, and the start of an interpreter on a busy machine

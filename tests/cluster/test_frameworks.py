@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from people import Person, Run, lines
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(400, func_only=True)
 
 PROGRAMS = Path(__file__).parents[1] / "programs"  # the same that run on one machine
 TENSORFLOW, TORCH_JAX = "lab.local/tensorflow:1", "lab.local/torch-jax:1"

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,12 +80,6 @@ def succeeds(cluster: Cluster, namespace: str, name: str) -> str:
     said = cluster.kubectl("logs", name, f"--namespace={namespace}")
     assert phase() == "Succeeded", said
     return said
-
-
-@pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
-    with cluster.namespace(f"t-{uuid.uuid4().hex[:8]}") as name:
-        yield name
 
 
 # ---- it is a cluster

@@ -11,7 +11,7 @@ from people import SOURCE
 
 from pages import ON_A_CLUSTER, follow, new_reader
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 # Commands that are not run, and who runs them instead.
 EXCEPTIONS = {"make cluster": "test_lab.py brings up a cluster as it does"}

@@ -13,7 +13,7 @@ import pytest
 from lab.cluster import Cluster
 from people import IMAGE, Person, Run, lines
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 GPU = "nvidia.com/gpu"
 SHOWS_ENVIRONMENT = Path(__file__).parents[1] / "programs" / "environment.py"

@@ -14,7 +14,7 @@ from lab import objects
 from lab.cluster import Cluster, LabError
 from people import IMAGE, Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 Object = dict[str, Any]
 
 # Has what a registry answers for an image that it does not have.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 
 def test_a_run_succeeds_on_all_nodes_and_leaves_nothing_once_deleted(person: Person, start: Callable[..., Run]) -> None:

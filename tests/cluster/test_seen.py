@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 # Says a line for each step, so that a line which is missing or comes twice is seen.
 COUNTING = """

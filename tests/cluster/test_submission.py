@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 # The command line, with a signal to itself before or after one of its requests; all of them are noted in a file.
 CUT_SHORT = """

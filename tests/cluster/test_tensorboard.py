@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 # TensorFlow takes long to import, and the events it writes are these.
 WRITING = """

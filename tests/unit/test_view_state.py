@@ -185,7 +185,7 @@ def test_the_report_in_words(tmp_path: Path) -> None:
     assert lines[5:] == [
         f"  logs         {folder}/logs",
         f"  tensorboard  {folder}/tensorboard",
-        f"  next         tensorboard --logdir {folder}/tensorboard",
+        "  next         paceline tensorboard digits-3f9a",
     ]
 
 

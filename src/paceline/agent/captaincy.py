@@ -16,8 +16,9 @@ from paceline.agent import messages
 from paceline.agent.captain import Captain
 from paceline.agent.journal import Appender, Echo, last_words, replace, replace_text, stamp
 from paceline.agent.link import Link, LinkClosed, context
+from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop
-from paceline.agent.options import FAILED, Options, endpoint
+from paceline.agent.options import FAILED, LEAVING, Options, endpoint
 from paceline.agent.wire import Message, WireError, encode, encode_packed
 from paceline.plan import from_data
 
@@ -26,6 +27,8 @@ HEAD_START = 0.1  # seconds
 SAVE_EVERY = 5.0  # seconds between notes of what members could tell as well
 RESERVE = 256 * 1024  # bytes
 MEMBER_LIMIT = 8 * 1024 * 1024
+NAMED_EVERY = 10.0  # seconds between looks at who bears the captain's name
+SUCCEEDED_AFTER = 25.0  # seconds that another bears it; less is a name server that is behind
 
 
 class Connection:
@@ -98,6 +101,10 @@ class Captaincy:
         self._keep_room()
         self._save()
         self._tick()
+        self._mine = 0.0  # when its name led here for the last time; 0: it has not done so yet
+        self._lookup = Lookup(self.loop, self._named)
+        if options.listen:
+            self._look_for_itself()
 
     def run(self) -> int:
         self.loop.run()
@@ -231,6 +238,25 @@ class Captaincy:
                 self.drop(connection, "silent")
         self._tell(ev.Tick())
         self.loop.after(0.5 if len(self._captain.members) <= 256 else 1.0, self._tick)
+
+    # ---- a successor
+
+    def _look_for_itself(self) -> None:
+        self._lookup.begin(*endpoint(self._options.captain))
+        self.loop.after(NAMED_EVERY, self._look_for_itself)
+
+    def _named(self, _: Found) -> None:
+        """Its name leads to another for good: the backend has given this captain up, and the members find that one."""
+        now, addresses = self.loop.now(), self._lookup.addresses
+        if not addresses or self._options.address in addresses:
+            self._mine = now if addresses else self._mine
+        elif self._mine and now - self._mine > SUCCEEDED_AFTER:
+            self._trouble(f"{self._options.captain} is another captain now ({', '.join(addresses)}): this one leaves")
+            self._exit = LEAVING
+            for connection in list(self.connections):
+                self.connections.discard(connection)
+                connection.link.close()
+            self.loop.stop()
 
     # ---- files
 

@@ -22,6 +22,7 @@ class Lookup:
         self._under_way = False
         self._result: Found = None
         self.unanswered = False  # the last one: no name server has answered
+        self.addresses: frozenset[str] = frozenset()  # of the last one, all that the name has
         self._told, self._tell = socket.socketpair()
         self._told.setblocking(False)
         loop.watch(self._told, selectors.EVENT_READ, self._done)
@@ -39,10 +40,11 @@ class Lookup:
 
     def _ask(self, host: str, port: int) -> None:
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._result, self.unanswered = (family, address), False
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self.addresses = frozenset(str(address[0]) for *_, address in found)
+            self._result, self.unanswered = (found[0][0], found[0][4]), False
         except OSError as error:
-            self._result, self.unanswered = None, error.errno == socket.EAI_AGAIN
+            self._result, self.unanswered, self.addresses = None, error.errno == socket.EAI_AGAIN, frozenset()
         self._tell.send(b".")
 
     def _done(self) -> None:

@@ -49,7 +49,7 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
     )
     every = "[::]" if ":" in address else "0.0.0.0"
     if told["role"] == CAPTAIN:
-        return replace(options, listen=f"{every}:{endpoint(told['captain'])[1]}")
+        return replace(options, listen=f"{every}:{endpoint(told['captain'])[1]}", address=address)
     python = shutil.which("python") or sys.executable
     if told["role"] == TENSORBOARD:
         listen = f"{every}:{endpoint(told['tensorboard'])[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def _filled(folder: Path) -> bool:
 def _next(report: dict[str, Any], folder: Path) -> str:
     run = report.get("run")
     if report.get("status") == "succeeded" and _filled(folder / "tensorboard"):
-        return f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}"
+        return f"paceline tensorboard {run}"
     if report.get("status") == "failed":
         restarts = report.get("restarts") or [{}]
         task = restarts[-1].get("task")

@@ -85,17 +85,16 @@ def key(*parts: bytes | str) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: str = "", alone: bool = True) -> Iterator[None]:
-    """Hold this lock file, alone or with others; `waiting` is said once if it is not free."""
-    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+def locked(path: Path, waiting: str = "") -> Iterator[None]:
+    """Hold this lock file; `waiting` is said once if it is not free."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
-            fcntl.flock(file, how | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if waiting:
                 say(waiting)
-            fcntl.flock(file, how)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
