@@ -34,7 +34,7 @@ demo: .venv/demo
 
 # With root, also on a real cluster of three nodes; the first time its parts are built, which takes a quarter of an hour.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .

@@ -23,8 +23,12 @@ HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[str]()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.is_relative_to(HERE)]
+    for item in ours:
+        if "breakable" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("breakable"))  # one after the other: no process waits for its turn
     reason = needs.unmet()
     if not (ours and reason):
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +20,13 @@ def import_images(names: list[str]) -> None:
 
 def mount_layers() -> None:
     """Mount, read-only, the folder of every layer that is known here by its mark alone; after each boot, too."""
+    mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     for mark in SNAPSHOTS.glob(f"*/fs/{MARK}"):
-        if os.path.ismount(mark.parent):
+        if str(mark.parent) in mounted:
             continue
         folder = layers() / mark.read_text()
-        subprocess.run(["mount", "--bind", folder, mark.parent], check=True)
+        # Private: a layer is mounted in many places, and what is mounted over one must not appear in all of them.
+        subprocess.run(["mount", "--bind", "--make-private", folder, mark.parent], check=True)
         subprocess.run(["mount", "-o", "remount,ro,bind", mark.parent], check=True)
 
 
