@@ -395,6 +395,25 @@ def test_a_record_names_installed_modules_and_what_was_changed_before(tmp_path: 
     assert after.path[:2] == ("/somewhere", str(tmp_path))
 
 
+def test_a_record_names_what_is_being_imported(tmp_path: Path) -> None:
+    """Importing a framework takes many seconds, and a spare may be made meanwhile."""
+    write(tmp_path / "t.py", """
+        import os, signal, sys, time
+        below = []
+        def hook(event, names):
+            if event == "import" and names[0].startswith("numpy."):
+                below.append(names[0])
+                if len(below) == 10:
+                    time.sleep(0.05)
+                elif len(below) == 20:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(hook)
+        import colorsys
+        import numpy
+    """)  # fmt: skip
+    assert "numpy" in [name for state in recorded(["python", "t.py"], tmp_path) for name in state.modules]
+
+
 def test_a_record_is_bounded_and_may_be_cut_off(tmp_path: Path) -> None:
     state = json.dumps({"environment": {}, "path": ["/x"], "late": False}).encode()
     path = tmp_path / "record"

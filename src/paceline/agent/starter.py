@@ -164,6 +164,8 @@ class Recorder:
             now = _now()
             if now - self.counted > _BETWEEN_COUNTS_S:  # a library's own threads are no threads of the program
                 self.threads, self.counted = threads(), now
+                if self.text and now - self.written > _UNWRITTEN_S:  # it may take seconds until the program's next
+                    self._write(now)
             return None
         spec = find(self, name, path, target)
         if self.left and spec is not None and name in _bootstrap._module_locks:
@@ -194,12 +196,17 @@ class Recorder:
         self.left -= 1
         now = _now()
         if now - self.written > _UNWRITTEN_S:
-            if not os.path.samestat(os.fstat(self.fd), self.file):  # the program has closed it, and uses the number
-                self.left = 0
+            self._write(now)
+
+    def _write(self, now: float) -> None:
+        text, self.text, self.written = self.text, "", now
+        try:
+            if os.path.samestat(os.fstat(self.fd), self.file):  # else the program has closed it, and uses the number
+                os.write(self.fd, text.encode("ascii"))
                 return
-            os.write(self.fd, self.text.encode("ascii"))
-            self.text = ""
-            self.written = now
+        except OSError:
+            pass
+        self.left = 0
 
     def _state(self) -> str:
         names = {*self.start, *self.environment}

@@ -25,6 +25,7 @@ from paceline.plan import CAPTAIN, Plan
 from paceline.view.events import seconds
 
 RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
 AGAIN_S = 60.0  # until a reason that has come back is said again
 KEEP_S = 1.0  # between two writings of what the pods are like
 MOST_STREAMS = 64  # output of so many pods at once; each is a connection to the cluster
@@ -241,20 +242,35 @@ class Mirror:
             )
 
     def _follow(self, pod: SeenPod) -> None:
-        last = 0.0
+        last, wait = 0.0, RETRY_S
         while True:
             reader = self.inbox.reader(pod.role == CAPTAIN)
             since = round(time.monotonic() - last) + OVERLAP_S if last else None
             try:
                 for line in self._lines(pod, since, follow=True):
-                    last = time.monotonic()
+                    last, wait = time.monotonic(), RETRY_S
                     self._listen(pod, line)
                     reader.take(line)
-                return
-            except ApiError:
-                return  # the pod is gone, and its output with it
+            except ApiError as error:
+                if not self._passes(pod, error):
+                    return
             except (httpx2.HTTPError, *LOG_IN):
-                time.sleep(RETRY_S)
+                pass
+            if self.over.wait(wait) or not self._goes_on(pod):
+                return
+            wait = min(2 * wait, LONGEST_RETRY_S)
+
+    def _goes_on(self, pod: SeenPod) -> bool:
+        now = self._pods.get(pod.uid)
+        return now is not None and now.running and now.restarts == pod.restarts
+
+    def _passes(self, pod: SeenPod, error: ApiError) -> bool:
+        """Whether it may help to ask again for the output of a pod. What is not there any more needs no word."""
+        code = error.status.code or 0
+        if code != 404 and self._goes_on(pod) and "output" not in self._said:
+            self._said["output"] = time.monotonic()
+            self.inbox.note(f"the output of {pod.host} cannot be read: {error.status.message or error}")
+        return code >= 500
 
     def _listen(self, pod: SeenPod, line: str) -> None:
         """A member that cannot reach its captain can only say so to whoever reads its output."""

@@ -30,6 +30,7 @@ class SeenPod:
     node: str
     restarts: int
     began: bool  # its container has started: there may be output
+    running: bool  # and goes on
     leaving_since: float | None  # by this machine's clock, when it was first seen to be on its way out
     reason: Reason | None
 
@@ -57,6 +58,7 @@ def seen(pod: Any, first: dict[str, int], before: SeenPod | None = None) -> Seen
         node=(pod.spec.nodeName if pod.spec else None) or "",
         restarts=sum(c.restartCount or 0 for c in containers),
         began=any(c.state and (c.state.running or c.state.terminated) for c in containers),
+        running=any(c.state and c.state.running for c in containers),
         leaving_since=leaving,
         reason=reasons.of_pod(pod.to_dict(), host),
     )
