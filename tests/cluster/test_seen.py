@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -126,6 +127,36 @@ def test_a_run_of_somebody_else_is_listed_shown_stopped_and_deleted(person: Pers
     assert person.call("ls", *there, "-o", "name").stdout.strip() == ""
     missing = person.call("status", "loop-0000", *there)
     assert missing.returncode == 2 and "no run 'loop-0000' in" in missing.stderr
+
+
+def test_a_run_goes_on_where_its_terminal_closes(person: Person, start: Callable[..., Run]) -> None:
+    """And it is in the namespace that was asked for, whatever the job file says."""
+    run = start("-n", person.namespace, "--set", "kubernetes.namespace=default")
+    run.wait("step")
+    run.process.send_signal(signal.SIGHUP)
+    assert run.ends() == 128 + signal.SIGHUP, run.said()
+    before = status(person, run.name)["steps"]
+    eventually("more steps", lambda: status(person, run.name)["steps"] > before)
+    person.finish()
+    eventually("its end", lambda: status(person, run.name)["status"] == "succeeded")
+
+
+def test_a_run_on_a_cluster_that_is_away_is_shown_as_it_was_last_seen(person: Person, tmp_path: Path) -> None:
+    run = detached(person)
+    trains(person, run)
+    reachable = person.env["KUBECONFIG"]
+    config = json.loads(Path(reachable).read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    (tmp_path / "away").write_text(json.dumps(config))
+    person.env["KUBECONFIG"] = str(tmp_path / "away")
+    for verb in ("status", "events", "logs"):
+        shown = person.call(verb, run)
+        assert shown.returncode == 0 and "is shown as it was last seen: no cluster answers" in shown.stderr
+    assert run in person.call("ls").stdout
+    kept = person.call("delete", "--yes", "--force", run, "--force")
+    assert kept.returncode == 1 and "on the cluster it may still run" in kept.stderr
+    person.env["KUBECONFIG"] = reachable
+    assert person.call("delete", "--yes", "--force", run, "--on", "kubernetes").returncode == 0
 
 
 def test_a_run_whose_job_somebody_deleted_has_ended(person: Person) -> None:

@@ -39,6 +39,8 @@ def main(
         shutil.rmtree(left, ignore_errors=True)
     if bool(run) == finished:
         fail("name the runs to delete, or say --finished" if not run else "name runs or say --finished, not both")
+    if finished and (on or context or namespace):
+        fail("--finished is for runs that this machine knows; name those of a cluster")
     chosen = (
         [r for r in runs.every() if not runs.alive(r.folder)]
         if finished
@@ -74,6 +76,7 @@ def _delete(run: Run, force: bool) -> int:
 
     from paceline.view import runs
 
+    forgotten = False
     if runs.on_cluster(run.folder):
         from paceline.backends.kubernetes.cluster import Refused, Unreachable
         from paceline.backends.kubernetes.known import delete
@@ -84,6 +87,7 @@ def _delete(run: Run, force: bool) -> int:
             complain(f"{run.name}: {error}" + ("" if force else "; --force forgets it here all the same"))
             if not force:
                 return 1
+            forgotten = True
     elif runs.alive(run.folder):
         from paceline.backends import local
         from paceline.cli.stop import gone
@@ -103,8 +107,8 @@ def _delete(run: Run, force: bool) -> int:
     except OSError as error:
         complain(f"{run.name} could not be deleted: {error.strerror}: {error.filename}")
         return 1
-    tell(f"deleted {run.name}")
-    return 0
+    tell(f"forgot {run.name} here; on the cluster it may still run" if forgotten else f"deleted {run.name}")
+    return 1 if forgotten else 0
 
 
 def _inside(folder: Path, parent: Path) -> bool:

@@ -28,6 +28,7 @@ _QUIET_POLL_S = 0.4  # where nothing has come for a while: training needs the co
 _PATIENCE_S = 10.0  # on top of the grace, until the run is ended without asking
 _ONE_PRESS_S = 0.3
 _PROGRESS_LINES = 4
+_HUNG_UP = 128 + signal.SIGHUP
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,6 +38,7 @@ class Signals:
     def __init__(self) -> None:
         self.asked = False
         self.insisted = False
+        self.hung_up = False  # the terminal is gone
         self._last = 0.0
         self._before: dict[int, Any] = {}
 
@@ -58,6 +60,7 @@ class Signals:
         if self.asked and number != signal.SIGHUP and now - self._last > _ONE_PRESS_S:
             self.insisted = True
         self.asked, self._last = True, now
+        self.hung_up = self.hung_up or number == signal.SIGHUP
 
 
 def follow(
@@ -69,15 +72,19 @@ def follow(
     screen = terminal.Screen(sys.stderr)
     view = View(run, folder, tasks, screen)
     stopping = Stopping(running, grace, screen)
+    leaves = runs.on_cluster(folder)  # what runs there needs no terminal here
     try:
         over, wait = False, _POLL_S
         while not over and not stopping.hopeless:
             over = running.ended(wait)
             wait = _POLL_S if view.update() else min(_QUIET_POLL_S, 1.5 * wait)
+            if leaves and (signals.hung_up or screen.closed()):
+                return _HUNG_UP
             stopping.consider(signals, screen.closed())
     except BaseException:
-        # A mistake of ours must not leave a run behind that nobody watches.
-        running.kill()
+        # A mistake of ours must not leave a run behind that nobody watches; on a cluster, its captain does.
+        if not leaves:
+            running.kill()
         raise
     view.finish()
     if not over:

@@ -14,8 +14,8 @@ def following(folder: Path, follow: bool, hosts: Iterable[str] = ()) -> Iterator
     """Yields a question: has the run ended? `hosts`: those whose output is wanted, where it is fetched once."""
     from paceline.view import runs
 
+    refresh(folder, hosts)
     if not follow or not runs.on_cluster(folder) or not runs.alive(folder):
-        refresh(folder, hosts)
         yield lambda: not runs.alive(folder)
         return
     from paceline.backends.kubernetes.known import followed

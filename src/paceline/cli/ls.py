@@ -41,7 +41,8 @@ def main(
 
     reports = listed(cluster)
     if output == "name":
-        print("\n".join(report["run"] for report in reports))
+        for report in reports:
+            print(report["run"])
     elif output == "json":
         print_json(reports)
     elif not reports:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,8 @@ def _submitted(
     from paceline.backends.kubernetes.render import render
     from paceline.backends.kubernetes.submit import Left, submit
 
-    plan, agent, secrets = prepared.plan, agent_archive(), certificates()
+    there = {**prepared.plan.kubernetes, "namespace": cluster.namespace}
+    plan, agent, secrets = replace(prepared.plan, kubernetes=there), agent_archive(), certificates()
     for left in reversed(range(1 if wanted else _TRIES)):
         run = new_run(plan.name, wanted)
         objects = render(plan, run, agent, prepared.code, secrets, suspended=True)

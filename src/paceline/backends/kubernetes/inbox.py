@@ -83,9 +83,10 @@ class Inbox:
     def _tail(self, name: str) -> list[str]:
         try:
             with (self._folder / name).open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _TAIL))
-                return file.read().decode("utf-8", "surrogateescape").split("\n")[:-1]
+                begin = max(0, file.seek(0, os.SEEK_END) - _TAIL)
+                file.seek(begin)
+                lines = file.read().decode("utf-8", "surrogateescape").split("\n")[:-1]
+                return lines[1:] if begin else lines  # the first may be cut in the middle
         except FileNotFoundError:
             return []
 

@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, submitted: bo
     """Where this machine keeps what it knows of the run; before there is anything of it on the cluster."""
     folder = runs.runs_folder() / run
     try:
-        (folder / "logs").mkdir(parents=True, mode=0o700)
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(mode=0o700)
+        (folder / "logs").mkdir()
     except FileExistsError:
         raise Taken(f"there is a run {run} already; `paceline delete {run}` removes it, or give another id") from None
     (folder / "plan.json").write_text(plans.to_json(plan))
@@ -51,21 +53,26 @@ def adopt(cluster: Cluster, wanted: str) -> Path:
     """A folder for a run that somebody else, or another machine, has submitted."""
     folder = runs.runs_folder() / wanted
     if folder.is_dir():
+        info = runs.info(folder)
+        if (info.get("context"), info.get("namespace")) != (cluster.context, cluster.namespace):
+            where = f"in {info['namespace']} of {info['context']}" if info.get("context") else "on this machine"
+            raise runs.NoRun(f"{wanted} is a run {where} here: another of that name cannot be looked at beside it")
         return folder
-    what = f"read the plan of {wanted} in {cluster.namespace}"
     try:
-        found = cluster.ask(what, partial(cluster.client.get, ConfigMap, f"{wanted}-plan"))
+        job = cluster.ask(f"read the Job {wanted}", partial(cluster.client.get, Job, wanted))
+        found = cluster.ask(f"read the plan of {wanted}", partial(cluster.client.get, ConfigMap, f"{wanted}-plan"))
     except Refused as refused:
         if refused.reason == "NotFound":
             raise runs.NoRun(
-                f"no run {wanted!r} in {cluster.namespace} of {cluster.context}; "
-                "`paceline ls --on kubernetes` lists those there are"
+                f"no run {wanted!r} in {cluster.namespace} of {cluster.context}; `paceline ls --on kubernetes` lists "
+                f"those there are, and what is left of one that has no plan yet goes by: kubectl delete job {wanted}"
             ) from None
         raise
     text = (found.data or {}).get("plan.json")
     if text is None:
         text = gzip.decompress(base64.b64decode((found.binaryData or {})["plan.json.gz"])).decode()
-    return make_folder(plans.from_data(json.loads(text)), "", cluster, wanted, submitted=True)
+    released = not (job.spec and job.spec.suspend)
+    return make_folder(plans.from_data(json.loads(text)), "", cluster, wanted, submitted=released)
 
 
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
@@ -83,25 +90,25 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
         running = reopen(folder)
         cluster, run, mirror = running.cluster, folder.name, running.mirror
         labels: dict[str, Any] = {names.RUN_LABEL: run}
-        jobs = cluster.ask("list Jobs", partial(cluster.client.list, Job, fields={"metadata.name": run}))
-        job = next(iter(jobs), None)
+        jobs = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, fields={"metadata.name": run})))
+        job = jobs[0] if jobs else None
         released = job is not None and not (job.spec and job.spec.suspend)
         if not runs.info(folder).get("submitted"):
             if not released:
                 return
             mark_submitted(folder)
         mirror.see(cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels))))
-        mirror.fetch({CAPTAIN, *(hosts or ())})
+        fetched = mirror.fetch({CAPTAIN, *(hosts or ())})
+        with suppress(Refused):  # a right that a person may lack
+            for event in cluster.ask("list events", lambda: list(cluster.client.list(Event))):
+                mirror.hear_event(event)
+        mirror.keep()
         if job is None or finished(job):
             mirror.gone = job is None
             if not (folder / "report.json").exists():
                 running.keep_outcome()
-            if job is None or len(hosts or ()) == len(running.mirror.hosts):
+            if job is None or (fetched and len(hosts or ()) == len(running.mirror.hosts)):
                 (folder / WHOLE).touch()
-            return
-        for event in cluster.ask("list events", lambda: list(cluster.client.list(Event))):
-            mirror.hear_event(event)
-        mirror.keep()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from paceline.plan import CAPTAIN, Plan
 from paceline.view.events import seconds
 
 RETRY_S = 1.0
+AWAY = "away"
 LONGEST_RETRY_S = 60.0
 AGAIN_S = 60.0  # until a reason that has come back is said again
 KEEP_S = 1.0  # between two writings of what the pods are like
@@ -48,7 +49,8 @@ class Mirror:
         self._size = {run: 1} | {names.job_of(run, group): len(group.hosts) for group in names.groups(plan)}
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, int], threading.Thread] = {}
-        self._unheard = False
+        self._listed = threading.Event()  # it is known which pods there are
+        self.unheard = False  # some pods' output was not followed
         self._pods: dict[str, SeenPod] = {}
         self._jobs: dict[str, Reason] = {}  # why a Job makes no pods
         self._mounts: dict[str, Reason] = {}  # why a pod's volumes do not come
@@ -71,6 +73,8 @@ class Mirror:
     def drained(self, timeout: float) -> bool:
         """Whether all output of ended pods has arrived."""
         until = time.monotonic() + timeout
+        if not self._listed.wait(timeout):
+            return False
         for thread in list(self._streams.values()):
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in list(self._streams.values()))
@@ -82,9 +86,21 @@ class Mirror:
             try:
                 listed = client.list(kind, chunk_size=PAGE, **selectors)
                 replace(list(listed))
+                self._said.pop(AWAY, None)
                 yield from client.watch(kind, resource_version=listed.resourceVersion, **selectors)
-            except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN):
-                self.over.wait(RETRY_S)
+            except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN) as error:
+                denied = isinstance(error, ApiError) and error.status.code in (401, 403)
+                if kind is not Event:
+                    self._away(error)
+                self.over.wait(LONGEST_RETRY_S if denied else RETRY_S)
+
+    def _away(self, error: Exception) -> None:
+        """A connection that ends now and then is nothing; one that cannot be made again is."""
+        with self._lock:
+            new = isinstance(error, (ApiError, httpx2.ConnectError, httpx2.ConnectTimeout, *LOG_IN))
+            new, self._said[AWAY] = new and AWAY not in self._said, time.monotonic()
+        if new:
+            self.inbox.note(f"the cluster does not answer ({error}): the run goes on, and is asked for again")
 
     def _watch_jobs(self) -> None:
         def replace(jobs: list[Any]) -> None:
@@ -114,6 +130,7 @@ class Mirror:
         def replace(pods: list[Any]) -> None:
             self.see(pods)
             self._hear_all()
+            self._listed.set()
             self._say_who_is_missing()
 
         for happened, pod in self._watch(Pod, replace, labels={names.RUN_LABEL: self._run}):
@@ -234,8 +251,8 @@ class Mirror:
             self._streams[key] = thread
 
     def _leave_unheard(self) -> None:
-        if not self._unheard:
-            self._unheard = True
+        if not self.unheard:
+            self.unheard = True
             self.inbox.note(
                 f"the output of {MOST_STREAMS} pods is shown, not of all; of another task: "
                 f"paceline logs {self._run} --task NAME"
@@ -251,14 +268,19 @@ class Mirror:
                     last, wait = time.monotonic(), RETRY_S
                     self._listen(pod, line)
                     reader.take(line)
+                broke = False
             except ApiError as error:
                 if not self._passes(pod, error):
                     return
+                broke = True
             except (httpx2.HTTPError, *LOG_IN):
-                pass
-            if self.over.wait(wait) or not self._goes_on(pod):
+                broke = True
+            over = self.over.wait(wait)
+            if not broke and (over or not self._goes_on(pod)):
                 return
-            wait = min(2 * wait, LONGEST_RETRY_S)
+            wait = RETRY_S if over else min(2 * wait, LONGEST_RETRY_S)
+            if over:
+                time.sleep(wait)  # until whoever waits for the rest has waited long enough
 
     def _goes_on(self, pod: SeenPod) -> bool:
         now = self._pods.get(pod.uid)
@@ -280,13 +302,20 @@ class Mirror:
                 self._lonely[pod.uid], self._changed = reason, True
             self._say_who_is_missing()
 
-    def fetch(self, hosts: set[str]) -> None:
-        """What the pods of these hosts have written and this folder does not hold yet, once."""
-        wanted = [pod for pod in self._pods.values() if pod.began and pod.host in hosts]
-        with ThreadPoolExecutor(FETCHERS) as pool:
-            list(pool.map(self._fetch, wanted))
+    def fetch(self, hosts: set[str]) -> bool:
+        """What the pods of these hosts have written and this folder does not hold yet, once. Whether all was had."""
+        wanted: dict[str, list[SeenPod]] = {}
+        for pod in sorted(self._pods.values(), key=lambda pod: pod.created):
+            if pod.began and pod.host in hosts:
+                wanted.setdefault(pod.host, []).append(pod)
+        with ThreadPoolExecutor(FETCHERS) as pool:  # pods of one host one after the other: their lines go on
+            answers = list(pool.map(self._fetch_all, wanted.values()))
+        return all(map(all, answers))
 
-    def _fetch(self, pod: SeenPod) -> None:
+    def _fetch_all(self, pods: list[SeenPod]) -> list[bool]:
+        return [self._fetch(pod) for pod in pods]
+
+    def _fetch(self, pod: SeenPod) -> bool:
         newest = seconds(self.inbox.since("events.jsonl")) if pod.role == CAPTAIN else None
         since = max(1, round(time.time() - newest)) + 60 if newest else None
         reader = self.inbox.reader(pod.role == CAPTAIN)
@@ -294,8 +323,12 @@ class Mirror:
             for line in self._lines(pod, since):
                 self._listen(pod, line)
                 reader.take(line)
-        except (ApiError, httpx2.HTTPError, *LOG_IN):
-            pass  # gone meanwhile
+        except ApiError as error:
+            self._passes(pod, error)
+            return error.status.code == 404  # gone meanwhile
+        except (httpx2.HTTPError, *LOG_IN):
+            return False
+        return True
 
     def _lines(self, pod: SeenPod, since: int | None, follow: bool = False) -> Iterator[str]:
         return self._cluster.client.log(pod.pod, container=pod.role, since=since, follow=follow, newlines=False)

@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 WITHOUT_LIMIT = 2**31 - 1  # of restarts: the captain counts them
 CHUNK = 700 * 1024  # bytes of a ConfigMap: it may hold 1 MiB
-BACKSTOP_S = 120  # after the captain should have ended the run
+BACKSTOP_S = 86400 + 120  # after the captain should have ended the run; a day of it may pass in a queue
 
 
 def render(

@@ -22,6 +22,7 @@ from paceline.plan import CAPTAIN
 from paceline.view import runs, state
 
 DRAIN_S = 5.0
+ASKED = "asked"  # a file that says why a person has ended its Jobs, where the captain could not be asked
 WHOLE = "whole"  # a file that says: all output of the run has been fetched
 STOP_S = 15
 STUCK_S = 30.0  # a captain's pod that should have gone so long ago is on a lost node, and has fenced itself
@@ -43,10 +44,11 @@ class Running:
         if self._given_up is None:
             self._given_up = self.mirror.hopeless
             if self._given_up is not None:
-                self.kill()  # nothing has trained; and a shell that is just starting as PID 1 does not hear SIGTERM
+                self.end_jobs()
+                self.kill_pods()  # nothing has trained, and a shell that starts as PID 1 does not hear SIGTERM
         if not self.mirror.over.wait(timeout):
             return False
-        if self.mirror.drained(DRAIN_S):
+        if self.mirror.drained(DRAIN_S) and not self.mirror.unheard:
             (self.folder / WHOLE).touch()
         self.mirror.keep()
         self.keep_outcome()
@@ -87,12 +89,13 @@ class Running:
                 if not answer.exit_code:
                     return True
             except Exception:  # whatever stands between us and the captain, the cluster can still end it
-                break
-        self.end_jobs()
-        return True
+                continue
+        (self.folder / ASKED).write_text(reason)
+        return self.end_jobs()
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "ended at once, without grace") -> None:
         """At once: no pod gets its grace."""
+        (self.folder / ASKED).write_text(reason)
         self.end_jobs()
         self.kill_pods()
 
@@ -109,8 +112,8 @@ class Running:
             except Unreachable:
                 return
 
-    def end_jobs(self) -> None:
-        """By their deadline: SIGTERM, and the pods' own grace."""
+    def end_jobs(self) -> bool:
+        """By their deadline: SIGTERM, and the pods' own grace. Whether the cluster has heard it."""
         patch = {"spec": {"activeDeadlineSeconds": 1}}
         try:
             jobs = self.cluster.ask("list Jobs", lambda: list(self.cluster.client.list(Job, labels=self._labels())))
@@ -121,7 +124,8 @@ class Running:
                     partial(self.cluster.client.patch, Job, name, patch, patch_type=PatchType.MERGE),
                 )
         except (Refused, Unreachable):
-            pass
+            return False
+        return True
 
     def _pods(self, more: dict[str, str] | None = None) -> list[str]:
         try:
@@ -143,13 +147,16 @@ class Running:
             words = {"status": "failed", "reason": str(self._given_up), "cause": self._given_up.cause}
         if words is None and known.state.ended is not None:
             words = {}
+        if words is None and (self.folder / ASKED).exists():
+            words = {"status": "stopped", "reason": (self.folder / ASKED).read_text(), "cause": None}
         if words is None:
-            words = {"status": "failed", "reason": GONE if self.mirror.gone else self._why_failed(), "cause": None}
+            words = {**({"status": "failed", "reason": GONE} if self.mirror.gone else self._told()), "cause": None}
         if words.get("cause") == "start-timeout":
             waiting = self.mirror.waiting or seen.kept_reasons(self.folder)
             words = {**words, "reason": _with_reasons(str(words.get("reason")), waiting)}
             self.end_jobs()  # what comes only now would hold its resources for nothing
-        replace(str(self.folder / "report.json"), {**known.report, "ended": stamp(), **words})
+        ended = known.report.get("ended") or stamp()
+        replace(str(self.folder / "report.json"), {**known.report, "ended": ended, **words})
 
     def _last_words(self) -> dict[str, Any] | None:
         try:
@@ -161,7 +168,7 @@ class Running:
             return None
         return spoken(found)
 
-    def _why_failed(self) -> str:
+    def _told(self) -> dict[str, str]:
         """As the Job itself says it: its deadline, say."""
         jobs: list[Any] = []
         try:
@@ -170,9 +177,11 @@ class Running:
             pass
         for job in jobs:
             for each in (job.status.conditions if job.status else None) or []:
+                if each.type == "Complete" and each.status == "True":
+                    return {"status": "succeeded", "reason": ""}
                 if each.type == "Failed" and each.status == "True":
-                    return f"its Job failed: {each.reason}: {each.message}"
-        return "its captain ended without a word"
+                    return {"status": "failed", "reason": f"its Job failed: {each.reason}: {each.message}"}
+        return {"status": "failed", "reason": "its captain ended without a word"}
 
 
 def spoken(captains: list[Any]) -> dict[str, Any] | None:

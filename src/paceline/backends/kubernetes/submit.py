@@ -37,8 +37,8 @@ def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: C
     except Refused as refused:
         if refused.reason == "AlreadyExists":
             raise Taken(
-                f"there is a run {run} in {cluster.namespace} already; `paceline delete {run} --on kubernetes` removes "
-                "it, or give another id"
+                f"there is a run {run} in {cluster.namespace} already; `paceline delete {run} --on kubernetes -n "
+                f"{cluster.namespace}` removes it, or give another id"
             ) from None
         raise
     except Unreachable as error:
