@@ -4,7 +4,7 @@ UV := .tools/bin/uv
 BIN := .venv/bin
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo test lint bench cluster cluster-down lock clean
+.PHONY: setup demo test test-cluster lint bench cluster cluster-down lock clean
 
 setup: .venv/dev
 
@@ -32,9 +32,12 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
-# With root, also on a real cluster of three nodes; the first time its parts are built, which takes a quarter of an hour.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
+
+# Runs on a real cluster of three nodes; the first time its parts are built, which takes a quarter of an hour.
+test-cluster: .venv/dev lint
+	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/cluster
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .
