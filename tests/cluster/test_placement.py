@@ -90,7 +90,10 @@ def _variables(run: Run, task: str) -> dict[str, str]:
     return variables
 
 
-def test_packed_hosts_share_a_node_and_spread_ones_do_not(person: Person, start: Callable[..., Run]) -> None:
+def test_packed_hosts_share_a_node_and_spread_ones_do_not(
+    person: Person, breakable: Cluster, start: Callable[..., Run]
+) -> None:
+    """On a cluster that nobody else fills."""
     placed = {}
     for placement in ("pack", "spread"):
         # So many and so big that the scheduler, left alone, would rather fill all nodes alike.

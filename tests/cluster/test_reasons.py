@@ -254,7 +254,7 @@ def test_taints_are_named_and_a_run_starts_once_they_are_gone(breakable: Cluster
     breakable.kubectl("taint", "nodes", "--all", "lab=closed:NoSchedule")
     try:
         run = start(workers=1)
-        says(run, "captain: no node takes it (0 of 3): 3 had untolerated taint(s)", "kubernetes.tolerations can allow")
+        says(run, ": no node takes it (0 of 3): 3 had untolerated taint(s)", "kubernetes.tolerations can allow")
     finally:
         breakable.kubectl("taint", "nodes", "--all", "lab-")
     run.wait("step")

@@ -167,8 +167,8 @@ class Cluster:
 
     def wait_dns(self, limit: float = READY_S) -> None:
         def answers() -> bool:
-            status = self.get("deployment/coredns", "--namespace=kube-system")["status"]
-            return int(status.get("readyReplicas", 0)) > 0
+            found = self.get("deployment/coredns", "--namespace=kube-system")
+            return int(found["status"].get("readyReplicas", 0)) == int(found["spec"]["replicas"])
 
         self._wait("DNS answers", answers, limit)
 
@@ -214,6 +214,7 @@ class Cluster:
             self.power_on(node)
             self.heal(node)
         self.wait_ready()
+        self.wait_dns()
         for node, resource in sorted(self._added):
             self._patch_status(node, resource, None)
         self._added.clear()
