@@ -30,7 +30,7 @@ def read_join(message: Message, run: str) -> ev.Joined:
         instance=_text(message, "instance"),
         agent=_number(message, "agent"),
         replaces=bool(message.get("replaces")),
-        place=_text(message, "place"),
+        place=_text({"place": "", **message}, "place"),
         generation=_number(message, "generation"),
         running=_numbers(message, "running"),
         exits=tuple(read_exit(item) for item in exits),
