@@ -26,6 +26,7 @@ from paceline.view.events import seconds
 
 RETRY_S = 1.0
 AWAY = "away"
+UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, *LOG_IN)
 LONGEST_RETRY_S = 60.0
 AGAIN_S = 60.0  # until a reason that has come back is said again
 KEEP_S = 1.0  # between two writings of what the pods are like
@@ -90,15 +91,15 @@ class Mirror:
                 yield from client.watch(kind, resource_version=listed.resourceVersion, **selectors)
             except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN) as error:
                 denied = isinstance(error, ApiError) and error.status.code in (401, 403)
-                if kind is not Event:
+                # That a connection ends now and then is nothing; that it cannot be made again is worth a word.
+                if kind is not Event and (denied or isinstance(error, UNREACHABLE)):
                     self._away(error)
                 self.over.wait(LONGEST_RETRY_S if denied else RETRY_S)
 
     def _away(self, error: Exception) -> None:
-        """A connection that ends now and then is nothing; one that cannot be made again is."""
         with self._lock:
-            new = isinstance(error, (ApiError, httpx2.ConnectError, httpx2.ConnectTimeout, *LOG_IN))
-            new, self._said[AWAY] = new and AWAY not in self._said, time.monotonic()
+            new = AWAY not in self._said
+            self._said[AWAY] = time.monotonic()
         if new:
             self.inbox.note(f"the cluster does not answer ({error}): the run goes on, and is asked for again")
 
