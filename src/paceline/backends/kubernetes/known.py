@@ -24,7 +24,7 @@ from paceline.backends.kubernetes.prepare import Taken
 from paceline.backends.kubernetes.running import WHOLE, Running
 from paceline.backends.kubernetes.submit import withdraw
 from paceline.plan import CAPTAIN, Plan
-from paceline.view import runs
+from paceline.view import runs, state
 
 
 def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, submitted: bool = False) -> Path:
@@ -103,12 +103,13 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
             for event in cluster.ask("list events", lambda: list(cluster.client.list(Event))):
                 mirror.hear_event(event)
         mirror.keep()
-        if job is None or finished(job):
-            mirror.gone = job is None
-            if not (folder / "report.json").exists():
-                running.keep_outcome()
-            if job is None or (fetched and len(hosts or ()) == len(running.mirror.hosts)):
-                (folder / WHOLE).touch()
+        mirror.gone = job is None
+        over = job is None or finished(job)
+        told = state.read(runs.Run(run, folder)).state.ended is not None  # its Job may be a moment behind
+        if (over or told) and not (folder / "report.json").exists():
+            running.keep_outcome()
+        if job is None or (over and fetched and len(hosts or ()) == len(mirror.hosts)):
+            (folder / WHOLE).touch()
 
 
 @contextmanager
