@@ -255,8 +255,8 @@ class Mirror:
         if not self.unheard:
             self.unheard = True
             self.inbox.note(
-                f"the output of {MOST_STREAMS} pods is shown, not of all; of another task: "
-                f"paceline logs {self._run} --task NAME"
+                f"the output of {MOST_STREAMS} pods is shown, not of all; that of another task, once nothing follows "
+                f"the run: paceline logs {self._run} --task NAME"
             )
 
     def _follow(self, pod: SeenPod) -> None:
