@@ -35,10 +35,6 @@ def bold(text: str) -> str:
     return f"\x1b[1m{text}\x1b[0m"
 
 
-def dim(text: str) -> str:
-    return f"\x1b[2m{text}\x1b[0m"
-
-
 def clean(text: str, colours: bool) -> str:
     """What a program printed, without anything that would move the cursor or change the terminal: colours at most."""
     if text.isprintable():
