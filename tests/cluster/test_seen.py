@@ -167,3 +167,24 @@ def test_a_run_whose_job_somebody_deleted_has_ended(person: Person) -> None:
     assert told["status"] == "failed" and "its Job is gone from the cluster" in told["reason"]
     assert "failed" in person.call("ls").stdout
     assert person.call("delete", "--yes", run).returncode == 0
+
+
+def test_a_later_run_with_the_same_id_is_not_taken_for_the_one_known_here(person: Person, tmp_path: Path) -> None:
+    """An event about the earlier one is none about the later one either: that would end it."""
+    ours = dict(person.env)
+    kubernetes = {"namespace": person.namespace, "image": "lab.local/python:1", "service_account": "nobody"}
+    run = detached(person, "--run", "same", kubernetes=kubernetes)
+    eventually("why not", lambda: "nobody" in person.call("status", run).stdout)
+    person.cluster.kubectl("delete", "job", run, "-n", person.namespace)
+    person.env["PACELINE_HOME"] = str(tmp_path / "elsewhere")
+    detached(person, "--run", "same")
+    trains(person, run)
+    theirs, person.env = person.env, ours
+    told = status(person, run)
+    assert told["status"] == "failed" and "its Job is gone from the cluster" in told["reason"]
+    assert "does not run" in person.call("stop", run).stderr
+    assert person.call("delete", "--yes", run).returncode == 0
+    person.env = theirs
+    before = status(person, run)["steps"]
+    eventually("more steps", lambda: status(person, run)["steps"] > before)
+    assert person.call("delete", "--yes", "--force", run).returncode == 0

@@ -414,7 +414,7 @@ class Member:
         counted, self._kills_before = kills > self._kills_before, kills
         if counted or machine.kernel_killed(attempt.pid):
             _used, limit = self._memory.used_and_limit()
-            return f"killed by the kernel for want of memory ({limit / 2**30:.1f} GiB is the limit)"
+            return f"killed by the kernel for want of memory ({limit >> 20} MiB is the limit)"
         return None
 
     def _sweep(self, task: str) -> None:

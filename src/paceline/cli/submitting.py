@@ -93,7 +93,7 @@ def _submitted(
             continue
         with held(folder):
             try:
-                submit(cluster, run, objects, interrupted)
+                uid = submit(cluster, run, objects, interrupted)
             except Left:
                 raise
             except BaseException as error:
@@ -101,6 +101,6 @@ def _submitted(
                 if isinstance(error, Taken) and left:
                     continue
                 raise
-            known.mark_submitted(folder)
+            known.mark_submitted(folder, uid)
             yield folder
             return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 USUAL_PORT = 6006
 LIMIT_S = 600.0  # until it answers the first time: its image may be large
 LOOK_S = 0.5
+ANSWER_S = 10.0  # for the first bytes of a page
 PATIENCE_S = 5.0  # until a person is told why it does not answer yet
 
 
@@ -123,8 +124,8 @@ async def _answers(port: int) -> bool:
         return False
     try:
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        return (await reader.read(5)) == b"HTTP/"
-    except OSError:
+        return await asyncio.wait_for(reader.read(5), ANSWER_S) == b"HTTP/"
+    except (OSError, TimeoutError):
         return False
     finally:
         writer.close()

@@ -278,7 +278,7 @@ class Kubernetes(Strict):
     )
     pod: Pod = Field(
         default_factory=dict,
-        description="The last resort: a strategic merge patch for the spec of every pod. "
+        description="The last resort: a strategic merge patch for the spec of every pod with tasks. "
         "A key without a value is removed.",
         examples=[{"runtimeClassName": "nvidia"}],
     )

@@ -27,7 +27,7 @@ from paceline.plan import CAPTAIN, Plan
 from paceline.view import runs, state
 
 
-def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, submitted: bool = False) -> Path:
+def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
     """Where this machine keeps what it knows of the run; before there is anything of it on the cluster."""
     folder = runs.runs_folder() / run
     try:
@@ -40,13 +40,14 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, submitted: bo
     if text:
         (folder / "job.yaml").write_text(text)
     words = {"run": run, "job": plan.name, "framework": plan.framework, "strategy": plan.strategy, "started": stamp()}
-    where = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": submitted}
+    where = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": False}
     replace(str(folder / "run.json"), {**words, **where})
     return folder
 
 
-def mark_submitted(folder: Path) -> None:
-    replace(str(folder / "run.json"), {**runs.info(folder), "submitted": True})
+def mark_submitted(folder: Path, uid: str) -> None:
+    """`uid` of its captain's Job: another may have its name one day."""
+    replace(str(folder / "run.json"), {**runs.info(folder), "submitted": True, "uid": uid})
 
 
 def adopt(cluster: Cluster, wanted: str) -> Path:
@@ -71,8 +72,20 @@ def adopt(cluster: Cluster, wanted: str) -> Path:
     text = (found.data or {}).get("plan.json")
     if text is None:
         text = gzip.decompress(base64.b64decode((found.binaryData or {})["plan.json.gz"])).decode()
-    released = not (job.spec and job.spec.suspend)
-    return make_folder(plans.from_data(json.loads(text)), "", cluster, wanted, submitted=released)
+    folder = make_folder(plans.from_data(json.loads(text)), "", cluster, wanted)
+    if _released(job):
+        mark_submitted(folder, job.metadata.uid)
+    return folder
+
+
+def _released(job: Any) -> bool:
+    return not (job.spec and job.spec.suspend)
+
+
+def _replaced(folder: Path, job: Any) -> bool:
+    """Whether this is the Job of a later run with the same id."""
+    uid = str(job.metadata.uid)
+    return str(runs.info(folder).get("uid", uid)) != uid
 
 
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
@@ -90,13 +103,19 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
         running = reopen(folder)
         cluster, run, mirror = running.cluster, folder.name, running.mirror
         labels: dict[str, Any] = {names.RUN_LABEL: run}
-        jobs = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, fields={"metadata.name": run})))
-        job = jobs[0] if jobs else None
-        released = job is not None and not (job.spec and job.spec.suspend)
+        jobs: list[Any] = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, labels=labels)))
+        job = next((each for each in jobs if each.metadata.name == run and not _replaced(folder, each)), None)
         if not runs.info(folder).get("submitted"):
-            if not released:
+            if job is None or not _released(job):
                 return
-            mark_submitted(folder)
+            mark_submitted(folder, job.metadata.uid)
+        if job is None and jobs:
+            mirror.gone = True
+            running.keep_outcome()
+            (folder / WHOLE).touch()
+            return
+        for each in jobs:
+            mirror.see_job("ADDED", each)
         mirror.see(cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels))))
         fetched = mirror.fetch({CAPTAIN, *(hosts or ())})
         with suppress(Refused):  # a right that a person may lack
@@ -125,5 +144,10 @@ def followed(folder: Path) -> Iterator[Running | None]:
 def delete(folder: Path) -> None:
     """Everything of the run on the cluster; its folder here is left to the caller."""
     running = reopen(folder)
-    withdraw(running.cluster, folder.name)
+    cluster, run = running.cluster, folder.name
+    fields: dict[str, Any] = {"metadata.name": run}
+    jobs = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, fields=fields)))
+    if any(_replaced(folder, job) for job in jobs):
+        return  # that run is gone, and this one is somebody else's
+    withdraw(cluster, run)
     running.kill_pods()

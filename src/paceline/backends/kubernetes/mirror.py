@@ -53,7 +53,8 @@ class Mirror:
         self._listed = threading.Event()  # it is known which pods there are
         self.unheard = False  # some pods' output was not followed
         self._pods: dict[str, SeenPod] = {}
-        self._jobs: dict[str, Reason] = {}  # why a Job makes no pods
+        self._uids: dict[str, str] = {}  # of Jobs, by their names
+        self._jobs: dict[str, Reason] = {}  # why a Job makes no pods, by its uid: an earlier run may have had its name
         self._mounts: dict[str, Reason] = {}  # why a pod's volumes do not come
         self._lonely: dict[str, Reason] = {}  # why a pod that runs does not find its captain
         self._said: dict[str, float] = {}
@@ -106,17 +107,19 @@ class Mirror:
     def _watch_jobs(self) -> None:
         def replace(jobs: list[Any]) -> None:
             for job in jobs:
-                self._see_job("ADDED", job)
+                self.see_job("ADDED", job)
             if not any(job.metadata.name == self._run for job in jobs):
                 self.gone = True
                 self.over.set()
 
         for happened, job in self._watch(Job, replace, labels={names.RUN_LABEL: self._run}):
-            self._see_job(happened, job)
+            self.see_job(happened, job)
             if self.over.is_set():
                 return
 
-    def _see_job(self, happened: str, job: Any) -> None:
+    def see_job(self, happened: str, job: Any) -> None:
+        with self._lock:
+            self._uids[job.metadata.name] = job.metadata.uid
         if job.metadata.name == self._run:
             if happened == "DELETED" or finished(job):
                 self.gone = happened == "DELETED"
@@ -168,11 +171,11 @@ class Mirror:
         given = {"reason": event.reason, "message": event.message}
         with self._lock:
             self._changed = True
-            if about.kind == "Job" and (about.name == self._run or about.name in self._first):
+            if about.kind == "Job" and about.name in self._size:
                 reason = reasons.of_job(given, about.name)
-                self._jobs.pop(about.name, None)
+                self._jobs.pop(about.uid, None)
                 if reason is not None:
-                    self._jobs[about.name] = reason
+                    self._jobs[about.uid] = reason
             elif about.kind == "Pod" and about.uid in self._pods:
                 reason = reasons.of_mount(given, self._pods[about.uid].host)
                 if reason is not None:
@@ -187,7 +190,7 @@ class Mirror:
             newest = seeing.newest(self._pods.values())
             found = [self._why(pod) for pod in newest.values()]
             made = Counter(pod.job for pod in newest.values())
-            found += [reason for job, reason in self._jobs.items() if made[job] < self._size[job]]
+            found += [self._jobs.get(uid) for job, uid in self._uids.items() if made[job] < self._size.get(job, 0)]
             return reasons.worst(reason for reason in found if reason is not None)
 
     def _why(self, pod: SeenPod) -> Reason | None:

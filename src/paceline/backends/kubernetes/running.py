@@ -83,8 +83,8 @@ class Running:
         for pod in self._pods({names.ROLE_LABEL: CAPTAIN}):
             try:
                 answer = self.cluster.client.exec(
-                    pod, container=CAPTAIN, command=["/bin/sh", "-c", script, "sh", *words], timeout=STOP_S,
-                    stdout=True, stderr=True,
+                    pod.metadata.name, container=CAPTAIN, command=["/bin/sh", "-c", script, "sh", *words],
+                    timeout=STOP_S, stdout=True, stderr=True,
                 )  # fmt: skip
                 if not answer.exit_code:
                     return True
@@ -101,7 +101,7 @@ class Running:
 
     def kill_pods(self) -> None:
         """Also those of lost nodes, which stay otherwise until somebody forces them away."""
-        self._end_pods(self._pods())
+        self._end_pods([pod.metadata.name for pod in self._pods()])
 
     def _end_pods(self, found: list[str]) -> None:
         for pod in found:
@@ -127,21 +127,19 @@ class Running:
             return False
         return True
 
-    def _pods(self, more: dict[str, str] | None = None) -> list[str]:
+    def _pods(self, more: dict[str, str] | None = None) -> list[Any]:
+        labels: dict[str, Any] = {**self._labels(), **(more or {})}
         try:
-            found = self.cluster.ask(
-                "list pods", lambda: list(self.cluster.client.list(Pod, labels={**self._labels(), **(more or {})}))
-            )
+            return self.cluster.ask("list pods", lambda: list(self.cluster.client.list(Pod, labels=labels)))
         except (Refused, Unreachable):
             return []
-        return [pod.metadata.name for pod in found if pod.metadata and pod.metadata.name]
 
     def _labels(self) -> dict[str, Any]:
         return {names.RUN_LABEL: self.run}
 
     def keep_outcome(self) -> None:
         """The captain's last words are the report, also where its events did not come through."""
-        words = self._last_words()
+        words = None if self.mirror.gone else spoken(self._pods({names.ROLE_LABEL: CAPTAIN}))
         known = state.read(runs.Run(self.run, self.folder))
         if words is None and self._given_up is not None:
             words = {"status": "failed", "reason": str(self._given_up), "cause": self._given_up.cause}
@@ -157,16 +155,6 @@ class Running:
             self.end_jobs()  # what comes only now would hold its resources for nothing
         ended = known.report.get("ended") or stamp()
         replace(str(self.folder / "report.json"), {**known.report, "ended": ended, **words})
-
-    def _last_words(self) -> dict[str, Any] | None:
-        try:
-            found = self.cluster.ask(
-                "list pods",
-                lambda: list(self.cluster.client.list(Pod, labels={**self._labels(), names.ROLE_LABEL: CAPTAIN})),
-            )
-        except (Refused, Unreachable):
-            return None
-        return spoken(found)
 
     def _told(self) -> dict[str, str]:
         """As the Job itself says it: its deadline, say."""

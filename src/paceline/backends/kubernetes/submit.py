@@ -29,8 +29,9 @@ class Left(Exception):
     """The submission failed, and what there was of it could not be taken back; the text says why and what to do."""
 
 
-def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: Callable[[], bool]) -> None:
-    """`objects` as rendered, suspended: the captain's Job comes first. What a failure leaves behind is deleted."""
+def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: Callable[[], bool]) -> str:
+    """`objects` as rendered, suspended: the captain's Job comes first. What a failure leaves behind is deleted.
+    The uid of the captain's Job."""
     captain, others = objects[0], objects[1:]
     try:
         made = cluster.ask(f"create the Job {run}", lambda: cluster.client.create(codecs.from_dict(captain)))
@@ -45,7 +46,8 @@ def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: C
         if error.sent:
             raise Left(f"{error}; if it came through: `paceline delete {run}` removes it") from None
         raise
-    owner = _owner(run, str(made.metadata.uid if made.metadata else ""))
+    uid = str(made.metadata.uid if made.metadata else "")
+    owner = _owner(run, uid)
     try:
         for step in _steps(cluster, captain, others, owner):
             _unless(interrupted, run)
@@ -57,6 +59,7 @@ def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: C
         except (Refused, Unreachable):
             raise Left(f"{error}; something of {run} may be left: `paceline delete {run}` removes it") from error
         raise
+    return uid
 
 
 def _unless(interrupted: Callable[[], bool], run: str) -> None:
