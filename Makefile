@@ -4,7 +4,7 @@ UV := .tools/bin/uv
 BIN := .venv/bin
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo test test-cluster lint bench cluster cluster-down lock clean
+.PHONY: setup demo test lint bench bench-cluster cluster cluster-down lock clean
 
 setup: .venv/dev
 
@@ -32,12 +32,9 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
+# More processes than cores: much of the time of cluster tests is waiting. Without root, those are left out.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
-
-# Runs on a real cluster of three nodes; the first time its parts are built, which takes a quarter of an hour.
-test-cluster: .venv/dev lint
-	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/cluster
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .
@@ -49,6 +46,12 @@ bench: .venv/dev
 	for script in start cli overhead generation; do $(BIN)/python bench/$$script.py || exit 1; done
 	$(BIN)/python bench/restart.py --framework tensorflow
 	$(BIN)/python bench/restart.py --framework torch
+	test $$(id -u) != 0 || $(MAKE) bench-cluster
+
+# The same on the cluster of `make cluster`; needs root.
+bench-cluster: .venv/dev
+	for framework in tensorflow torch; do $(BIN)/python bench/cluster_restart.py --framework $$framework || exit 1; done
+	for script in cluster_scale cluster_follow; do $(BIN)/python bench/$$script.py || exit 1; done
 
 # A Kubernetes of three nodes on this machine, for a person to try things on; needs root.
 cluster: .venv/dev

@@ -300,6 +300,7 @@ def owner() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.xdist_group("more-clusters")
 @pytest.mark.parametrize("how", ["it leaves", "SIGINT", "SIGKILL", "its keeper gets SIGKILL"])
 def test_nothing_is_left_of_a_cluster_when_its_owner_ends(owner: subprocess.Popen[str], how: str) -> None:
     assert owner.stdin and owner.stdout
@@ -365,6 +366,7 @@ def namespaces(pid: int) -> tuple[str, ...]:
         return ()
 
 
+@pytest.mark.xdist_group("more-clusters")
 def test_two_clusters_live_side_by_side(cluster: Cluster) -> None:
     with Cluster.start(nodes=1, images=()) as second:
         assert second.name != cluster.name

@@ -90,6 +90,21 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def end_started_since(before: set[psutil.Process], wait: float = 0.0) -> list[psutil.Process]:
+    """Ends processes below this one, but for those that were its children before and what they started; these are
+    others' clusters, say. Those that were not gone by themselves within `wait` seconds."""
+    new = [child for child in psutil.Process().children() if child not in before]
+    for child in list(new):
+        with contextlib.suppress(psutil.Error):
+            new += child.children(recursive=True)
+    _, left = psutil.wait_procs(new, timeout=wait)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=10)
+    return left
+
+
 class Run:
     """One run in the foreground (or detached), in a home of its own or a shared one."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from runs import eventually
+from runs import end_started_since, eventually
 
 from paceline import plan as plans
 from paceline.agent import pod
@@ -102,11 +102,9 @@ class Pods:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
+    before = set(psutil.Process().children())
     yield tmp_path
-    left = [process for process in psutil.Process().children(recursive=True) if process.is_running()]
-    for process in left:
-        process.kill()
-    psutil.wait_procs(left, timeout=10)
+    end_started_since(before)
 
 
 def test_a_run_succeeds_and_every_pod_says_so(place: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from runs import end_started_since
 
 from paceline.agent import machine
 from paceline.agent import spare as starting
@@ -47,12 +48,10 @@ def parent_of_orphans() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    children = set(psutil.Process().children())
     yield
     # What tasks leave behind for a moment (a resource tracker) is ours now.
-    _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=10)
-    for process in left:
-        process.kill()
-    assert left == []
+    assert end_started_since(children, wait=10) == []
     assert {path.name for path in Path("/proc/self/fd").iterdir()} <= before
 
 

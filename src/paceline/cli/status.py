@@ -28,7 +28,7 @@ def main(
     refresh(found.folder)
     standing = state.read(found)
     if output:
-        pods = {"pods": _pods(standing)} if _on_cluster(standing) else {}
+        pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **pods})
     else:
         print("\n".join(_text(standing)))
@@ -53,6 +53,13 @@ def _pods(standing: Standing) -> list[dict[str, Any]]:
     return found
 
 
+def _reasons(standing: Standing) -> list[str]:
+    """Why something does not come: a pod, or what should make it."""
+    from paceline.backends.kubernetes.seen import kept_reasons
+
+    return [str(reason) for reason in kept_reasons(standing.folder)] if standing.alive else []
+
+
 def _tasks(standing: Standing) -> list[dict[str, Any]]:
     return [
         {
@@ -70,18 +77,17 @@ def _over(state: str) -> str:
 
 
 def _text_of_pods(standing: Standing) -> list[str]:
-    from paceline.backends.kubernetes.seen import kept_reasons
     from paceline.view.terminal import table
     from paceline.view.words import natural
 
     pods = sorted(_pods(standing), key=lambda pod: natural(pod["host"]))
+    waiting = [f"  {reason}" for reason in _reasons(standing)]
     if not pods:
-        return []
+        return waiting
     rows = [["HOST", "POD", "NODE", "PHASE", "RESTARTS"]]
     for pod in pods:
         phase = "Leaving" if pod["leaving"] else pod["phase"]
         rows.append([pod["host"], pod["pod"], pod["node"] or "-", phase, str(pod["restarts"])])
-    waiting = [f"  {reason}" for reason in kept_reasons(standing.folder)] if standing.alive else []
     return [*table(rows).splitlines(), *waiting, ""]
 
 

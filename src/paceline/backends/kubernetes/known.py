@@ -119,8 +119,7 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
         mirror.see(cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels))))
         fetched = mirror.fetch({CAPTAIN, *(hosts or ())})
         with suppress(Refused):  # a right that a person may lack
-            for event in cluster.ask("list events", lambda: list(cluster.client.list(Event))):
-                mirror.hear_event(event)
+            mirror.hear_events(cluster.ask("list events", lambda: list(cluster.client.list(Event))))
         mirror.keep()
         mirror.gone = job is None
         over = job is None or finished(job)

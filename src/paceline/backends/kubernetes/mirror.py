@@ -158,24 +158,26 @@ class Mirror:
             self._changed = True
 
     def _watch_events(self) -> None:
-        def replace(events: list[Any]) -> None:
-            for event in events:
-                self.hear_event(event)
-
-        for _, event in self._watch(Event, replace):
-            self.hear_event(event)
+        for _, event in self._watch(Event, self.hear_events):
+            self._hear_event(event)
             self._say_who_is_missing()
 
-    def hear_event(self, event: Any) -> None:
+    def hear_events(self, events: list[Any]) -> None:
+        """As they happened: they are listed by their names."""
+        for event in sorted(events, key=lambda event: str(event.lastTimestamp or event.metadata.creationTimestamp)):
+            self._hear_event(event)
+
+    def _hear_event(self, event: Any) -> None:
         about = event.involvedObject
         given = {"reason": event.reason, "message": event.message}
         with self._lock:
             self._changed = True
             if about.kind == "Job" and about.name in self._size:
                 reason = reasons.of_job(given, about.name)
-                self._jobs.pop(about.uid, None)
                 if reason is not None:
                     self._jobs[about.uid] = reason
+                elif event.reason == "SuccessfulCreate":
+                    self._jobs.pop(about.uid, None)
             elif about.kind == "Pod" and about.uid in self._pods:
                 reason = reasons.of_mount(given, self._pods[about.uid].host)
                 if reason is not None:
