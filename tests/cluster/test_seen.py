@@ -174,7 +174,7 @@ def test_a_later_run_with_the_same_id_is_not_taken_for_the_one_known_here(person
     ours = dict(person.env)
     kubernetes = {"namespace": person.namespace, "image": "lab.local/python:1", "service_account": "nobody"}
     run = detached(person, "--run", "same", kubernetes=kubernetes)
-    reason = "same-worker: there is no ServiceAccount nobody: create it"
+    reason = "there is no ServiceAccount nobody: create it"
     eventually("the reason", lambda: reason in person.call("status", run).stdout)
     assert any(reason in each for each in status(person, run)["reasons"])
     person.cluster.kubectl("delete", "job", run, "-n", person.namespace)
