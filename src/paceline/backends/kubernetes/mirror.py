@@ -62,6 +62,7 @@ class Mirror:
         self._left_at: float | None = None
         self._changed = True
         self._kept_at = 0.0
+        self.waited = seeing.kept_reasons(folder)  # why hosts were missing when some were
         self.inbox = Inbox(folder)
         self.over = threading.Event()  # the captain's Job has finished, or is gone
         self.gone = False
@@ -193,7 +194,9 @@ class Mirror:
             found = [self._why(pod) for pod in newest.values()]
             made = Counter(pod.job for pod in newest.values())
             found += [self._jobs.get(uid) for job, uid in self._uids.items() if made[job] < self._size.get(job, 0)]
-            return reasons.worst(reason for reason in found if reason is not None)
+            now = reasons.worst(reason for reason in found if reason is not None)
+            self.waited = now or self.waited
+            return now
 
     def _why(self, pod: SeenPod) -> Reason | None:
         if pod.reason is None and pod.began:

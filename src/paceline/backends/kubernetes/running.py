@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Pod
 from lightkube.types import PatchType
 
 from paceline.agent.journal import replace, stamp
-from paceline.backends.kubernetes import names, pods, seen
+from paceline.backends.kubernetes import names, pods
 from paceline.backends.kubernetes.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.mirror import Mirror
 from paceline.backends.kubernetes.reasons import Reason
@@ -150,8 +150,7 @@ class Running:
         if words is None:
             words = {**({"status": "failed", "reason": GONE} if self.mirror.gone else self._told()), "cause": None}
         if words.get("cause") == "start-timeout":
-            waiting = self.mirror.waiting or seen.kept_reasons(self.folder)
-            words = {**words, "reason": _with_reasons(str(words.get("reason")), waiting)}
+            words = {**words, "reason": _with_reasons(str(words.get("reason")), self.mirror.waited)}
             self.end_jobs()  # what comes only now would hold its resources for nothing
         ended = known.report.get("ended") or stamp()
         replace(str(self.folder / "report.json"), {**known.report, "ended": ended, **words})
