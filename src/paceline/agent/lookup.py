@@ -10,6 +10,8 @@ from typing import Any, Callable, Optional
 
 from paceline.agent.loop import Loop
 
+ALWAYS = "kubernetes.default.svc"  # a name that every cluster has
+
 Found = Optional[tuple[int, Any]]  # address family and socket address
 
 
@@ -44,10 +46,21 @@ class Lookup:
             self.addresses = frozenset(str(address[0]) for *_, address in found)
             self._result, self.unanswered = (found[0][0], found[0][4]), False
         except OSError as error:
-            self._result, self.unanswered, self.addresses = None, error.errno == socket.EAI_AGAIN, frozenset()
+            self._result, self.addresses = None, frozenset()
+            self.unanswered = error.errno == socket.EAI_AGAIN and _nobody_answers()
         self._tell.send(b".")
 
     def _done(self) -> None:
         self._told.recv(16)
         self._under_way = False
         self._found(self._result)
+
+
+def _nobody_answers() -> bool:
+    """Names that a cluster does not know are asked of servers outside, and these may be out of reach, which is no
+    trouble of the cluster's own."""
+    try:
+        socket.getaddrinfo(ALWAYS, None)
+    except OSError as error:
+        return error.errno == socket.EAI_AGAIN
+    return False
