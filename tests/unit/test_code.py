@@ -451,6 +451,13 @@ def test_environments_are_known_by_what_is_in_them(tmp_path: Path, name: str, ma
     assert sent(tmp_path) == {"train.py"}
 
 
+def test_runs_that_are_kept_beside_the_code_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "train.py", "home/runs/digits-0000/events.jsonl")
+    assert "home/runs/digits-0000/events.jsonl" in sent(tmp_path)
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    assert sent(tmp_path) == {"train.py"}
+
+
 def test_a_package_may_be_called_venv(tmp_path: Path) -> None:
     make(tmp_path, "venv/__init__.py")
     assert sent(tmp_path) == {"venv/__init__.py"}

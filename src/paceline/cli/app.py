@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -142,6 +143,9 @@ def _explain(error: Exception, arguments: list[str]) -> int:
             return code
     if isinstance(error, OSError) and error.filename is not None:
         complain(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return 1
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        complain(f"cannot write: {error.strerror}")
         return 1
     complain(f"this is a bug in Paceline, not a mistake of yours: {type(error).__name__}: {error}")
     where = _keep_traceback(error, arguments)

@@ -21,6 +21,7 @@ from pathlib import Path
 from paceline.agent.unpack import MOST_BYTES, MOST_ENTRIES, leads_outside
 from paceline.backends.kubernetes.ignore import Fate, Pattern, Rules, is_secret, read
 from paceline.job.errors import visible
+from paceline.view.runs import home
 from paceline.view.words import size as in_units
 
 LIMIT = 8 << 20  # bytes of the archive: what a dozen ConfigMaps hold
@@ -261,7 +262,7 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result, Fate, bool]]:
         for name, found in listed.items():
             is_folder = stat.S_ISDIR(found.st_mode)
             known = f"{base}{_as_git(name)}"
-            fate = rules.fate(known, is_folder, state, is_folder and _is_environment(root / path / name))
+            fate = rules.fate(known, is_folder, state, is_folder and _is_no_code(root / path / name))
             hidden = fate is Fate.HIDDEN and is_secret(known, is_folder) and not rules.ignored_by_git(known, is_folder)
             if is_folder and (fate is Fate.SENT or (fate is not Fate.CLOSED and rules.reach(known))):
                 ahead.append((f"{path}{name}/", rules, fate))
@@ -290,9 +291,9 @@ def _lines(root: Path, path: str, name: str, listed: Container[str]) -> tuple[Pa
         raise _unreadable(root, f"{path}{name}", error) from None
 
 
-def _is_environment(path: Path) -> bool:
-    """A virtual environment, or one of conda's, by whatever name."""
-    return _exists(path / "pyvenv.cfg") or _exists(path / "conda-meta")
+def _is_no_code(path: Path) -> bool:
+    """A virtual environment, or one of conda's, by whatever name; and where this machine keeps its runs."""
+    return _exists(path / "pyvenv.cfg") or _exists(path / "conda-meta") or path == home().resolve()
 
 
 def _state(found: os.stat_result) -> tuple[int, ...]:
