@@ -589,6 +589,30 @@ def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(ca
     assert time.monotonic() - began > LEASE_S - 1.5
 
 
+def test_who_comes_for_a_host_that_is_leaving_waits_until_it_has_left(captain: Captain) -> None:
+    """Its tasks have their grace, and once it has said how they ended nobody waits for its lease."""
+    members = [captain.member(host, replaces=False) for host in HOSTS]
+    for peer in members:
+        peer.read("start")
+    members[1].send({"type": "leaving", "reason": "SIGTERM"})
+    eventually("it is known", lambda: captain.events("note"), more=captain.said)
+    replacement = captain.peer()
+    replacement.send(join(HOSTS[1], replaces=False))
+    members[1].send({"type": "beat", "n": 5, "tasks": {}})
+    assert members[1].read("beat")["n"] == 5
+    assert len(captain.events("member-joined")) == 2 and not captain.events("restart")
+    done = {**EXIT, "task": "worker-1", "attempt": 1, "cause": "preempted", "place": "", "age": 0.0}
+    members[1].send({"type": "exited", "exit": done})
+    members[1].send({"type": "left"})
+    members[1].close()
+    replacement.read("welcome")
+    end = members[0].read("end")
+    offers = {"worker-0": f"127.0.0.1:{free_port()}"}
+    members[0].send({"type": "ended", "tasks": end["tasks"], "offers": offers, "snapshots": []})
+    assert replacement.read("start")["generation"] == 2
+    assert [each["cause"] for each in captain.events("restart")] == ["preempted"]
+
+
 # ---- slow and many
 
 

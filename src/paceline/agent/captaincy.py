@@ -38,6 +38,7 @@ class Connection:
         self._captaincy = captaincy
         self.link = Link(sock, captaincy.tls, server=True, limit=MEMBER_LIMIT)
         self.host = ""
+        self.leaving = False
         self.heard = captaincy.loop.now()
         self.rewatch()
 
@@ -77,6 +78,7 @@ class Captaincy:
         self.tls = context(options.tls, "captain", server=True)
         self.connections: set[Connection] = set()
         self._members: dict[str, Connection] = {}
+        self._successors: dict[str, tuple[Connection, ev.Joined]] = {}  # of members that are leaving
         self._later: dict[str, tuple[bytes, ...]] = {}  # first starts that give the leader of the group a head start
         self._instances: dict[str, list[str]] = {}  # host -> instances in the order they came; the last is the one
         self._events = Appender(f"{self._folder}/events.jsonl", self._trouble)
@@ -136,6 +138,7 @@ class Captaincy:
         if connection.host:
             if message["type"] == "beat":
                 connection.send_bytes(encode({"type": "beat", "n": message.get("n")}))
+            connection.leaving = connection.leaving or message["type"] == "leaving"
             told = messages.read_member(message, connection.host)
             if told is not None:
                 self._tell(told)
@@ -157,9 +160,12 @@ class Captaincy:
                 encode({"type": "finish", "status": "replaced", "reason": "another instance took this host's place"})
             )
             return
+        earlier = self._members.get(joined.host)
+        if earlier is not None and earlier.leaving and joined.instance not in lives:
+            self._successors[joined.host] = connection, joined  # its tasks have their grace, and it will say their end
+            return
         if joined.instance not in lives:
             lives.append(joined.instance)
-        earlier = self._members.get(joined.host)
         if earlier is not None:
             self.drop(earlier, "joined again")
         connection.host = joined.host
@@ -177,6 +183,9 @@ class Captaincy:
             del self._members[connection.host]
             self._later.pop(connection.host, None)
             self._tell(ev.Disconnected(connection.host))
+            successor, joined = self._successors.pop(connection.host, (None, None))
+            if successor in self.connections and joined is not None:
+                self._join(successor, joined)
 
     # ---- the captain's word
 
@@ -331,6 +340,8 @@ class Captaincy:
         told = ("status", "reason", "cause", "generations", "steps", "steps_per_s", "started", "ended")
         last_words(self._options.last_words, {name: report[name] for name in told})
         self._exit = FAILED if over.status == "failed" else 0
+        for connection, _ in self._successors.values():
+            connection.send_bytes(encode({"type": "finish", "status": over.status, "reason": over.reason}))
         for connection in list(self.connections):
             self.connections.discard(connection)
             connection.link.close()
