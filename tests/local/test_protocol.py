@@ -589,15 +589,14 @@ def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(ca
     assert time.monotonic() - began > LEASE_S - 1.5
 
 
-def test_who_comes_for_a_host_that_is_leaving_waits_until_it_has_left(captain: Captain) -> None:
-    """Its tasks have their grace, and once it has said how they ended nobody waits for its lease."""
+def test_who_comes_for_a_host_that_is_there_waits_until_it_has_left(captain: Captain) -> None:
+    """It trains, or its tasks have their grace; once it has said how they ended nobody waits for its lease."""
     members = [captain.member(host, replaces=False) for host in HOSTS]
     for peer in members:
         peer.read("start")
-    members[1].send({"type": "leaving", "reason": "SIGTERM"})
-    eventually("it is known", lambda: captain.events("note"), more=captain.said)
     replacement = captain.peer()
     replacement.send(join(HOSTS[1], replaces=False))
+    members[1].send({"type": "leaving", "reason": "SIGTERM"})
     members[1].send({"type": "beat", "n": 5, "tasks": {}})
     assert members[1].read("beat")["n"] == 5
     assert len(captain.events("member-joined")) == 2 and not captain.events("restart")

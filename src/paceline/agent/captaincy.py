@@ -38,7 +38,6 @@ class Connection:
         self._captaincy = captaincy
         self.link = Link(sock, captaincy.tls, server=True, limit=MEMBER_LIMIT)
         self.host = ""
-        self.leaving = False
         self.heard = captaincy.loop.now()
         self.rewatch()
 
@@ -78,7 +77,7 @@ class Captaincy:
         self.tls = context(options.tls, "captain", server=True)
         self.connections: set[Connection] = set()
         self._members: dict[str, Connection] = {}
-        self._successors: dict[str, tuple[Connection, ev.Joined]] = {}  # of members that are leaving
+        self._successors: dict[str, tuple[Connection, ev.Joined]] = {}  # of members that are still there
         self._later: dict[str, tuple[bytes, ...]] = {}  # first starts that give the leader of the group a head start
         self._instances: dict[str, list[str]] = {}  # host -> instances in the order they came; the last is the one
         self._events = Appender(f"{self._folder}/events.jsonl", self._trouble)
@@ -138,7 +137,6 @@ class Captaincy:
         if connection.host:
             if message["type"] == "beat":
                 connection.send_bytes(encode({"type": "beat", "n": message.get("n")}))
-            connection.leaving = connection.leaving or message["type"] == "leaving"
             told = messages.read_member(message, connection.host)
             if told is not None:
                 self._tell(told)
@@ -161,8 +159,9 @@ class Captaincy:
             )
             return
         earlier = self._members.get(joined.host)
-        if earlier is not None and earlier.leaving and joined.instance not in lives:
-            self._successors[joined.host] = connection, joined  # its tasks have their grace, and it will say their end
+        if earlier is not None and joined.instance not in lives and not self._displaces(joined):
+            # The one that is there trains, or its tasks have their grace: when it leaves, it says how they ended.
+            self._successors[joined.host] = connection, joined
             return
         if joined.instance not in lives:
             lives.append(joined.instance)
@@ -172,6 +171,11 @@ class Captaincy:
         self._members[joined.host] = connection
         connection.send_bytes(encode({"type": "welcome", "lease": self._options.lease, "beat": self._beat}))
         self._tell(joined)
+
+    def _displaces(self, joined: ev.Joined) -> bool:
+        """Whether the instance before this one cannot be running, though its connection has not ended yet."""
+        place = self._captain.members[joined.host].place
+        return joined.replaces or bool(joined.place and joined.place == place)
 
     def drop(self, connection: Connection, why: str) -> None:
         if connection not in self.connections:
