@@ -32,7 +32,7 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
-# More processes than cores: much of the time of cluster tests is waiting. Without root, those are left out.
+# Four processes on two cores: much of the time of cluster tests is waiting. Without root, those are left out.
 test: .venv/dev lint
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
 

@@ -177,6 +177,16 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line(me: Person, words
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1) and b"No space left on device" in done.stderr
 
 
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_output_is_no_error(me: Person, closed: int) -> None:
+    me.job(SHORT)
+    for words in (("run",), ("ls",), ("--version",)):
+        done = subprocess.run(
+            person.words_of(*words), cwd=me.folder, env=person.environment(me.home), preexec_fn=lambda: os.close(closed)
+        )
+        assert done.returncode == 0, words
+
+
 def test_under_nohup_a_hangup_is_ignored(me: Person) -> None:
     me.job(SHORT + "import time\ntime.sleep(0.5)\n")
     words = person.words_of("run", "-o", "json")

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import signal
 import socket
 import ssl
 import struct
@@ -574,19 +575,67 @@ def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(ca
         peer.read("start")
     began = time.monotonic()
     members[1].close()
-    replacement = captain.member(HOSTS[1], replaces=False)
+    replacement = captain.peer()
+    replacement.send(join(HOSTS[1], replaces=False))
+    replacement.read("wait")
+
+    def given_up() -> bool:
+        members[0].send({"type": "beat", "n": 1, "tasks": {}})
+        return bool(captain.events("task-exited"))
+
+    eventually("its lease has run out", given_up, more=captain.said)
     end = members[0].read("end")
     assert end["tasks"] == {"worker-0": 1}
     offers = {"worker-0": f"127.0.0.1:{free_port()}"}
     members[0].send({"type": "ended", "tasks": end["tasks"], "offers": offers, "snapshots": []})
-    until = time.monotonic() + 3 * LEASE_S
-    while not captain.events("restart"):
-        members[0].send({"type": "beat", "n": 1, "tasks": {}})
-        replacement.send({"type": "beat", "n": 1, "tasks": {}})
-        assert time.monotonic() < until, "no restart"
-        time.sleep(0.1)
+    replacement.read("welcome")
     assert replacement.read("start")["generation"] == 2
     assert time.monotonic() - began > LEASE_S - 1.5
+
+
+def test_a_host_that_dials_again_keeps_its_place_before_who_waits_for_it(captain: Captain) -> None:
+    words = join(HOSTS[0], replaces=False)
+    first = captain.peer()
+    first.send(words)
+    other = captain.member(HOSTS[1])
+    attempt = first.read("start")["tasks"]["worker-0"]
+    waiting = captain.peer()
+    waiting.send(join(HOSTS[0], replaces=False))
+    waiting.read("wait")
+    again = captain.peer()  # before the captain knows that the first connection has ended
+    again.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    again.read("welcome")
+    again.close()
+    eventually("it is missed", lambda: captain.events("member-lost"), more=captain.said)
+    third = captain.peer()
+    third.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    third.read("welcome")
+    for number, peer in enumerate((third, other)):
+        done = {**EXIT, "task": f"worker-{number}", "code": 0, "cause": "", "place": "", "age": 0.0}
+        peer.send({"type": "exited", "exit": done})
+    for peer in (third, other):
+        assert peer.read("finish")["status"] == "succeeded"
+        peer.send({"type": "left"})
+    assert waiting.read("finish")["status"] == "succeeded"
+    assert captain.keeper.wait(20) == 0 and not captain.events("restart")
+
+
+def test_who_trains_comes_before_who_was_first_at_a_captain_that_has_returned(captain: Captain) -> None:
+    words = join(HOSTS[0], replaces=False)
+    first = captain.peer()
+    first.send(words)
+    captain.member(HOSTS[1], replaces=False).read("start")
+    attempt = first.read("start")["tasks"]["worker-0"]
+    os.kill(captain.pid, signal.SIGKILL)
+    eventually("it returns", lambda: captain.events("captain-returned"), more=captain.said)
+    early = captain.member(HOSTS[0], replaces=False)
+    first = captain.peer()
+    first.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    first.read("welcome")
+    early.refused()
+    again = captain.peer()
+    again.send(join(HOSTS[0], replaces=False))
+    again.read("wait")
 
 
 def test_who_comes_for_a_host_that_is_there_waits_until_it_has_left(captain: Captain) -> None:

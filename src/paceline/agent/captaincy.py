@@ -77,7 +77,7 @@ class Captaincy:
         self.tls = context(options.tls, "captain", server=True)
         self.connections: set[Connection] = set()
         self._members: dict[str, Connection] = {}
-        self._successors: dict[str, tuple[Connection, ev.Joined]] = {}  # of members that are still there
+        self._successors: dict[str, tuple[Connection, ev.Joined]] = {}  # of hosts that are still there
         self._later: dict[str, tuple[bytes, ...]] = {}  # first starts that give the leader of the group a head start
         self._instances: dict[str, list[str]] = {}  # host -> instances in the order they came; the last is the one
         self._events = Appender(f"{self._folder}/events.jsonl", self._trouble)
@@ -158,24 +158,45 @@ class Captaincy:
                 encode({"type": "finish", "status": "replaced", "reason": "another instance took this host's place"})
             )
             return
+        connection.heard = self.loop.now()
         earlier = self._members.get(joined.host)
-        if earlier is not None and joined.instance not in lives and not self._displaces(joined):
-            # The one that is there trains, or its tasks have their grace: when it leaves, it says how they ended.
-            self._successors[joined.host] = connection, joined
-            return
         if joined.instance not in lives:
+            if self._is_there(joined.host) and not self._displaces(joined):
+                # It trains, or its tasks have their grace: when it leaves, it says how they ended.
+                self._successors[joined.host] = connection, joined
+                connection.send_bytes(encode({"type": "wait"}))
+                return
+            if earlier is not None and joined.running:
+                del lives[-1]  # it came first to a captain that has returned, and waits from now on
             lives.append(joined.instance)
         if earlier is not None:
             self.drop(earlier, "joined again")
         connection.host = joined.host
         self._members[joined.host] = connection
         connection.send_bytes(encode({"type": "welcome", "lease": self._options.lease, "beat": self._beat}))
-        self._tell(joined)
+        if connection in self.connections:
+            self._tell(joined)
+
+    def _is_there(self, host: str) -> bool:
+        """Also one whose connection has ended: it runs its tasks, and may dial again, as long as it has its lease."""
+        member = self._captain.members[host]
+        leased = not member.left and self.loop.now() < member.lease_until
+        return host in self._members or (leased and bool(self._captain.books.held(host)))
 
     def _displaces(self, joined: ev.Joined) -> bool:
-        """Whether the instance before this one cannot be running, though its connection has not ended yet."""
-        place = self._captain.members[joined.host].place
-        return joined.replaces or bool(joined.place and joined.place == place)
+        """Whether the instance before this one cannot be running; or runs nothing, while this one does."""
+        member = self._captain.members[joined.host]
+        trains = bool(joined.running) and not self._captain.books.held(joined.host)
+        return joined.replaces or trains or bool(joined.place and joined.place == member.place)
+
+    def _hand_over(self) -> None:
+        """To those that wait for a host that has gone."""
+        for host, (connection, joined) in list(self._successors.items()):
+            if connection not in self.connections:
+                del self._successors[host]  # it will dial again
+            elif not self._is_there(host):
+                del self._successors[host]
+                self._join(connection, joined)
 
     def drop(self, connection: Connection, why: str) -> None:
         if connection not in self.connections:
@@ -187,9 +208,8 @@ class Captaincy:
             del self._members[connection.host]
             self._later.pop(connection.host, None)
             self._tell(ev.Disconnected(connection.host))
-            successor, joined = self._successors.pop(connection.host, (None, None))
-            if successor in self.connections and joined is not None:
-                self._join(successor, joined)
+            if connection.host in self._successors:
+                self.loop.after(0.0, self._hand_over)
 
     # ---- the captain's word
 
@@ -250,6 +270,7 @@ class Captaincy:
             if now - connection.heard > limit:
                 self.drop(connection, "silent")
         self._tell(ev.Tick())
+        self._hand_over()
         self.loop.after(0.5 if len(self._captain.members) <= 256 else 1.0, self._tick)
 
     # ---- a successor

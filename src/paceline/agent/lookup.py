@@ -47,8 +47,10 @@ class Lookup:
             self._result, self.unanswered = (found[0][0], found[0][4]), False
         except OSError as error:
             self._result, self.addresses = None, frozenset()
+            self._tell.send(b".")
             self.unanswered = error.errno == socket.EAI_AGAIN and _nobody_answers()
-        self._tell.send(b".")
+        else:
+            self._tell.send(b".")
 
     def _done(self) -> None:
         self._told.recv(16)

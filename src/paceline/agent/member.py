@@ -227,7 +227,11 @@ class Member:
                 message["how"],
                 float(message["grace"]),
             )
+        elif kind == "wait":
+            self._alone_since = self.loop.now()  # another instance of this host is still there
         elif kind == "finish":
+            if message.get("status") == "replaced":
+                self._exit = LEAVING
             last_words(self._options.last_words, {name: message.get(name) for name in ("status", "reason")})
             self._finish()
 
@@ -241,6 +245,8 @@ class Member:
         self._lease = float(message["lease"])
         self._beat_every = float(message["beat"])
         self._lease_from = self._sent_at.pop(0, self.loop.now())
+        if self.loop.now() - self._lease_from > self._beat_every:
+            self._send_beat()  # it has waited for its welcome
         early, self._said_early = self._said_early, []
         for said in early:
             self._send(said)

@@ -2,9 +2,11 @@
 
 import os
 import sys
+from typing import NoReturn
 
 
-def main() -> None:
+def main() -> NoReturn:
+    _open_streams()
     if sys.argv[1:2] == ["run"] and not {"--help", "--dry-run"} & set(sys.argv):
         from paceline.backends import ahead
 
@@ -14,17 +16,27 @@ def main() -> None:
     _leave(app.main())
 
 
-def _leave(code: int) -> None:
+def _open_streams() -> None:
+    """Whoever called may have closed some: then others' files would get their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _leave(code: int) -> NoReturn:
     """At once: to take an interpreter apart takes longer than many a command."""
     import atexit
 
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
+    try:
+        for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        except BrokenPipeError:
-            code = code or 141  # whoever read it has gone
-        except OSError as error:
-            os.write(2, f"error: cannot write the output: {error.strerror}\n".encode())
-            code = code or 1
-    os._exit(code)
+    except BrokenPipeError:
+        code = code or 141  # whoever read it has gone
+    except OSError as error:
+        code = code or 1
+        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)

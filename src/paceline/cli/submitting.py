@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +94,7 @@ def _submitted(
             continue
         with held(folder):
             try:
-                uid = submit(cluster, run, objects, interrupted)
+                submit(cluster, run, objects, interrupted, partial(known.mark_begun, folder))
             except Left:
                 raise
             except BaseException as error:
@@ -101,6 +102,6 @@ def _submitted(
                 if isinstance(error, Taken) and left:
                     continue
                 raise
-            known.mark_submitted(folder, uid)
+            known.mark_submitted(folder)
             yield folder
             return

@@ -21,7 +21,7 @@ from pathlib import Path
 from paceline.agent.unpack import MOST_BYTES, MOST_ENTRIES, leads_outside
 from paceline.backends.kubernetes.ignore import Fate, Pattern, Rules, is_secret, read
 from paceline.job.errors import visible
-from paceline.view.runs import home
+from paceline.view.runs import runs_folder
 from paceline.view.words import size as in_units
 
 LIMIT = 8 << 20  # bytes of the archive: what a dozen ConfigMaps hold
@@ -293,7 +293,15 @@ def _lines(root: Path, path: str, name: str, listed: Container[str]) -> tuple[Pa
 
 def _is_no_code(path: Path) -> bool:
     """A virtual environment, or one of conda's, by whatever name; and where this machine keeps its runs."""
-    return _exists(path / "pyvenv.cfg") or _exists(path / "conda-meta") or path == home().resolve()
+    return _exists(path / "pyvenv.cfg") or _exists(path / "conda-meta") or path == _kept()
+
+
+def _kept() -> Path | None:
+    """Where this machine keeps its runs."""
+    try:
+        return runs_folder().resolve()
+    except RuntimeError:
+        return None  # a user without a home folder
 
 
 def _state(found: os.stat_result) -> tuple[int, ...]:

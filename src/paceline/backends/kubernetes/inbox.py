@@ -40,6 +40,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._last: dict[str, tuple[str, set[str]]] = {}  # of each file: the newest time, and its lines of that time
         self.formed = False  # a generation has been formed
+        self.complete = False  # and no host has been missed since
         self.joined: set[str] = set()  # hosts that have found their captain
 
     def reader(self, captain: bool) -> Reader:
@@ -120,6 +121,8 @@ class Reader:
         except (ValueError, AttributeError):
             return "", ""
         self._inbox.formed = self._inbox.formed or kind == "generation-formed"
+        if kind in ("generation-formed", "restart", "member-lost"):
+            self._inbox.complete = kind == "generation-formed"
         if kind == "member-joined":
             self._inbox.joined.add(str(event.get("host")))
         return ("events.jsonl", line) if isinstance(kind, str) else ("", "")

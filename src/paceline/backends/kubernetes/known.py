@@ -45,9 +45,13 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
     return folder
 
 
-def mark_submitted(folder: Path, uid: str) -> None:
+def mark_begun(folder: Path, uid: str) -> None:
     """`uid` of its captain's Job: another may have its name one day."""
-    replace(str(folder / "run.json"), {**runs.info(folder), "submitted": True, "uid": uid})
+    replace(str(folder / "run.json"), {**runs.info(folder), "uid": uid})
+
+
+def mark_submitted(folder: Path) -> None:
+    replace(str(folder / "run.json"), {**runs.info(folder), "submitted": True})
 
 
 def adopt(cluster: Cluster, wanted: str) -> Path:
@@ -58,6 +62,11 @@ def adopt(cluster: Cluster, wanted: str) -> Path:
         if (info.get("context"), info.get("namespace")) != (cluster.context, cluster.namespace):
             where = f"in {info['namespace']} of {info['context']}" if info.get("context") else "on this machine"
             raise runs.NoRun(f"{wanted} is a run {where} here: another of that name cannot be looked at beside it")
+        if any(_replaced(folder, job) for job in _jobs(cluster, wanted)):
+            raise runs.NoRun(
+                f"{wanted} is an earlier run here, and another on the cluster: `paceline delete {wanted}` forgets the "
+                "earlier one, and leaves that on the cluster alone"
+            )
         return folder
     try:
         job = cluster.ask(f"read the Job {wanted}", partial(cluster.client.get, Job, wanted))
@@ -73,9 +82,16 @@ def adopt(cluster: Cluster, wanted: str) -> Path:
     if text is None:
         text = gzip.decompress(base64.b64decode((found.binaryData or {})["plan.json.gz"])).decode()
     folder = make_folder(plans.from_data(json.loads(text)), "", cluster, wanted)
+    mark_begun(folder, str(job.metadata.uid if job.metadata else ""))
     if _released(job):
-        mark_submitted(folder, job.metadata.uid)
+        mark_submitted(folder)
     return folder
+
+
+def _jobs(cluster: Cluster, run: str) -> list[Any]:
+    """The captain's Job, if it is there."""
+    fields: dict[str, Any] = {"metadata.name": run}
+    return cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, fields=fields)))
 
 
 def _released(job: Any) -> bool:
@@ -85,7 +101,7 @@ def _released(job: Any) -> bool:
 def _replaced(folder: Path, job: Any) -> bool:
     """Whether this is the Job of a later run with the same id."""
     uid = str(job.metadata.uid)
-    return str(runs.info(folder).get("uid", uid)) != uid
+    return str(runs.info(folder).get("uid") or uid) != uid
 
 
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
@@ -104,14 +120,18 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
         cluster, run, mirror = running.cluster, folder.name, running.mirror
         labels: dict[str, Any] = {names.RUN_LABEL: run}
         jobs: list[Any] = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, labels=labels)))
-        job = next((each for each in jobs if each.metadata.name == run and not _replaced(folder, each)), None)
+        named = next((each for each in jobs if each.metadata.name == run), None)
+        job = None if named is None or _replaced(folder, named) else named
+        if job is not None and not runs.info(folder).get("uid"):
+            mark_begun(folder, job.metadata.uid)
         if not runs.info(folder).get("submitted"):
             if job is None or not _released(job):
                 return
-            mark_submitted(folder, job.metadata.uid)
-        if job is None and jobs:
-            mirror.gone = True
-            running.keep_outcome()
+            mark_submitted(folder)
+        mirror.gone = job is None
+        if mirror.gone and named is not None:
+            if not (folder / "report.json").exists():
+                running.keep_outcome()
             (folder / WHOLE).touch()
             return
         for each in jobs:
@@ -121,7 +141,6 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
         with suppress(Refused):  # a right that a person may lack
             mirror.hear_events(cluster.ask("list events", lambda: list(cluster.client.list(Event))))
         mirror.keep()
-        mirror.gone = job is None
         over = job is None or finished(job)
         told = state.read(runs.Run(run, folder)).state.ended is not None  # its Job may be a moment behind
         if (over or told) and not (folder / "report.json").exists():
@@ -144,9 +163,7 @@ def delete(folder: Path) -> None:
     """Everything of the run on the cluster; its folder here is left to the caller."""
     running = reopen(folder)
     cluster, run = running.cluster, folder.name
-    fields: dict[str, Any] = {"metadata.name": run}
-    jobs = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, fields=fields)))
-    if any(_replaced(folder, job) for job in jobs):
+    if any(_replaced(folder, job) for job in _jobs(cluster, run)):
         return  # that run is gone, and this one is somebody else's
     withdraw(cluster, run)
     running.kill_pods()

@@ -23,6 +23,7 @@ from paceline.backends.kubernetes.reasons import Reason
 from paceline.backends.kubernetes.seen import SeenPod
 from paceline.plan import CAPTAIN, Plan
 from paceline.view.events import seconds
+from paceline.view.runs import info
 
 RETRY_S = 1.0
 AWAY = "away"
@@ -53,7 +54,8 @@ class Mirror:
         self._listed = threading.Event()  # it is known which pods there are
         self.unheard = False  # some pods' output was not followed
         self._pods: dict[str, SeenPod] = {}
-        self._uids: dict[str, str] = {}  # of Jobs, by their names
+        self._uid = str(info(folder).get("uid") or "")  # of the captain's Job
+        self._uids: dict[str, str] = {}  # of all Jobs, by their names
         self._jobs: dict[str, Reason] = {}  # why a Job makes no pods, by its uid: an earlier run may have had its name
         self._mounts: dict[str, Reason] = {}  # why a pod's volumes do not come
         self._lonely: dict[str, Reason] = {}  # why a pod that runs does not find its captain
@@ -110,8 +112,7 @@ class Mirror:
             for job in jobs:
                 self.see_job("ADDED", job)
             if not any(job.metadata.name == self._run for job in jobs):
-                self.gone = True
-                self.over.set()
+                self._end(gone=True)
 
         for happened, job in self._watch(Job, replace, labels={names.RUN_LABEL: self._run}):
             self.see_job(happened, job)
@@ -120,16 +121,20 @@ class Mirror:
 
     def see_job(self, happened: str, job: Any) -> None:
         with self._lock:
-            self._uids[job.metadata.name] = job.metadata.uid
+            self._uids[job.metadata.name], self._changed = job.metadata.uid, True
         if job.metadata.name == self._run:
-            if happened == "DELETED" or finished(job):
-                self.gone = happened == "DELETED"
-                self.over.set()
+            uid = self._uid = self._uid or job.metadata.uid
+            if happened == "DELETED" or job.metadata.uid != uid or finished(job):
+                self._end(gone=happened == "DELETED" or job.metadata.uid != uid)
             return
         if finished(job):
             self._left.add(job.metadata.name)
         if self._left >= set(self._first) and self._left_at is None:
             self._left_at = time.monotonic()
+
+    def _end(self, gone: bool) -> None:
+        self.gone = gone
+        self.over.set()
 
     def _watch_pods(self) -> None:
         def replace(pods: list[Any]) -> None:
@@ -159,9 +164,10 @@ class Mirror:
             self._changed = True
 
     def _watch_events(self) -> None:
-        for _, event in self._watch(Event, self.hear_events):
-            self._hear_event(event)
-            self._say_who_is_missing()
+        for happened, event in self._watch(Event, self.hear_events):
+            if happened != "DELETED":  # by its age, which is no news
+                self._hear_event(event)
+                self._say_who_is_missing()
 
     def hear_events(self, events: list[Any]) -> None:
         """As they happened: they are listed by their names."""
@@ -195,7 +201,7 @@ class Mirror:
             made = Counter(pod.job for pod in newest.values())
             found += [self._jobs.get(uid) for job, uid in self._uids.items() if made[job] < self._size.get(job, 0)]
             now = reasons.worst(reason for reason in found if reason is not None)
-            self.waited = now or self.waited
+            self.waited = now or ([] if self.inbox.complete else self.waited)
             return now
 
     def _why(self, pod: SeenPod) -> Reason | None:

@@ -80,7 +80,7 @@ class Running:
             f"export PYTHONPATH={pods.AGENT_FOLDER}/agent.pyz; for p in python3 python; do "
             'command -v $p >/dev/null && exec $p -m paceline.agent.control "$@"; done'
         )
-        for pod in self._pods({names.ROLE_LABEL: CAPTAIN}):
+        for pod in self._pods({names.ROLE_LABEL: CAPTAIN, **self._of_its_job()}):
             try:
                 answer = self.cluster.client.exec(
                     pod.metadata.name, container=CAPTAIN, command=["/bin/sh", "-c", script, "sh", *words],
@@ -134,12 +134,16 @@ class Running:
         except (Refused, Unreachable):
             return []
 
+    def _of_its_job(self) -> dict[str, str]:
+        uid = runs.info(self.folder).get("uid")
+        return {"batch.kubernetes.io/controller-uid": str(uid)} if uid else {}
+
     def _labels(self) -> dict[str, Any]:
         return {names.RUN_LABEL: self.run}
 
     def keep_outcome(self) -> None:
         """The captain's last words are the report, also where its events did not come through."""
-        words = None if self.mirror.gone else spoken(self._pods({names.ROLE_LABEL: CAPTAIN}))
+        words = spoken(self._pods({names.ROLE_LABEL: CAPTAIN, **self._of_its_job()}))
         known = state.read(runs.Run(self.run, self.folder))
         if words is None and self._given_up is not None:
             words = {"status": "failed", "reason": str(self._given_up), "cause": self._given_up.cause}

@@ -29,9 +29,11 @@ class Left(Exception):
     """The submission failed, and what there was of it could not be taken back; the text says why and what to do."""
 
 
-def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: Callable[[], bool]) -> str:
+def submit(
+    cluster: Cluster, run: str, objects: Sequence[Object], interrupted: Callable[[], bool], begun: Callable[[str], None]
+) -> None:
     """`objects` as rendered, suspended: the captain's Job comes first. What a failure leaves behind is deleted.
-    The uid of the captain's Job."""
+    `begun` is told the uid of the captain's Job as soon as there is one."""
     captain, others = objects[0], objects[1:]
     try:
         made = cluster.ask(f"create the Job {run}", lambda: cluster.client.create(codecs.from_dict(captain)))
@@ -49,6 +51,7 @@ def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: C
     uid = str(made.metadata.uid if made.metadata else "")
     owner = _owner(run, uid)
     try:
+        begun(uid)
         for step in _steps(cluster, captain, others, owner):
             _unless(interrupted, run)
             step()
@@ -59,7 +62,6 @@ def submit(cluster: Cluster, run: str, objects: Sequence[Object], interrupted: C
         except (Refused, Unreachable):
             raise Left(f"{error}; something of {run} may be left: `paceline delete {run}` removes it") from error
         raise
-    return uid
 
 
 def _unless(interrupted: Callable[[], bool], run: str) -> None:
