@@ -1,0 +1,197 @@
+"""A folder as a place for snapshots: of this machine, of a volume, or shared over the network."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+
+from paceline.storage.store import StoreError, Unwanted, Wanted
+
+PIECE = 4 * 1024 * 1024
+_MADE = 0o600
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class Folder:
+    """A file gets its name when all of it is on the disk. What a crash leaves has a name with `.partial` at its end."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
+        try:
+            self._make_folders(os.path.dirname(path))
+            partial = self._partial(path)
+            fd = os.open(partial, _NEW, _MADE)
+            try:
+                _write(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            try:
+                os.link(partial, path)  # unlike a rename, this fails where the name is taken
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(partial)
+            _sync(os.path.dirname(path))
+            return True
+        except OSError as error:
+            raise self._failed("write", name, error) from None
+
+    def read(self, name: str, most: int) -> bytes | None:
+        try:
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failed("read", name, error) from None
+        try:
+            found = bytearray()
+            while len(found) <= most:
+                data = os.read(fd, PIECE)
+                if not data:
+                    return bytes(found)
+                found += data
+            raise StoreError(f"{self._path(name)} has more than the {most} bytes that such a file may have")
+        except OSError as error:
+            raise self._failed("read", name, error) from None
+        finally:
+            os.close(fd)
+
+    def names(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        folders = [prefix]
+        try:
+            while folders:
+                folder = folders.pop()
+                try:
+                    with os.scandir(self._path(folder)) as entries:
+                        for entry in entries:
+                            if entry.is_dir(follow_symlinks=False):
+                                folders.append(f"{folder}{entry.name}/")
+                            elif not entry.name.endswith(".partial"):
+                                found.append(f"{folder}{entry.name}")
+                except FileNotFoundError:
+                    continue
+        except OSError as error:
+            raise self._failed("list", prefix, error) from None
+        return sorted(found)
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            os.unlink(path)
+            _sync(os.path.dirname(path))
+            self._tidy(os.path.dirname(path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._failed("delete", name, error) from None
+
+    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
+        there = self._path(name)
+        try:
+            self._make_folders(os.path.dirname(there))
+            partial = self._partial(there)
+            found = _copy(path, partial, wanted, sync=True)
+            os.rename(partial, there)
+            _sync(os.path.dirname(there))
+            return found
+        except OSError as error:
+            raise self._failed("write", name, error) from None
+
+    def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
+        try:
+            return _copy(self._path(name), path, wanted, sync=False)
+        except FileNotFoundError as error:
+            if error.filename == self._path(name):
+                raise KeyError(name) from None
+            raise
+        except OSError as error:
+            if error.filename == path:
+                raise
+            raise self._failed("read", name, error) from None
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _partial(self, path: str) -> str:
+        """A name of our own beside it: another process may be writing the same."""
+        folder, name = os.path.split(path)
+        return f"{folder}/.{name[:100]}.{os.urandom(6).hex()}.partial"
+
+    def _make_folders(self, folder: str) -> None:
+        """Those above are on the disk before what is in them."""
+        missing = []
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for each in reversed(missing):
+            try:
+                os.mkdir(each, 0o700)
+            except FileExistsError:
+                pass  # somebody else has made it
+            _sync(os.path.dirname(each))
+
+    def _tidy(self, folder: str) -> None:
+        """Folders that are empty now, up to the root."""
+        while folder != self._root and folder.startswith(self._root):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return
+            folder = os.path.dirname(folder)
+
+    def _failed(self, verb: str, name: str, error: OSError) -> StoreError:
+        why = error.strerror or str(error)
+        passing = error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT)
+        return StoreError(f"cannot {verb} {self._path(name)}: {why}", passing)
+
+
+def _copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
+    """Digested on the way: one pass."""
+    digest, size = hashlib.sha256(), 0
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        writing = os.open(target, _NEW, _MADE)
+        try:
+            while True:
+                if not wanted():
+                    raise Unwanted(source)
+                data = os.read(reading, PIECE)
+                if not data:
+                    break
+                _write(writing, data)
+                digest.update(data)
+                size += len(data)
+            if sync:
+                os.fsync(writing)
+        except BaseException:
+            os.unlink(target)
+            raise
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+    return size, digest.hexdigest()
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync(folder: str) -> None:
+    """Its names are on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot, and need not
+            raise
+    finally:
+        os.close(fd)

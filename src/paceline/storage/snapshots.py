@@ -1,0 +1,170 @@
+"""The snapshots of one run at one place: parts first, the manifest last. Without its manifest, none exists."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Callable
+
+from paceline.storage import chain, manifest
+from paceline.storage.chain import Record
+from paceline.storage.manifest import Damaged, File, Id, Manifest, Newer, Part, fit
+from paceline.storage.store import Store, Wanted
+
+Warn = Callable[[str], None]
+_RECORD_BYTES = 64 * 1024
+
+
+class Superseded(Exception):
+    """Another captain has begun this generation, or a later one."""
+
+
+class Unfit(Exception):
+    """A folder that a task wrote cannot be a snapshot; the text names the file."""
+
+
+def always() -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is at the place."""
+
+    records: dict[int, Record]
+    committed: frozenset[Id]
+
+    @property
+    def generation(self) -> int:
+        return max(self.records, default=0)
+
+    def counted(self) -> list[Id]:
+        """Newest first."""
+        return chain.counted(self.records, self.committed)
+
+
+class Snapshots:
+    def __init__(self, store: Store, run: str) -> None:
+        self._store = store
+        self._run = run
+
+    # ---- what there is
+
+    def known(self) -> Known:
+        records: dict[int, Record] = {}
+        for name in self._store.names(f"{self._run}/generations/"):
+            data = self._store.read(name, _RECORD_BYTES)
+            if data is None:
+                continue
+            record = chain.parse(data, name)  # without it nobody can tell what counts: no guess
+            records[record.generation] = record
+        names = self._store.names(f"{self._run}/manifests/")
+        ids = (manifest.parse_id(name.rsplit("/", 1)[1].removesuffix(".json")) for name in names)
+        return Known(records, frozenset(each for each in ids if each is not None))
+
+    def manifest(self, id: Id) -> Manifest:
+        name = self._manifest(id)
+        data = self._store.read(name, manifest.MOST_BYTES)
+        if data is None:
+            raise Damaged(f"{name} is gone")
+        found = manifest.parse(data, name)
+        if (found.run, found.id) != (self._run, id):
+            raise Damaged(f"{name} is that of another snapshot: {found.run} {found.id}")
+        return found
+
+    # ---- a generation begins
+
+    def begin(self, generation: int, parent: Id | None) -> None:
+        """Before any of its tasks starts."""
+        known = self._store.names(f"{self._run}/generations/")
+        if known and known[-1] > self._record(generation):
+            raise Superseded(f"there is a later generation than {generation}: {known[-1]}")
+        if not self._store.create(self._record(generation), Record(generation, parent).to_bytes()):
+            raise Superseded(f"generation {generation} has been begun by another captain")
+
+    # ---- commit
+
+    def send(self, id: Id, task: str, folder: str, wanted: Wanted = always) -> Part:
+        """What a task wrote, as a part of that snapshot. Files that are there already are replaced: the same task of
+        the same generation wrote them."""
+        files = []
+        for path in sorted(_files(folder)):
+            size, digest = self._store.send(f"{folder}/{path}", self._file(id, task, path), wanted)
+            files.append(File(path, size, digest))
+        return Part(task, tuple(files))
+
+    def commit(self, made: Manifest) -> bool:
+        """False: it was committed before."""
+        return self._store.create(self._manifest(made.id), made.to_bytes())
+
+    # ---- restore
+
+    def fetch(self, wanted: Manifest, folder: str, still: Wanted = always) -> None:
+        """Into a new folder, under its own name only when all of it was verified."""
+        partial = f"{folder}.{os.urandom(4).hex()}.partial"
+        os.makedirs(partial)
+        for path, (task, file) in wanted.files().items():
+            target = f"{partial}/{path}"
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            name = self._file(wanted.id, task, path)
+            try:
+                found = self._store.fetch(name, target, still)
+            except KeyError:
+                raise Damaged(f"{name} is gone") from None
+            if found != (file.size, file.sha256):
+                raise Damaged(f"{name} is damaged: {_differs(found, file)}")
+        os.rename(partial, folder)
+
+    def newest(self, known: Known, warn: Warn, verified: Callable[[Manifest], None]) -> Manifest | None:
+        """The newest that counts and that `verified` does not raise Damaged for; each that is passed over is told."""
+        for id in known.counted():
+            try:
+                found = self.manifest(id)
+                verified(found)
+                return found
+            except (Damaged, Newer) as error:
+                warn(f"the snapshot of step {id.step} is passed over: {error}")
+        return None
+
+    # ---- retention
+
+    def delete(self, id: Id) -> None:
+        """The manifest first: from then on it does not exist. Only what a manifest or this run's own names tell."""
+        self._store.delete(self._manifest(id))
+        for name in self._store.names(f"{self._run}/files/{id}/"):
+            self._store.delete(name)
+
+    def _record(self, generation: int) -> str:
+        return f"{self._run}/generations/{generation:08d}.json"
+
+    def _manifest(self, id: Id) -> str:
+        return f"{self._run}/manifests/{id}.json"
+
+    def _file(self, id: Id, task: str, path: str) -> str:
+        return f"{self._run}/files/{id}/{task}/{path}"
+
+
+def _files(folder: str) -> Iterable[str]:
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        with os.scandir(f"{folder}/{below}") as entries:
+            for entry in entries:
+                path = f"{below}{entry.name}"
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if not fit(path):
+                    raise Unfit(f"{path!r} cannot be the path of a file in a snapshot")
+                if stat.S_ISDIR(mode):
+                    folders.append(f"{path}/")
+                elif stat.S_ISREG(mode):
+                    yield path
+                else:
+                    raise Unfit(f"{path!r} is no file: a snapshot holds files and folders")
+
+
+def _differs(found: tuple[int, str], file: File) -> str:
+    if found[0] != file.size:
+        return f"it has {found[0]} bytes instead of {file.size}"
+    return "its digest is another"

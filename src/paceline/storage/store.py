@@ -1,0 +1,39 @@
+"""What a place for snapshots must be able to do. Names are paths with slashes; a name holds all of its data or none."""
+
+from __future__ import annotations
+
+from typing import Callable, Protocol
+
+Wanted = Callable[[], bool]  # asked now and then: whether the transfer is still wanted
+
+
+class StoreError(Exception):
+    """The place cannot be used as asked; the text says which place, what was tried and why not."""
+
+    def __init__(self, text: str, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing  # it may help to try again
+
+
+class Unwanted(Exception):
+    """A transfer was given up because something newer has come."""
+
+
+class Store(Protocol):
+    def create(self, name: str, data: bytes) -> bool:
+        """False where the name is taken; then nothing has changed."""
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """None where there is no such name."""
+
+    def names(self, prefix: str) -> list[str]:
+        """All names that begin with `prefix`, which ends in a slash, sorted."""
+
+    def delete(self, name: str) -> None:
+        """A name that is not there is no error."""
+
+    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
+        """A file of this machine; its size and SHA-256, of the bytes that were sent."""
+
+    def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
+        """Into a new file of this machine; its size and SHA-256, of the bytes that came. KeyError: there is none."""
