@@ -109,8 +109,8 @@ def test_a_damaged_snapshot_is_passed_over_with_the_name_of_its_file(
     commit(snapshots, tmp_path, 10)
     commit(snapshots, tmp_path, 20)
     store = tmp_path / "store" / RUN
-    file = store / "files" / str(Id(20, 1)) / "worker-0" / "variables" / "weights"
-    description = store / "manifests" / f"{Id(20, 1)}.json"
+    file = store / "step-20-g1" / "worker-0" / "variables" / "weights"
+    description = store / "step-20-g1" / "manifest.json"
     if how == "changed":
         file.write_bytes(file.read_bytes()[:-1] + b"!")
     elif how == "truncated":
@@ -120,19 +120,19 @@ def test_a_damaged_snapshot_is_passed_over_with_the_name_of_its_file(
     elif how == "no manifest":
         description.write_bytes(description.read_bytes()[:-1])
     else:
-        description.write_bytes((store / "manifests" / f"{Id(10, 1)}.json").read_bytes())
+        description.write_bytes((store / "step-10-g1" / "manifest.json").read_bytes())
     told: list[str] = []
     found = restored(snapshots, tmp_path, told.append)
     assert found is not None and found[0] == Id(10, 1)
     (text,) = told
-    name = "manifests" if "manifest" in how else "variables/weights"
+    name = "step-20-g1/manifest.json" if "manifest" in how else "variables/weights"
     assert text.startswith("the snapshot of step 20 is passed over: ") and name in text
 
 
 def test_a_manifest_of_a_newer_version_is_passed_over_and_said(snapshots: Snapshots, tmp_path: Path) -> None:
     snapshots.begin(1, None)
     commit(snapshots, tmp_path, 10)
-    path = tmp_path / "store" / RUN / "manifests" / f"{Id(10, 1)}.json"
+    path = tmp_path / "store" / RUN / "step-10-g1" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
     told: list[str] = []
     assert restored(snapshots, tmp_path, told.append) is None
@@ -281,7 +281,9 @@ def test_deleting_a_snapshot_leaves_nothing_of_it_and_all_else(snapshots: Snapsh
     foreign.write_text("mine")
     snapshots.delete(Id(20, 1))
     assert foreign.read_text() == "mine"
-    assert not [path for path in (tmp_path / "store").rglob("*") if str(Id(20, 1)) in str(path)]
+    assert sorted(path.name for path in (tmp_path / "store" / RUN).iterdir()) == [
+        "generations", "notes.txt", "step-10-g1",
+    ]  # fmt: skip
     found = restored(snapshots, tmp_path)
     assert found is not None and found[0] == Id(10, 1)
 

@@ -61,6 +61,24 @@ class Folder:
         finally:
             os.close(fd)
 
+    def has(self, name: str) -> bool:
+        try:
+            os.stat(self._path(name))
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._failed("read", name, error) from None
+
+    def folders(self, prefix: str) -> list[str]:
+        try:
+            with os.scandir(self._path(prefix)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._failed("list", prefix, error) from None
+
     def names(self, prefix: str) -> list[str]:
         found: list[str] = []
         folders = [prefix]

@@ -12,7 +12,7 @@ VERSION = 1
 MOST_BYTES = 64 * 1024 * 1024  # of a manifest; a file takes about 150 bytes in it
 PATH_LIMIT = 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_ID = re.compile(r"([0-9]{16})-([0-9]{8})")
+_ID = re.compile(r"step-(0|[1-9][0-9]{0,15})-g([1-9][0-9]{0,7})")
 
 
 class Damaged(Exception):
@@ -33,14 +33,14 @@ class Id:
     def __str__(self) -> str:
         """
         >>> str(Id(120, 3))
-        '0000000000000120-00000003'
+        'step-120-g3'
         """
-        return f"{self.step:016d}-{self.generation:08d}"
+        return f"step-{self.step}-g{self.generation}"
 
 
 def parse_id(text: str) -> Id | None:
     """
-    >>> parse_id("0000000000000120-00000003")
+    >>> parse_id("step-120-g3")
     Id(step=120, generation=3)
     """
     found = _ID.fullmatch(text)

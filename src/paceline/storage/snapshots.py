@@ -14,6 +14,7 @@ from paceline.storage.manifest import Damaged, File, Id, Manifest, Newer, Part, 
 from paceline.storage.store import Store, Wanted
 
 Warn = Callable[[str], None]
+MANIFEST = "manifest.json"
 _RECORD_BYTES = 64 * 1024
 
 
@@ -60,9 +61,8 @@ class Snapshots:
                 continue
             record = chain.parse(data, name)  # without it nobody can tell what counts: no guess
             records[record.generation] = record
-        names = self._store.names(f"{self._run}/manifests/")
-        ids = (manifest.parse_id(name.rsplit("/", 1)[1].removesuffix(".json")) for name in names)
-        return Known(records, frozenset(each for each in ids if each is not None))
+        found = filter(None, map(manifest.parse_id, self._store.folders(f"{self._run}/")))
+        return Known(records, frozenset(id for id in found if self._store.has(self._manifest(id))))
 
     def manifest(self, id: Id) -> Manifest:
         name = self._manifest(id)
@@ -131,19 +131,19 @@ class Snapshots:
     # ---- retention
 
     def delete(self, id: Id) -> None:
-        """The manifest first: from then on it does not exist. Only what a manifest or this run's own names tell."""
+        """The manifest first: from then on it does not exist."""
         self._store.delete(self._manifest(id))
-        for name in self._store.names(f"{self._run}/files/{id}/"):
+        for name in self._store.names(f"{self._run}/{id}/"):
             self._store.delete(name)
 
     def _record(self, generation: int) -> str:
         return f"{self._run}/generations/{generation:08d}.json"
 
     def _manifest(self, id: Id) -> str:
-        return f"{self._run}/manifests/{id}.json"
+        return f"{self._run}/{id}/{MANIFEST}"
 
     def _file(self, id: Id, task: str, path: str) -> str:
-        return f"{self._run}/files/{id}/{task}/{path}"
+        return f"{self._run}/{id}/{task}/{path}"
 
 
 def _files(folder: str) -> Iterable[str]:

@@ -26,8 +26,13 @@ class Store(Protocol):
     def read(self, name: str, most: int) -> bytes | None:
         """None where there is no such name."""
 
+    def has(self, name: str) -> bool: ...
+
+    def folders(self, prefix: str) -> list[str]:
+        """What comes next in names that begin with `prefix`, up to a slash, sorted. A prefix ends in a slash."""
+
     def names(self, prefix: str) -> list[str]:
-        """All names that begin with `prefix`, which ends in a slash, sorted."""
+        """All names that begin with `prefix`, sorted."""
 
     def delete(self, name: str) -> None:
         """A name that is not there is no error."""
