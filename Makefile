@@ -23,10 +23,12 @@ $(UV): requirements/uv.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Everything: all frameworks and the tools of development.
+# Everything: all frameworks and the tools of development. The first import of a framework compiles it, which takes a
+# minute where many processes do it at once: tests that wait for a hang would see one.
 .venv/dev: .venv/bin/python requirements/dev.txt pyproject.toml
 	$(UV) pip sync --quiet --python .venv --require-hashes requirements/dev.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import jax, keras, tensorflow, torch' 2>/dev/null
 	@touch $@
 
 demo: .venv/demo
