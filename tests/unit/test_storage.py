@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -350,12 +351,19 @@ def story(snapshots: Snapshots, tmp_path: Path) -> Iterator[Id | None]:
     yield Id(40, 3)
 
 
-def test_a_crash_at_any_call_loses_nothing_that_was_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = [None, *story(Snapshots(Folder(str(tmp_path / "whole" / "store")), RUN), tmp_path / "whole")]
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """Hundreds of crashes: on a disk, thousands of syncs."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_crash_at_any_call_loses_nothing_that_was_committed(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [None, *story(Snapshots(Folder(str(in_memory / "whole" / "store")), RUN), in_memory / "whole")]
     at, survived = 0, False
     while not survived:
         at += 1
-        place = tmp_path / f"crash-{at}"
+        place = in_memory / f"crash-{at}"
         dying = Dying(at)
         snapshots = Snapshots(Folder(str(place / "store")), RUN)
         reached = 0
