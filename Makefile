@@ -34,9 +34,10 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
-# Four processes on two cores: much of the time of cluster tests is waiting. Without root, those are left out.
+# Three processes: one has the tests that import frameworks, one those that break a cluster, one all others. Without root,
+# those that need a cluster are left out.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .

@@ -196,7 +196,7 @@ def test_a_run_that_got_a_part_of_the_gpus_gives_way(
     greedy = start("--set", "limits.start=15s", folder="greedy", roles=roles, program="print('never')")
     eventually("its first two pods", lambda: sum(p["status"]["phase"] == "Running" for p in greedy.pods("worker")) == 2)
     roles = {"worker": {"replicas": 2, "gpus": 1}}
-    modest = start("--set", "limits.start=15s", folder="modest", roles=roles, program="print('done')", name="modest")
+    modest = start("--set", "limits.start=30s", folder="modest", roles=roles, program="print('done')", name="modest")
     assert greedy.ends() == 1, greedy.said()
     assert modest.ends() == 0, modest.said()
     reason = greedy.report()["reason"]

@@ -17,19 +17,20 @@ from paceline.storage.manifest import VERSION, Damaged, Id, read_object
 class Record:
     generation: int
     parent: Id | None  # the snapshot it began from; None: from nothing
+    by: str = ""  # which captain: no two records are the same
 
     def to_bytes(self) -> bytes:
         parent = None if self.parent is None else {"step": self.parent.step, "generation": self.parent.generation}
-        return json.dumps({"version": VERSION, "generation": self.generation, "parent": parent}).encode()
+        words = {"version": VERSION, "generation": self.generation, "parent": parent, "by": self.by}
+        return json.dumps(words).encode()
 
 
 def parse(data: bytes, name: str) -> Record:
     found = read_object(data, name)
     try:
         parent = found["parent"]
-        record = Record(
-            int(found["generation"]), None if parent is None else Id(int(parent["step"]), int(parent["generation"]))
-        )
+        id = None if parent is None else Id(int(parent["step"]), int(parent["generation"]))
+        record = Record(int(found["generation"]), id, str(found["by"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{name} is no record of a generation: {error}") from None
     if record.parent is not None and record.parent.generation >= record.generation:

@@ -81,7 +81,8 @@ class Snapshots:
         known = self._store.names(f"{self._run}/generations/")
         if known and known[-1] > self._record(generation):
             raise Superseded(f"there is a later generation than {generation}: {known[-1]}")
-        if not self._store.create(self._record(generation), Record(generation, parent).to_bytes()):
+        record = Record(generation, parent, os.urandom(8).hex())
+        if not self._store.create(self._record(generation), record.to_bytes()):
             raise Superseded(f"generation {generation} has been begun by another captain")
 
     # ---- commit

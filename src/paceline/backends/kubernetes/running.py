@@ -48,6 +48,9 @@ class Running:
                 self.kill_pods()  # nothing has trained, and a shell that starts as PID 1 does not hear SIGTERM
         if not self.mirror.over.wait(timeout):
             return False
+        words = self._last_words()
+        if words and words.get("cause") == "start-timeout":
+            self.end_jobs()  # what comes only now would hold its resources for nothing
         if self.mirror.drained(DRAIN_S) and not self.mirror.unheard:
             (self.folder / WHOLE).touch()
         self.mirror.keep()
@@ -134,6 +137,9 @@ class Running:
         except (Refused, Unreachable):
             return []
 
+    def _last_words(self) -> dict[str, Any] | None:
+        return spoken(self._pods({names.ROLE_LABEL: CAPTAIN, **self._of_its_job()}))
+
     def _of_its_job(self) -> dict[str, str]:
         uid = runs.info(self.folder).get("uid")
         return {"batch.kubernetes.io/controller-uid": str(uid)} if uid else {}
@@ -143,7 +149,7 @@ class Running:
 
     def keep_outcome(self) -> None:
         """The captain's last words are the report, also where its events did not come through."""
-        words = spoken(self._pods({names.ROLE_LABEL: CAPTAIN, **self._of_its_job()}))
+        words = self._last_words()
         known = state.read(runs.Run(self.run, self.folder))
         if words is None and self._given_up is not None:
             words = {"status": "failed", "reason": str(self._given_up), "cause": self._given_up.cause}
@@ -155,7 +161,7 @@ class Running:
             words = {**({"status": "failed", "reason": GONE} if self.mirror.gone else self._told()), "cause": None}
         if words.get("cause") == "start-timeout":
             words = {**words, "reason": _with_reasons(str(words.get("reason")), self.mirror.waited)}
-            self.end_jobs()  # what comes only now would hold its resources for nothing
+            self.end_jobs()
         ended = known.report.get("ended") or stamp()
         replace(str(self.folder / "report.json"), {**known.report, "ended": ended, **words})
 
