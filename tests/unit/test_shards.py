@@ -1,0 +1,110 @@
+"""The order of examples: the same for the same size, seed and epoch, each once an epoch, however it is split."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.runtime.shards import Shards, permutation
+
+sizes, batches, worlds = st.integers(0, 200), st.integers(1, 40), st.integers(1, 9)
+seeds = st.integers(0, 3)
+
+
+def tasks(size: int, batch: int, seed: int, world: int, state: dict[str, int] | None = None) -> list[Shards]:
+    made = [Shards(size, batch, seed, rank, world) for rank in range(world)]
+    for each in made:
+        if state is not None:
+            each.load(state)
+    return made
+
+
+@given(st.integers(1, 3000), seeds, st.integers(0, 3))
+def test_an_order_has_every_index_once(size: int, seed: int, epoch: int) -> None:
+    order = permutation(size, seed, epoch)
+    assert sorted(map(order, range(size))) == list(range(size))
+
+
+def test_orders_differ_by_seed_and_epoch_and_stay_as_they_are() -> None:
+    """Another version of Paceline must not have another order: a run that goes on would see examples twice."""
+    assert [permutation(10, 7, 0)(index) for index in range(10)] == [6, 0, 1, 3, 8, 9, 7, 5, 2, 4]
+    orders = {tuple(map(permutation(50, seed, epoch), range(50))) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_no_place_is_preferred() -> None:
+    """Of 5 examples over many epochs, each is as often at each place."""
+    counts = Counter((place, permutation(5, 0, epoch)(place)) for epoch in range(5000) for place in range(5))
+    assert all(850 < count < 1150 for count in counts.values()) and len(counts) == 25
+
+
+@given(sizes, batches, seeds, worlds)
+def test_each_example_comes_once_an_epoch_whatever_the_number_of_tasks(
+    size: int, batch: int, seed: int, world: int
+) -> None:
+    epochs = [list(each) for each in tasks(size, batch, seed, world)]
+    assert sorted(index for steps in epochs for share in steps for index in share) == list(range(size))
+    assert {len(steps) for steps in epochs} == {-(-size // batch)}, "all tasks have the same number of steps"
+
+
+@given(sizes, batches, seeds, worlds, worlds, st.data())
+def test_another_number_of_tasks_goes_on_with_the_next_example(
+    size: int, batch: int, seed: int, world: int, later: int, data: st.DataObject
+) -> None:
+    before = tasks(size, batch, seed, world)
+    steps = data.draw(st.integers(0, len(before[0])))
+    seen = [index for each in before for _, share in zip(range(steps), each, strict=False) for index in share]
+    states = [each.state() for each in before]
+    assert all(state == states[0] for state in states)
+    after = tasks(size, batch, seed, later, states[0])
+    seen += [index for each in after for share in each for index in share] if states[0]["epoch"] == 0 else []
+    assert sorted(seen) == list(range(size))
+
+
+@given(sizes, batches, seeds, worlds, st.data())
+def test_a_resumed_task_sees_what_the_undisturbed_one_sees(
+    size: int, batch: int, seed: int, world: int, data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, world - 1))
+    undisturbed = Shards(size, batch, seed, rank, world)
+    wanted = [list(undisturbed), list(undisturbed)]
+    first = Shards(size, batch, seed, rank, world)
+    steps = data.draw(st.integers(0, len(first)))
+    given = [share for _, share in zip(range(steps), first, strict=False)]
+    again = Shards(size, batch, seed, rank, world)
+    again.load(first.state())
+    if again.epoch == 0:
+        given += list(again)
+    assert [given, list(again)] == wanted
+
+
+def test_a_loader_that_reads_ahead_is_counted_by_what_training_has_got() -> None:
+    order = Shards(10, 4, rank=0, world=1)
+    loaded = list(order.sampler())
+    assert order.position == 0 and len(order.sampler()) == 3
+    steps = order.through(loaded)
+    assert next(steps) == loaded[0] and order.position == 4
+    assert list(steps) == loaded[1:] and (order.epoch, order.position) == (1, 0)
+
+
+def test_other_examples_are_refused_by_name() -> None:
+    state = Shards(10, 4, seed=1, rank=0, world=1).state()
+    with pytest.raises(ValueError, match="the snapshot was made with size 10, and here it is 11"):
+        Shards(11, 4, seed=1, rank=0, world=1).load(state)
+    with pytest.raises(ValueError, match="the snapshot was made with seed 1, and here it is 2"):
+        Shards(10, 4, seed=2, rank=0, world=1).load(state)
+
+
+@pytest.mark.parametrize(("rank", "world"), [(3, 3), (-1, 2), (0, 0)])
+def test_a_task_that_is_none_is_refused(rank: int, world: int) -> None:
+    with pytest.raises(ValueError, match="there is no such task"):
+        Shards(10, 4, rank=rank, world=world)
+
+
+def test_rank_and_world_are_those_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_RANK", "1")
+    monkeypatch.setenv("PACELINE_WORLD_SIZE", "3")
+    assert (Shards(10, 4).rank, Shards(10, 4).world) == (1, 3)
