@@ -12,7 +12,7 @@ from pathlib import Path
 
 import paceline
 
-_NEEDED = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py")
+_NEEDED = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
 _MAIN = '''"""Starts the agent of this host."""
 
 import sys

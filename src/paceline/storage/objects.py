@@ -1,0 +1,199 @@
+"""A bucket as a place for snapshots: s3://, gs:// and az://, spoken to with obstore."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+from paceline.storage.store import StoreError, Unwanted, Wanted
+
+PIECE = 8 * 1024 * 1024  # bytes of one request; a file of several is sent and fetched with some at once
+AT_ONCE = 4
+ANSWER_S = 30.0
+CONNECT_S = 5.0
+_PASSING = ("GenericError", "JoinError")
+
+
+class Objects:
+    def __init__(self, url: str, **options: Any) -> None:
+        """`options`: as obstore has them for the kind of the URL, over those of the environment."""
+        import obstore.store
+
+        self._url = url.rstrip("/")
+        limits = {"timeout": timedelta(seconds=ANSWER_S), "connect_timeout": timedelta(seconds=CONNECT_S)}
+        plain = {"allow_http": True} if _plain(options) else {}
+        from_url: Any = obstore.store.from_url
+        self._store = from_url(
+            url, config=options or None, client_options={**limits, **plain},
+            retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=60)},
+        )  # fmt: skip
+
+    def create(self, name: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            obstore.put(self._store, name, data, mode="create", use_multipart=False)
+            return True
+        except (AlreadyExistsError, PreconditionError):
+            # Ours, if the answer to an earlier try was lost.
+            return self.read(name, len(data)) == data
+        except Exception as error:
+            raise self._failed("write", name, error) from None
+
+    def read(self, name: str, most: int) -> bytes | None:
+        import obstore
+        from obstore.exceptions import NotFoundError
+
+        try:
+            found = obstore.get(self._store, name)
+            if found.meta["size"] > most:
+                raise StoreError(f"{self._url}/{name} has more than the {most} bytes that such a file may have")
+            return bytes(found.bytes())
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self._failed("read", name, error) from None
+
+    def has(self, name: str) -> bool:
+        import obstore
+        from obstore.exceptions import NotFoundError
+
+        try:
+            obstore.head(self._store, name)
+            return True
+        except (NotFoundError, FileNotFoundError):
+            return False
+        except Exception as error:
+            raise self._failed("read", name, error) from None
+
+    def folders(self, prefix: str) -> list[str]:
+        import obstore
+
+        try:
+            found = obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]
+        except Exception as error:
+            raise self._failed("list", prefix, error) from None
+        return sorted(each.rstrip("/").rsplit("/", 1)[-1] for each in found)
+
+    def names(self, prefix: str) -> list[str]:
+        import obstore
+
+        try:
+            return sorted(each["path"] for page in obstore.list(self._store, prefix) for each in page)
+        except Exception as error:
+            raise self._failed("list", prefix, error) from None
+
+    def delete(self, name: str) -> None:
+        import obstore
+        from obstore.exceptions import NotFoundError
+
+        try:
+            obstore.delete(self._store, name)
+        except (NotFoundError, FileNotFoundError):
+            pass
+        except Exception as error:
+            raise self._failed("delete", name, error) from None
+
+    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
+        import obstore
+
+        digest, size = hashlib.sha256(), 0
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal size
+            while data := os.read(reading, PIECE):
+                if not wanted():
+                    raise Unwanted(path)
+                digest.update(data)
+                size += len(data)
+                yield data
+
+        reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            obstore.put(
+                self._store, name, pieces(), mode="overwrite", use_multipart=True, chunk_size=PIECE,
+                max_concurrency=AT_ONCE,
+            )  # fmt: skip
+        except Exception as error:
+            if not wanted():
+                raise Unwanted(path) from None
+            raise self._failed("write", name, error) from None
+        finally:
+            os.close(reading)
+        return size, digest.hexdigest()
+
+    def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
+        import obstore
+        from obstore.exceptions import NotFoundError
+
+        try:
+            size = int(obstore.head(self._store, name)["size"])
+        except (NotFoundError, FileNotFoundError):
+            raise KeyError(name) from None
+        except Exception as error:
+            raise self._failed("read", name, error) from None
+        digest = hashlib.sha256()
+        writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for data in self._ranges(name, size):
+                if not wanted():
+                    raise Unwanted(name)
+                digest.update(data)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(writing, view) :]
+        finally:
+            os.close(writing)
+        return size, digest.hexdigest()
+
+    def _ranges(self, name: str, size: int) -> Iterator[bytes]:
+        """In their order, some of them ahead."""
+        import obstore
+
+        def get(start: int) -> bytes:
+            return bytes(obstore.get_range(self._store, name, start=start, length=min(PIECE, size - start)))
+
+        ahead: deque[Future[bytes]] = deque()
+        starts = iter(range(0, size, PIECE))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                while True:
+                    ahead.extend(pool.submit(get, start) for start, _ in zip(starts, range(AT_ONCE + 1 - len(ahead))))
+                    if not ahead:
+                        return
+                    try:
+                        data = ahead.popleft().result()
+                    except Exception as error:
+                        raise self._failed("read", name, error) from None
+                    yield data
+            finally:
+                for each in ahead:
+                    each.cancel()
+
+    def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
+        kind = type(error).__name__
+        why = {
+            "PermissionDeniedError": "not allowed: check what these credentials may do there",
+            "UnauthenticatedError": "the credentials are not accepted",
+            "NotFoundError": "there is no such bucket",
+        }.get(kind) or _first_line(error)
+        return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing=kind in _PASSING)
+
+
+def _plain(options: dict[str, Any]) -> bool:
+    """An endpoint without TLS is used where somebody has named it so."""
+    named = [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")]
+    return any(str(value).startswith("http://") for value in (*named, *options.values()))
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,25 @@
+"""Where `snapshots.to` leads: a folder, or a bucket."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.storage.folder import Folder
+from paceline.storage.store import Store, StoreError
+
+SCHEMES = ("s3", "gs", "az")
+_BUCKET = re.compile(r"(s3|gs|az)://([^/]+)(/.*)?")
+
+
+def open_store(to: str) -> Store:
+    """Nothing is asked of it yet."""
+    if to.startswith("/"):
+        return Folder(to.rstrip("/") or "/")
+    if not _BUCKET.fullmatch(to):
+        raise StoreError(f"{to} is no place for snapshots: an absolute folder, or one of {', '.join(SCHEMES)} with ://")
+    try:
+        from paceline.storage.objects import Objects
+
+        return Objects(to)
+    except ImportError as error:
+        raise StoreError(f"{to} cannot be used here: obstore cannot be loaded ({error})") from None
