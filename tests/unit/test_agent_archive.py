@@ -78,11 +78,11 @@ def test_it_is_small() -> None:
 
 
 def test_it_holds_what_an_agent_needs_and_nothing_else() -> None:
-    folders = [PACKAGE / "agent", PACKAGE / "frameworks", PACKAGE / "frameworks" / "site", PACKAGE / "runtime"]
+    names = ("agent", "frameworks", "frameworks/site", "runtime", "storage")
     sources = [
         PACKAGE / "__init__.py",
         PACKAGE / "plan.py",
-        *(path for folder in folders for path in folder.glob("*.py")),
+        *(path for name in names for path in (PACKAGE / name).glob("*.py")),
     ]
     with zipfile.ZipFile(io.BytesIO(agent_archive())) as archive:
         held = {name: archive.read(name) for name in archive.namelist()}
