@@ -88,7 +88,7 @@ class Store:
 
 @contextlib.contextmanager
 def s3(folder: Path) -> Iterator[Store]:
-    """Versity's gateway over a folder."""
+    """Versity's gateway over a folder, which must be on a file system with extended attributes."""
     access, secret = secrets.token_hex(10), secrets.token_hex(20)
 
     def options(endpoint: str, secret: str = secret) -> dict[str, str]:
@@ -109,12 +109,10 @@ def s3(folder: Path) -> Iterator[Store]:
 
 
 def _versitygw(folder: Path, access: str, secret: str) -> Server:
-    objects, metadata = folder / "objects", folder / "metadata"
+    objects = folder / "objects"
     (objects / BUCKET).mkdir(parents=True)  # a folder in it is a bucket
-    metadata.mkdir()
     port = Port()
-    # Metadata in files: not every file system has extended attributes.
-    command: list[str | Path] = [parts.versitygw(), "--port", port.address, "posix", "--sidecar", metadata, objects]
+    command: list[str | Path] = [parts.versitygw(), "--port", port.address, "posix", objects]
     return Server("versitygw", folder, port, command, {"ROOT_ACCESS_KEY": access, "ROOT_SECRET_KEY": secret})
 
 
@@ -148,14 +146,8 @@ def _service_account(endpoint: str, key: rsa.RSAPrivateKey) -> dict[str, str]:
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
-    account = {
-        "type": "service_account",
-        "client_email": EMAIL,
-        "private_key_id": "1",
-        "private_key": pem,
-        "gcs_base_url": endpoint,
-    }
-    return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}
+    account = {"type": "service_account", "client_email": EMAIL, "private_key_id": "1", "private_key": pem}
+    return {"GOOGLE_BASE_URL": endpoint, "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}
 
 
 def _key() -> rsa.RSAPrivateKey:

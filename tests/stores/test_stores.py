@@ -29,12 +29,12 @@ from obstore.exceptions import (
 from stores.faults import Toxiproxy
 from stores.parts import HERE
 from stores.servers import Store
-from stores.serving import HOST
+from stores.serving import HOST, Port
 
 pytestmark = pytest.mark.xdist_group("stores")  # one set of servers is enough
 
 MIB = 1 << 20
-GONE_S = 20.0  # for processes that have been killed
+SOON_S = 20.0  # for processes to go that have been killed, and for a busy machine to be quick for once
 
 
 def opened(store: Store, **client: Any) -> Any:
@@ -44,7 +44,7 @@ def opened(store: Store, **client: Any) -> Any:
     )
 
 
-def eventually(what: str, check: Callable[[], bool], limit: float = GONE_S) -> None:
+def eventually(what: str, check: Callable[[], bool], limit: float = SOON_S) -> None:
     until = time.monotonic() + limit
     while not check():
         assert time.monotonic() < until, f"not within {limit:g} s: {what}"
@@ -231,7 +231,7 @@ def test_a_link_may_be_slow(store: Store, toxiproxy: Toxiproxy) -> None:
     obstore.put(far, "name", b"1")
     with link.latency(0.5):
         assert took(lambda: obstore.get(far, "name").bytes()) >= 0.5
-    assert took(lambda: obstore.get(far, "name").bytes()) < 0.5
+    eventually("it is as fast as before", lambda: took(lambda: obstore.get(far, "name").bytes()) < 0.5)
 
 
 def test_a_link_may_be_narrow(store: Store, toxiproxy: Toxiproxy) -> None:
@@ -241,7 +241,7 @@ def test_a_link_may_be_narrow(store: Store, toxiproxy: Toxiproxy) -> None:
         assert took(lambda: obstore.put(far, "name", bytes(1_000_000))) >= 0.8
     with link.bandwidth(1_000_000):
         assert took(lambda: obstore.get(far, "name").bytes()) >= 0.8
-    assert took(lambda: obstore.get(far, "name").bytes()) < 0.8
+    eventually("it is as wide as before", lambda: took(lambda: obstore.get(far, "name").bytes()) < 0.8)
 
 
 def test_a_link_may_be_cut_in_the_middle_of_an_upload_of_which_nothing_is_seen(
@@ -274,10 +274,9 @@ def test_a_link_may_reset_connections(store: Store, toxiproxy: Toxiproxy) -> Non
 
 def test_a_link_may_be_silent(store: Store, toxiproxy: Toxiproxy) -> None:
     link = toxiproxy.link(store.port)
-    far = opened(store.through(link), timeout="1s")
-    with link.silence(), pytest.raises(BaseError):
-        obstore.put(far, "name", b"1")
-    obstore.put(far, "name", b"1")
+    with link.silence(), pytest.raises(BaseError, match=r"timed out|timeout"):
+        obstore.put(opened(store.through(link), timeout="1s"), "name", b"1")
+    obstore.put(opened(store.through(link)), "name", b"1")
 
 
 def test_a_link_may_be_down_and_up_again(store: Store, toxiproxy: Toxiproxy) -> None:
@@ -292,11 +291,12 @@ def test_a_link_may_be_down_and_up_again(store: Store, toxiproxy: Toxiproxy) -> 
 # ---- nothing is left
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from contextlib import ExitStack
 from pathlib import Path
 from stores import faults, servers
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell ignore it
 with ExitStack() as stack:
     for start in (servers.s3, servers.gcs, servers.azure, faults.toxiproxy):
         folder = Path(sys.argv[1]) / start.__name__
@@ -323,6 +323,14 @@ def others(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def runs(process: psutil.Process) -> bool:
+    """Not if only its parent has yet to hear that it ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_of_the_servers_when_the_tests_end(
     others: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
@@ -331,7 +339,7 @@ def test_nothing_is_left_of_the_servers_when_the_tests_end(
     assert len(processes) == 2 * STARTED  # each with its keeper
     assert len(list(tmp_path.iterdir())) == 4
     others.send_signal(number)
-    eventually("no process is left", lambda: not any(each.is_running() for each in processes))
+    eventually("no process is left", lambda: not any(map(runs, processes)))
     eventually("no folder is left", lambda: not list(tmp_path.iterdir()))
 
 
@@ -342,15 +350,15 @@ def test_a_server_does_not_outlive_its_keeper(others: subprocess.Popen[str]) -> 
         keeper.kill()
     served = [each for each in processes if each not in keepers]
     assert len(served) == STARTED
-    eventually("no server is left", lambda: not any(each.is_running() for each in served))
+    eventually("no server is left", lambda: not any(map(runs, served)))
 
 
-def test_a_port_is_kept_while_its_server_is_down(s3: Store) -> None:
-    s3.stop()
+def test_a_port_is_kept_for_our_server_while_that_is_down() -> None:
+    port = Port()
     with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
-        other.bind((HOST, s3.port))
-    s3.start()
-    obstore.put(opened(s3), "name", b"")
+        other.bind((HOST, port.number))
+    socket.create_server((HOST, port.number)).close()  # as servers do it: with SO_REUSEADDR
+    port.close()
 
 
 def test_a_server_outlives_the_thread_that_started_it(s3: Store) -> None:
