@@ -1,0 +1,369 @@
+"""Stores of every kind do what snapshots need of them, faults are real, and nothing is left of any of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import obstore
+import psutil
+import pytest
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+
+from stores.faults import Toxiproxy
+from stores.parts import HERE
+from stores.servers import Store
+from stores.serving import HOST, Port
+
+pytestmark = pytest.mark.xdist_group("stores")  # one set of servers is enough
+
+MIB = 1 << 20
+SOON_S = 20.0  # for processes to go that have been killed, and for a busy machine to be quick for once
+
+
+def opened(store: Store, **client: Any) -> Any:
+    """With obstore, which does not try again by itself here."""
+    return obstore.store.from_url(
+        store.url, config=store.config, client_options={"allow_http": True, **client}, retry_config={"max_retries": 0}
+    )
+
+
+def eventually(what: str, check: Callable[[], bool], limit: float = SOON_S) -> None:
+    until = time.monotonic() + limit
+    while not check():
+        assert time.monotonic() < until, f"not within {limit:g} s: {what}"
+        time.sleep(0.05)
+
+
+# ---- the same for all
+
+
+def test_what_is_put_is_got(store: Store) -> None:
+    client = opened(store)
+    name = "a folder/näme+1&2=3"
+    obstore.put(client, name, b"one")
+    obstore.put(client, name, b"two")
+    assert obstore.get(client, name).bytes() == b"two"
+    assert obstore.head(client, name)["size"] == 3
+    assert [each["path"] for each in obstore.list(client).collect()] == [name]
+
+
+def test_a_name_that_is_taken_is_refused_to_who_wants_to_create_it(store: Store) -> None:
+    client = opened(store)
+    obstore.put(client, "name", b"first", mode="create")
+    with pytest.raises(AlreadyExistsError):
+        obstore.put(client, "name", b"second", mode="create")
+    assert obstore.get(client, "name").bytes() == b"first"
+
+
+def test_of_many_that_create_a_name_at_once_one_does(store: Store) -> None:
+    client = opened(store)
+    many = 16
+    together = threading.Barrier(many)
+
+    def create(number: int, name: str) -> int | None:
+        together.wait(30)
+        try:
+            obstore.put(client, name, f"{number}".encode() * 1000, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(many) as pool:
+        for turn in range(5):
+            name = f"name-{turn}"
+            created = [number for number in pool.map(create, range(many), [name] * many) if number is not None]
+            assert len(created) == 1
+            assert obstore.get(client, name).bytes() == f"{created[0]}".encode() * 1000
+
+
+def test_parts_come_back_as_a_whole(store: Store) -> None:
+    client = opened(store)
+    data = os.urandom(20 * MIB)
+    obstore.put(client, "whole", data, use_multipart=True, chunk_size=5 * MIB)
+    digest = hashlib.sha256()
+    for piece in obstore.get(client, "whole").stream():
+        digest.update(piece)
+    assert digest.digest() == hashlib.sha256(data).digest()
+
+
+def test_parts_of_an_upload_that_is_given_up_are_not_seen(store: Store) -> None:
+    client = opened(store)
+
+    def pieces() -> Iterator[bytes]:
+        yield bytes(12 * MIB)
+        raise RuntimeError("given up")
+
+    with pytest.raises(Exception, match="given up"):
+        obstore.put(client, "whole", pieces(), use_multipart=True, chunk_size=5 * MIB)
+    assert list(obstore.list(client).collect()) == []
+
+
+def test_a_range_is_a_part_of_what_is_there(store: Store) -> None:
+    client = opened(store)
+    obstore.put(client, "letters", b"abcdefghij")
+    assert bytes(obstore.get_range(client, "letters", start=2, end=5)) == b"cde"
+    found = obstore.get_ranges(client, "letters", starts=[0, 8], ends=[1, 10])
+    assert [bytes(each) for each in found] == [b"a", b"ij"]
+
+
+def test_a_list_has_what_begins_with_the_prefix(store: Store) -> None:
+    client = opened(store)
+    for name in ("runs/1/a", "runs/1/b", "runs/10", "other"):
+        obstore.put(client, name, b"")
+    assert sorted(each["path"] for each in obstore.list(client, "runs/1").collect()) == ["runs/1/a", "runs/1/b"]
+    found = obstore.list_with_delimiter(client, "runs")
+    assert found["common_prefixes"] == ["runs/1"]
+    assert [each["path"] for each in found["objects"]] == ["runs/10"]
+
+
+def test_a_list_of_more_than_a_page_is_whole(store: Store) -> None:
+    client = opened(store)
+    names = {f"many/{number:04}" for number in range(1100)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: obstore.put(client, name, b"", use_multipart=False), names))
+    assert {each["path"] for each in obstore.list(client, "many").collect()} == names
+
+
+def test_what_is_deleted_is_gone(store: Store) -> None:
+    client = opened(store)
+    obstore.put(client, "name", b"")
+    obstore.delete(client, "name")
+    with pytest.raises(FileNotFoundError):
+        obstore.get(client, "name")
+    assert list(obstore.list(client).collect()) == []
+
+
+def test_a_bucket_that_is_not_there_is_an_error(store: Store) -> None:
+    missing = opened(store.bucket("nonesuch"))
+    with pytest.raises(FileNotFoundError):
+        obstore.put(missing, "name", b"")
+    with pytest.raises((FileNotFoundError, GenericError), match=r"nonesuch|NoSuchBucket|ContainerNotFound"):
+        obstore.list(missing).collect()
+
+
+def test_who_has_wrong_credentials_may_do_nothing(store: Store) -> None:
+    obstore.put(opened(store), "name", b"")
+    stranger = opened(store.stranger())
+    with pytest.raises((PermissionDeniedError, UnauthenticatedError)):
+        obstore.put(stranger, "other", b"")
+    with pytest.raises((PermissionDeniedError, UnauthenticatedError)):
+        obstore.get(stranger, "name")
+
+
+def test_the_options_are_environment_variables(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in store.options.items():
+        monkeypatch.setenv(name, value)
+    client = obstore.store.from_url(store.url)
+    obstore.put(client, "name", b"1")
+    assert obstore.get(opened(store), "name").bytes() == b"1"
+
+
+def test_what_was_put_is_there_after_a_restart(store: Store) -> None:
+    client = opened(store)
+    obstore.put(client, "name", b"1")
+    store.stop()
+    with pytest.raises(BaseError):
+        obstore.get(client, "name")
+    store.start()
+    assert obstore.get(client, "name").bytes() == b"1"
+
+
+# ---- the stand-in for Google
+
+
+def test_google_what_is_not_there_cannot_be_deleted(gcs: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        obstore.delete(opened(gcs), "name")
+
+
+def test_google_a_copy_does_not_take_a_name_that_is_taken(gcs: Store) -> None:
+    client = opened(gcs)
+    obstore.put(client, "a", b"a", attributes={"Content-Type": "text/plain", "made-by": "a test"})
+    obstore.copy(client, "a", "b")
+    found = obstore.get(client, "b")
+    assert found.bytes() == b"a"
+    assert found.attributes == {"Content-Type": "text/plain", "made-by": "a test"}
+    obstore.put(client, "a", b"other")
+    with pytest.raises(AlreadyExistsError):
+        obstore.copy(client, "a", "b", overwrite=False)
+    assert obstore.get(client, "b").bytes() == b"a"
+
+
+def test_google_who_has_seen_an_older_generation_does_not_overwrite_the_newer(gcs: Store) -> None:
+    client = opened(gcs)
+    first = obstore.put(client, "name", b"1", use_multipart=False)
+    second = obstore.put(client, "name", b"2", mode=first, use_multipart=False)
+    assert second["version"] == obstore.head(client, "name")["version"] != first["version"]
+    with pytest.raises(BaseError, match=r"PreconditionFailed|412"):
+        obstore.put(client, "name", b"3", mode=first, use_multipart=False)
+    assert obstore.get(client, "name").bytes() == b"2"
+
+
+# ---- faults
+
+
+def took(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def test_a_link_may_be_slow(store: Store, toxiproxy: Toxiproxy) -> None:
+    link = toxiproxy.link(store.port)
+    far = opened(store.through(link))
+    obstore.put(far, "name", b"1")
+    with link.latency(0.5):
+        assert took(lambda: obstore.get(far, "name").bytes()) >= 0.5
+    eventually("it is as fast as before", lambda: took(lambda: obstore.get(far, "name").bytes()) < 0.5)
+
+
+def test_a_link_may_be_narrow(store: Store, toxiproxy: Toxiproxy) -> None:
+    link = toxiproxy.link(store.port)
+    far = opened(store.through(link))
+    with link.bandwidth(1_000_000, "upstream"):
+        assert took(lambda: obstore.put(far, "name", bytes(1_000_000))) >= 0.8
+    with link.bandwidth(1_000_000):
+        assert took(lambda: obstore.get(far, "name").bytes()) >= 0.8
+    eventually("it is as wide as before", lambda: took(lambda: obstore.get(far, "name").bytes()) < 0.8)
+
+
+def test_a_link_may_be_cut_in_the_middle_of_an_upload_of_which_nothing_is_seen(
+    store: Store, toxiproxy: Toxiproxy
+) -> None:
+    link = toxiproxy.link(store.port)
+    far = opened(store.through(link))
+    with link.cut(100_000, "upstream"), pytest.raises(BaseError):
+        obstore.put(far, "name", bytes(MIB), use_multipart=False)
+    with pytest.raises(FileNotFoundError):
+        obstore.get(opened(store), "name")
+    obstore.put(far, "name", b"1")
+
+
+def test_a_link_may_be_cut_in_the_middle_of_a_download(store: Store, toxiproxy: Toxiproxy) -> None:
+    obstore.put(opened(store), "name", bytes(MIB))
+    link = toxiproxy.link(store.port)
+    far = opened(store.through(link))
+    with link.cut(100_000), pytest.raises(BaseError):
+        obstore.get(far, "name").bytes()
+
+
+def test_a_link_may_reset_connections(store: Store, toxiproxy: Toxiproxy) -> None:
+    link = toxiproxy.link(store.port)
+    far = opened(store.through(link))
+    with link.reset(), pytest.raises(BaseError):
+        obstore.put(far, "name", b"1")
+    obstore.put(far, "name", b"1")
+
+
+def test_a_link_may_be_silent(store: Store, toxiproxy: Toxiproxy) -> None:
+    link = toxiproxy.link(store.port)
+    with link.silence(), pytest.raises(BaseError, match=r"timed out|timeout"):
+        obstore.put(opened(store.through(link), timeout="1s"), "name", b"1")
+    obstore.put(opened(store.through(link)), "name", b"1")
+
+
+def test_a_link_may_be_down_and_up_again(store: Store, toxiproxy: Toxiproxy) -> None:
+    link = toxiproxy.link(store.port)
+    far = opened(store.through(link))
+    obstore.put(far, "name", b"1")
+    with link.down(), pytest.raises(BaseError):
+        obstore.get(far, "name")
+    assert obstore.get(far, "name").bytes() == b"1"
+
+
+# ---- nothing is left
+
+PROGRAM = """
+import signal, sys, time
+from contextlib import ExitStack
+from pathlib import Path
+from stores import faults, servers
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell ignore it
+with ExitStack() as stack:
+    for start in (servers.s3, servers.gcs, servers.azure, faults.toxiproxy):
+        folder = Path(sys.argv[1]) / start.__name__
+        folder.mkdir()
+        stack.enter_context(start(folder))
+    print("up", flush=True)
+    time.sleep(600)
+"""
+STARTED = 5  # programs: a gateway for S3 and one for Google, the translator, azurite, toxiproxy
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process with servers of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout and process.stderr
+            assert process.stdout.readline() == "up\n", process.stderr.read()
+            yield process
+        finally:
+            process.kill()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Not if only its parent has yet to hear that it ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_of_the_servers_when_the_tests_end(
+    others: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    processes = psutil.Process(others.pid).children(recursive=True)
+    assert len(processes) == 2 * STARTED  # each with its keeper
+    assert len(list(tmp_path.iterdir())) == 4
+    others.send_signal(number)
+    eventually("no process is left", lambda: not any(map(runs, processes)))
+    eventually("no folder is left", lambda: not list(tmp_path.iterdir()))
+
+
+def test_a_server_does_not_outlive_its_keeper(others: subprocess.Popen[str]) -> None:
+    keepers = psutil.Process(others.pid).children()
+    processes = psutil.Process(others.pid).children(recursive=True)
+    for keeper in keepers:
+        keeper.kill()
+    served = [each for each in processes if each not in keepers]
+    assert len(served) == STARTED
+    eventually("no server is left", lambda: not any(map(runs, served)))
+
+
+def test_a_port_is_kept_for_our_server_while_that_is_down() -> None:
+    port = Port()
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind((HOST, port.number))
+    socket.create_server((HOST, port.number)).close()  # as servers do it: with SO_REUSEADDR
+    port.close()
+
+
+def test_a_server_outlives_the_thread_that_started_it(s3: Store) -> None:
+    s3.stop()
+    thread = threading.Thread(target=s3.start)
+    thread.start()
+    thread.join()
+    obstore.put(opened(s3), "name", b"")
