@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,12 @@ PIECE = 8 * 1024 * 1024  # bytes of one request; a file of several is sent and f
 AT_ONCE = 4
 ANSWER_S = 30.0
 CONNECT_S = 5.0
+MOST = 64 * 1024 * 1024  # bytes of what is created: manifests
+RETRY_S = 60.0  # for one request, with all its tries
 _PASSING = ("GenericError", "JoinError")
+_TRY_AGAIN = ("408", "429")
+_STATUS = re.compile(r"status code: ([0-9]{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 
 
 class Objects:
@@ -30,7 +36,7 @@ class Objects:
         from_url: Any = obstore.store.from_url
         self._store = from_url(
             url, config=options or None, client_options={**limits, **plain},
-            retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=60)},
+            retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=RETRY_S)},
         )  # fmt: skip
 
     def create(self, name: str, data: bytes) -> bool:
@@ -42,7 +48,7 @@ class Objects:
             return True
         except (AlreadyExistsError, PreconditionError):
             # Ours, if the answer to an earlier try was lost.
-            return self.read(name, len(data)) == data
+            return self.read(name, MOST) == data
         except Exception as error:
             raise self._failed("write", name, error) from None
 
@@ -179,13 +185,19 @@ class Objects:
                     each.cancel()
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
-        kind = type(error).__name__
+        """Where a server has refused it says so in a text of its own; what it says else is for who made the server."""
+        text = str(error)
+        status = next(iter(_STATUS.findall(text)), "")
+        status = status or {"UnauthenticatedError": "401", "PermissionDeniedError": "403"}.get(type(error).__name__, "")
+        code = next(iter(_CODE.findall(text)), "")
         why = {
-            "PermissionDeniedError": "not allowed: check what these credentials may do there",
-            "UnauthenticatedError": "the credentials are not accepted",
-            "NotFoundError": "there is no such bucket",
-        }.get(kind) or _first_line(error)
-        return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing=kind in _PASSING)
+            "401": "the credentials are not accepted",
+            "403": "the credentials are not accepted, or do not allow it",
+            "404": "there is no such bucket",
+        }.get(status, _first_line(error))
+        why = f"{why} ({code})" if code and code not in why else why
+        passing = type(error).__name__ in _PASSING and (not status or status in _TRY_AGAIN or status[0] == "5")
+        return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
 
 
 def _plain(options: dict[str, Any]) -> bool:

@@ -1,0 +1,163 @@
+"""Snapshots at every kind of place: the same story on a folder and on each kind of bucket."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from paceline.storage import objects
+from paceline.storage.folder import Folder
+from paceline.storage.manifest import Damaged, Id, Manifest
+from paceline.storage.objects import Objects
+from paceline.storage.snapshots import Snapshots, Superseded
+from paceline.storage.store import Store, StoreError, Unwanted
+from stores.faults import Toxiproxy
+from stores.servers import Store as Server
+
+pytestmark = pytest.mark.timeout(180)
+
+RUN = "digits-3f9a"
+BIG = 20_000_000  # several pieces
+
+
+def bucket(server: Server) -> Objects:
+    return Objects(server.url, **server.config)
+
+
+@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return Folder(str(tmp_path / "place"))
+    return bucket(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    folder = tmp_path / "saved"
+    (folder / "variables").mkdir(parents=True)
+    (folder / "variables" / "weights").write_bytes(os.urandom(BIG))
+    (folder / "Schritt für ω 1").write_text("10")
+    (folder / "empty").touch()
+    return folder
+
+
+def committed(snapshots: Snapshots, saved: Path, step: int, generation: int = 1) -> Manifest:
+    id = Id(step, generation)
+    made = Manifest(RUN, id, 1, (snapshots.send(id, "worker-0", str(saved)),))
+    assert snapshots.commit(made)
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_commits_goes_on_and_deletes(place: Store, saved: Path, tmp_path: Path) -> None:
+    snapshots = Snapshots(place, RUN)
+    assert snapshots.known().counted() == []
+    snapshots.begin(1, None)
+    made = committed(snapshots, saved, 10)
+    assert not snapshots.commit(Manifest(RUN, Id(10, 1), 7, ())), "it was committed before"
+    snapshots.send(Id(20, 1), "worker-0", str(saved))  # and its manifest never came
+    snapshots.begin(2, Id(10, 1))
+    committed(snapshots, saved, 15)  # by who was presumed dead
+    committed(snapshots, saved, 12, 2)
+    again = Snapshots(place, RUN)
+    assert again.known().counted() == [Id(12, 2), Id(10, 1)]
+    assert again.manifest(Id(10, 1)) == made
+    again.fetch(made, str(tmp_path / "restored"))
+    assert contents(tmp_path / "restored") == contents(saved)
+    again.delete(Id(12, 2))
+    assert again.known().counted() == [Id(10, 1)]
+    assert not place.names(f"{RUN}/step-12-g2/")
+    assert place.folders(f"{RUN}/") == ["generations", "step-10-g1", "step-15-g1", "step-20-g1"]
+
+
+def test_of_many_captains_one_begins_a_generation(place: Store) -> None:
+    together = threading.Barrier(8)
+
+    def begin(_: int) -> bool:
+        together.wait(30)
+        try:
+            Snapshots(place, RUN).begin(1, None)
+            return True
+        except Superseded:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(begin, range(8))) == 1
+
+
+def test_what_was_changed_after_the_commit_is_not_restored(place: Store, saved: Path, tmp_path: Path) -> None:
+    snapshots = Snapshots(place, RUN)
+    made = committed(snapshots, saved, 10)
+    name = f"{RUN}/step-10-g1/worker-0/variables/weights"
+    (tmp_path / "other").write_bytes(b"other")
+    place.send(str(tmp_path / "other"), name, lambda: True)
+    with pytest.raises(Damaged, match=rf"{name} is damaged: it has 5 bytes instead of {BIG}"):
+        snapshots.fetch(made, str(tmp_path / "restored"))
+    place.delete(name)
+    with pytest.raises(Damaged, match=f"{name} is gone"):
+        snapshots.fetch(made, str(tmp_path / "restored"))
+    assert not (tmp_path / "restored").exists()
+
+
+def test_a_transfer_can_be_given_up(place: Store, saved: Path, tmp_path: Path) -> None:
+    snapshots = Snapshots(place, RUN)
+    made = committed(snapshots, saved, 10)
+    with pytest.raises(Unwanted):
+        snapshots.send(Id(20, 1), "worker-0", str(saved), lambda: False)
+    assert not [name for name in place.names(f"{RUN}/step-20-g1/") if "weights" in name]
+    with pytest.raises(Unwanted):
+        snapshots.fetch(made, str(tmp_path / "restored"), lambda: False)
+
+
+# ---- buckets that cannot be used
+
+
+def test_a_bucket_that_is_not_there_is_named(store: Server) -> None:
+    with pytest.raises(StoreError, match=r"cannot list .*://nowhere-to-be-found/.*: there is no such bucket") as failed:
+        Snapshots(bucket(store.bucket("nowhere-to-be-found")), RUN).begin(1, None)
+    assert not failed.value.passing
+
+
+def test_wrong_credentials_are_said_and_are_no_passing_trouble(store: Server) -> None:
+    with pytest.raises(StoreError) as failed:
+        Snapshots(bucket(store.stranger()), RUN).begin(1, None)
+    assert ": the credentials are not accepted" in str(failed.value) and not failed.value.passing
+
+
+def test_a_store_that_is_away_is_passing_trouble(
+    store: Server, toxiproxy: Toxiproxy, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "RETRY_S", 2.0)
+    link = toxiproxy.link(store.port)
+    snapshots = Snapshots(bucket(store.through(link)), RUN)
+    with link.down(), pytest.raises(StoreError) as failed:
+        snapshots.begin(1, None)
+    assert failed.value.passing
+    snapshots.begin(1, None)
+
+
+def test_a_connection_that_breaks_in_the_middle_costs_nothing(
+    store: Server, toxiproxy: Toxiproxy, saved: Path, tmp_path: Path
+) -> None:
+    """It is tried again, or fails and leaves nothing that counts."""
+    link = toxiproxy.link(store.port)
+    snapshots = Snapshots(bucket(store.through(link)), RUN)
+    snapshots.begin(1, None)
+    made = committed(snapshots, saved, 10)
+    with link.cut(5_000_000):
+        try:
+            snapshots.fetch(made, str(tmp_path / "restored"))
+        except StoreError as error:
+            assert error.passing
+            assert not (tmp_path / "restored").exists()
+        else:
+            assert contents(tmp_path / "restored") == contents(saved)
+    snapshots.fetch(made, str(tmp_path / "again"))
+    assert contents(tmp_path / "again") == contents(saved)
