@@ -52,6 +52,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             pytest.exit(str(error), 1)
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """That nothing is left to run is no failure where it has been said why."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and needs.unmet():
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if LEFT_OUT in config.stash:
         terminalreporter.write_line(config.stash[LEFT_OUT])
