@@ -79,11 +79,12 @@ def test_ctrl_c_stops_the_run(person: Person, start: Callable[..., Run]) -> None
     run.process.send_signal(signal.SIGINT)
     assert run.ends() == 130, run.said()
     assert run.report()["status"] == "stopped"
-    jobs = person.cluster.get("jobs", "-n", person.namespace)["items"]
-    assert {job["metadata"]["name"]: job["status"].get("active", 0) for job in jobs} == {
-        run.name: 0,
-        f"{run.name}-worker": 0,
-    }
+
+    def active() -> dict[str, int]:
+        jobs = person.cluster.get("jobs", "-n", person.namespace)["items"]
+        return {job["metadata"]["name"]: job["status"].get("active", 0) for job in jobs}
+
+    eventually("both Jobs at rest", lambda: active() == {run.name: 0, f"{run.name}-worker": 0}, more=run.said)
 
 
 def test_a_failed_run_fails_the_captains_job(person: Person, start: Callable[..., Run]) -> None:
