@@ -52,7 +52,7 @@ with socket.create_server(("", 5000)) as server:
 """
 
 
-def eventually(what: str, check: Callable[[], Any], limit: float = 60.0) -> Any:
+def eventually(what: str, check: Callable[[], Any], limit: float = 180.0) -> Any:
     until = time.monotonic() + limit
     while not (answer := check()):
         assert time.monotonic() < until, f"not within {limit:g} s: {what}"

@@ -13,6 +13,11 @@ from people import Person, Run, eventually
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
 
+def conditions(person: Person, job: str) -> set[str]:
+    found = person.cluster.get("job", job, "-n", person.namespace)["status"].get("conditions", ())
+    return {condition["type"] for condition in found if condition["status"] == "True"}
+
+
 def test_a_run_succeeds_on_all_nodes_and_leaves_nothing_once_deleted(person: Person, start: Callable[..., Run]) -> None:
     run = start()
     run.wait("generation-formed")
@@ -23,9 +28,8 @@ def test_a_run_succeeds_on_all_nodes_and_leaves_nothing_once_deleted(person: Per
     assert nodes == set(person.cluster.nodes)
     assert (run.report()["status"], run.report()["generations"], run.report()["restarts"]) == ("succeeded", 1, [])
     assert "worker-2 | done" in run.said() and "user 1000" in run.said()
-    jobs = person.cluster.get("jobs", "-n", person.namespace)["items"]
-    states = {job["metadata"]["name"]: job["status"]["conditions"][-1]["type"] for job in jobs}
-    assert states == {run.name: "Complete", f"{run.name}-worker": "Complete"}
+    for name in (run.name, f"{run.name}-worker"):  # the Job's own count is a moment behind
+        eventually(f"the Job {name} is complete", lambda name=name: "Complete" in conditions(person, name))
     assert person.call("delete", "--yes", run.name).returncode == 0
     kinds = "jobs,pods,services,configmaps,secrets,networkpolicies"
     selected = [kinds, "-n", person.namespace, "-l", f"paceline.dev/run={run.name}"]
@@ -93,8 +97,7 @@ def test_a_failed_run_fails_the_captains_job(person: Person, start: Callable[...
     report = run.report()
     assert (report["status"], report["cause"]) == ("failed", "program-error")
     assert "no such digit" in report["reason"]
-    conditions = person.cluster.get("job", run.name, "-n", person.namespace)["status"]["conditions"]
-    assert "Failed" in {condition["type"] for condition in conditions if condition["status"] == "True"}
+    eventually("the captain's Job has failed", lambda: "Failed" in conditions(person, run.name))
 
 
 def test_a_detached_run_is_shown_stopped_and_deleted_from_elsewhere(person: Person) -> None:
@@ -120,12 +123,7 @@ def test_rendered_objects_pass_a_dry_run_and_run_by_kubectl_alone(person: Person
             "apply", "-n", person.namespace, mode, "-f", "-", kubeconfig=person.kubeconfig, input=rendered.stdout
         )
     person.finish()
-
-    def complete() -> bool:
-        status = person.cluster.get("job", "loop-0001", "-n", person.namespace)["status"]
-        return any(each["type"] == "Complete" for each in status.get("conditions", ()))
-
-    eventually("a complete Job", complete)
+    eventually("a complete Job", lambda: "Complete" in conditions(person, "loop-0001"))
 
 
 def test_why_a_pod_does_not_come_is_said(person: Person, start: Callable[..., Run]) -> None:

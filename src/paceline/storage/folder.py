@@ -26,7 +26,7 @@ class Folder:
             partial = self._partial(path)
             fd = os.open(partial, _NEW, _MADE)
             try:
-                _write(fd, data)
+                write_all(fd, data)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -182,7 +182,7 @@ def _copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, st
                 data = os.read(reading, PIECE)
                 if not data:
                     break
-                _write(writing, data)
+                write_all(writing, data)
                 digest.update(data)
                 size += len(data)
             if sync:
@@ -197,7 +197,7 @@ def _copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, st
     return size, digest.hexdigest()
 
 
-def _write(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

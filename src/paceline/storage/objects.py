@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+from paceline.storage.folder import write_all
 from paceline.storage.store import StoreError, Unwanted, Wanted
 
 PIECE = 8 * 1024 * 1024  # bytes of one request; a file of several is sent and fetched with some at once
@@ -153,9 +154,7 @@ class Objects:
                 if not wanted():
                     raise Unwanted(name)
                 digest.update(data)
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(writing, view) :]
+                write_all(writing, data)
         finally:
             os.close(writing)
         return size, digest.hexdigest()

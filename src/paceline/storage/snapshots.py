@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -106,17 +107,22 @@ class Snapshots:
         """Into a new folder, under its own name only when all of it was verified."""
         partial = f"{folder}.{os.urandom(4).hex()}.partial"
         os.makedirs(partial)
-        for path, (task, file) in wanted.files().items():
-            target = f"{partial}/{path}"
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            name = self._file(wanted.id, task, path)
-            try:
-                found = self._store.fetch(name, target, still)
-            except KeyError:
-                raise Damaged(f"{name} is gone") from None
-            if found != (file.size, file.sha256):
-                raise Damaged(f"{name} is damaged: {_differs(found, file)}")
-        os.rename(partial, folder)
+        try:
+            for path, (task, file) in wanted.files().items():
+                self._fetch_file(self._file(wanted.id, task, path), file, f"{partial}/{path}", still)
+            os.rename(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def _fetch_file(self, name: str, file: File, target: str, still: Wanted) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            found = self._store.fetch(name, target, still)
+        except KeyError:
+            raise Damaged(f"{name} is gone") from None
+        if found != (file.size, file.sha256):
+            raise Damaged(f"{name} is damaged: {_differs(found, file)}")
 
     def newest(self, known: Known, warn: Warn, verified: Callable[[Manifest], None]) -> Manifest | None:
         """The newest that counts and that `verified` does not raise Damaged for; each that is passed over is told."""
