@@ -38,6 +38,16 @@ def report(step: int | None = None, **metrics: Any) -> None:
         _send()
 
 
+def tell(words: dict[str, Any]) -> None:
+    """To the agent, at once; for the runtime itself."""
+    if _descriptor == _NONE or (_descriptor == _UNKNOWN and _open() == _NONE):
+        return
+    try:
+        os.write(_descriptor, json.dumps(words).encode())
+    except OSError:
+        pass  # the agent is busy or gone, and looks for itself
+
+
 def _send() -> None:
     """What has been reported since the last message; kept for the next one where the agent is busy or gone."""
     global _due, _sent
