@@ -97,7 +97,7 @@ def test_what_was_changed_after_the_commit_is_not_restored(place: Store, saved: 
     made = committed(snapshots, saved, 10)
     name = f"{RUN}/step-10-g1/worker-0/variables/weights"
     (tmp_path / "other").write_bytes(b"other")
-    place.send(str(tmp_path / "other"), name, lambda: True)
+    place.send(str(tmp_path / "other"), name, lambda _: True)
     with pytest.raises(Damaged, match=rf"{name} is damaged: it has 5 bytes instead of {BIG}"):
         snapshots.fetch(made, str(tmp_path / "restored"))
     place.delete(name)
@@ -110,10 +110,10 @@ def test_a_transfer_can_be_given_up(place: Store, saved: Path, tmp_path: Path) -
     snapshots = Snapshots(place, RUN)
     made = committed(snapshots, saved, 10)
     with pytest.raises(Unwanted):
-        snapshots.send(Id(20, 1), "worker-0", str(saved), lambda: False)
+        snapshots.send(Id(20, 1), "worker-0", str(saved), lambda _: False)
     assert not [name for name in place.names(f"{RUN}/step-20-g1/") if "weights" in name]
     with pytest.raises(Unwanted):
-        snapshots.fetch(made, str(tmp_path / "restored"), lambda: False)
+        snapshots.fetch(made, str(tmp_path / "restored"), lambda _: False)
     assert not list(tmp_path.glob("restored*"))
 
 

@@ -167,7 +167,7 @@ def test_what_is_no_file_is_refused_by_name(snapshots: Snapshots, tmp_path: Path
 
 def test_a_transfer_that_is_not_wanted_any_more_leaves_nothing(snapshots: Snapshots, tmp_path: Path) -> None:
     with pytest.raises(Unwanted):
-        snapshots.send(Id(10, 1), "worker-0", str(written(tmp_path, 10)), lambda: False)
+        snapshots.send(Id(10, 1), "worker-0", str(written(tmp_path, 10)), lambda _: False)
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
@@ -184,13 +184,26 @@ def test_a_writer_that_was_presumed_dead_cannot_add_to_the_chain(snapshots: Snap
     snapshots.begin(1, None)
     commit(snapshots, tmp_path, 10)
     snapshots.begin(2, Id(10, 1))
-    commit(snapshots, tmp_path, 20)  # of the first generation, which the second has never seen
+    with pytest.raises(Superseded, match="there is a later generation than 1"):
+        commit(snapshots, tmp_path, 20)  # of the first generation, which the second has never seen
     found = restored(snapshots, tmp_path)
     assert found is not None and found[0] == Id(10, 1)
     commit(snapshots, tmp_path, 20, 2)
     found = restored(snapshots, tmp_path)
     assert found is not None and found[0] == Id(20, 2)
     assert snapshots.known().counted() == [Id(20, 2), Id(10, 1)]
+
+
+def test_what_was_committed_between_the_choice_and_the_record_is_not_lost(snapshots: Snapshots, tmp_path: Path) -> None:
+    """Its writer was told that it is committed, so the generation that missed it gives way to one that begins there."""
+    snapshots.begin(1, None)
+    commit(snapshots, tmp_path, 10)
+    seen = snapshots.known().counted()
+    commit(snapshots, tmp_path, 20)
+    late = snapshots.begin(2, Id(10, 1), seen)
+    assert late == [Id(20, 1), Id(10, 1)]
+    assert snapshots.begin(3, late[0], late) == []
+    assert snapshots.known().counted() == [Id(20, 1), Id(10, 1)]
 
 
 def test_a_generation_is_begun_by_one_captain(snapshots: Snapshots) -> None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import sys
 import threading
+import time
 from typing import Any, Callable
 
-from paceline.storage.manifest import Damaged, Id, Manifest, Newer, parse
+from paceline.storage.manifest import Damaged, Id, Newer, parse
 from paceline.storage.places import open_store
 from paceline.storage.snapshots import Snapshots, Superseded, Unfit
-from paceline.storage.store import StoreError, Unwanted
+from paceline.storage.store import StoreError, Unwanted, Wanted
 
 Request = dict[str, Any]
 TRANSFERS = ("send", "fetch")
 NICE = 5  # training goes first
+PATIENCE = 8.0  # seconds for one short request; who asks may ask again
 _KINDS: dict[type[Exception], str] = {
     Damaged: "damaged", Newer: "newer", Superseded: "superseded", Unfit: "unfit", Unwanted: "unwanted",
     StoreError: "store",
@@ -28,9 +31,14 @@ _KINDS: dict[type[Exception], str] = {
 
 
 class Porter:
-    def __init__(self, snapshots: Snapshots, answer: Callable[[Request], None]) -> None:
-        self._snapshots = snapshots
+    def __init__(
+        self, short: Snapshots, transfers: Snapshots, answer: Callable[[Request], None], rate: float | None = None
+    ) -> None:
+        """`rate`: bytes a second that may be sent."""
+        self._short, self._transfers = short, transfers
         self._answer = answer
+        self._rate = rate
+        self._next = 0.0  # when the next piece may be sent
         self._unwanted: set[int] = set()
         self._lanes: dict[bool, queue.Queue[Request | None]] = {True: queue.Queue(), False: queue.Queue()}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
@@ -53,56 +61,98 @@ class Porter:
     def _work(self, lane: queue.Queue[Request | None]) -> None:
         while (request := lane.get()) is not None:
             number = int(request["id"])
-            try:
-                if number in self._unwanted:
-                    raise Unwanted("it was given up before it began")
-                does: Callable[[Request], Request] = getattr(self, "_" + request["do"])
-                self._answer({"id": number, **does(request)})
-            except tuple(_KINDS) as error:
-                kind = next(_KINDS[each] for each in _KINDS if isinstance(error, each))
-                told = {"kind": kind, "text": str(error), "passing": getattr(error, "passing", False)}
-                self._answer({"id": number, "error": told})
-            except OSError as error:  # of this machine: a full disk, say
-                text = f"{error.filename or request.get('folder', '')}: {error.strerror or error}"
-                self._answer({"id": number, "error": {"kind": "here", "text": text, "passing": True}})
+            self._answer({"id": number, **self._done(request, number)})
             self._unwanted.discard(number)
+
+    def _done(self, request: Request, number: int) -> Request:
+        try:
+            if number in self._unwanted:
+                raise Unwanted("it was given up before it began")
+            does: Callable[[Request], Request] = getattr(self, "_" + request["do"])
+            return does(request)
+        except tuple(_KINDS) as error:
+            kind = next(_KINDS[each] for each in _KINDS if isinstance(error, each))
+            return _failed(kind, str(error), getattr(error, "passing", False))
+        except OSError as error:  # of this machine: a full disk, say
+            return _failed("here", f"{error.filename or request.get('folder', '')}: {error.strerror or error}", True)
+        except Exception as error:  # whatever it is, whoever asked must not wait for ever
+            return _failed("here", f"{type(error).__name__}: {error}", False)
 
     # ---- short requests
 
-    def _known(self, _: Request) -> Request:
-        known = self._snapshots.known()
-        return {"generation": known.generation, "counted": [[id.step, id.generation] for id in known.counted()]}
-
-    def _manifest(self, request: Request) -> Request:
-        return {"manifest": self._snapshots.manifest(_id(request["snapshot"])).to_bytes().decode()}
+    def _known(self, request: Request) -> Request:
+        """`metric`: with its value where a manifest has it."""
+        known = self._short.known()
+        counted, metric = known.counted(), request.get("metric")
+        metrics = []
+        for id in counted if metric else ():
+            try:
+                metrics.append([_pair(id), self._short.manifest(id).metrics[metric]])
+            except (KeyError, Damaged, Newer):
+                continue
+        return {
+            "generation": known.generation,
+            "counted": [_pair(id) for id in counted],
+            "committed": [_pair(id) for id in sorted(known.committed)],
+            "metrics": metrics,
+        }
 
     def _begin(self, request: Request) -> Request:
         parent = request["parent"]
-        self._snapshots.begin(int(request["generation"]), None if parent is None else _id(parent))
-        return {}
+        late = self._short.begin(
+            int(request["generation"]), None if parent is None else _id(parent), map(_id, request["seen"])
+        )
+        return {"late": [_pair(id) for id in late]}
 
     def _commit(self, request: Request) -> Request:
-        return {"new": self._snapshots.commit(_manifest(request))}
+        return {"new": self._short.commit(parse(str(request["manifest"]).encode(), "a manifest"))}
 
     def _delete(self, request: Request) -> Request:
-        self._snapshots.delete(_id(request["snapshot"]))
+        self._short.delete(_id(request["snapshot"]))
+        return {}
+
+    def _remove(self, request: Request) -> Request:
+        """Folders of this machine."""
+        for folder in request["folders"]:
+            shutil.rmtree(str(folder), ignore_errors=True)
         return {}
 
     # ---- transfers
 
     def _send(self, request: Request) -> Request:
-        part = self._snapshots.send(
-            _id(request["snapshot"]), str(request["task"]), str(request["folder"]), self._wanted(request)
+        part = self._transfers.send(
+            _id(request["snapshot"]), str(request["task"]), str(request["folder"]), self._paced(request)
         )
         return {"files": [[file.path, file.size, file.sha256] for file in part.files]}
 
     def _fetch(self, request: Request) -> Request:
-        self._snapshots.fetch(_manifest(request), str(request["folder"]), self._wanted(request))
-        return {}
+        found = self._transfers.manifest(_id(request["snapshot"]))
+        folder, held = str(request["folder"]), str(request.get("held") or "")
+        came = self._transfers.fetch(found, folder, self._wanted(request), held)
+        return {"bytes": found.size, "came": came}
 
-    def _wanted(self, request: Request) -> Callable[[], bool]:
+    def _wanted(self, request: Request) -> Wanted:
         number = int(request["id"])
-        return lambda: number not in self._unwanted
+        return lambda _: number not in self._unwanted
+
+    def _paced(self, request: Request) -> Wanted:
+        """Asked before each piece: comes back when it may go."""
+        wanted, rate = self._wanted(request), self._rate
+        if rate is None:
+            return wanted
+
+        def in_turn(size: int) -> bool:
+            begin = max(self._next, time.monotonic())
+            self._next = begin + size / rate
+            while wanted(size) and (left := begin - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))
+            return wanted(size)
+
+        return in_turn
+
+
+def _failed(kind: str, text: str, passing: bool) -> Request:
+    return {"error": {"kind": kind, "text": text, "passing": passing}}
 
 
 def _id(given: Any) -> Id:
@@ -110,24 +160,33 @@ def _id(given: Any) -> Id:
     return Id(int(step), int(generation))
 
 
-def _manifest(request: Request) -> Manifest:
-    return parse(str(request["manifest"]).encode(), "a manifest")
+def _pair(id: Id) -> list[int]:
+    return [id.step, id.generation]
 
 
-def main(place: str, run: str) -> int:
+def main(place: str, run: str, rate: float | None = None) -> int:
     lock = threading.Lock()
 
     def answer(words: Request) -> None:
         data = json.dumps(words).encode() + b"\n"
         with lock:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            try:
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            except OSError:
+                os._exit(1)  # whoever asked is gone
 
     try:
         os.nice(NICE)
     except OSError:
         pass
-    porter = Porter(Snapshots(open_store(place), run), answer)
+    try:
+        short, transfers = Snapshots(open_store(place, PATIENCE), run), Snapshots(open_store(place), run)
+    except StoreError as error:
+        for line in sys.stdin.buffer:
+            answer({"id": json.loads(line)["id"], **_failed("store", str(error), error.passing)})
+        return 0
+    porter = Porter(short, transfers, answer, rate)
     for line in sys.stdin.buffer:
         porter.ask(json.loads(line))
     porter.close()
@@ -135,4 +194,4 @@ def main(place: str, run: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else None))

@@ -6,9 +6,8 @@ import errno
 import hashlib
 import os
 
-from paceline.storage.store import StoreError, Unwanted, Wanted
+from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
 
-PIECE = 4 * 1024 * 1024
 _MADE = 0o600
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -114,7 +113,7 @@ class Folder:
         try:
             self._make_folders(os.path.dirname(there))
             partial = self._partial(there)
-            found = _copy(path, partial, wanted, sync=True)
+            found = copy(path, partial, wanted, sync=True)
             os.rename(partial, there)
             _sync(os.path.dirname(there))
             return found
@@ -123,7 +122,7 @@ class Folder:
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         try:
-            return _copy(self._path(name), path, wanted, sync=False)
+            return copy(self._path(name), path, wanted, sync=False)
         except FileNotFoundError as error:
             if error.filename == self._path(name):
                 raise KeyError(name) from None
@@ -169,7 +168,7 @@ class Folder:
         return StoreError(f"cannot {verb} {self._path(name)}: {why}", passing)
 
 
-def _copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
+def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
     """Digested on the way: one pass."""
     digest, size = hashlib.sha256(), 0
     reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
@@ -177,9 +176,9 @@ def _copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, st
         writing = os.open(target, _NEW, _MADE)
         try:
             while True:
-                if not wanted():
-                    raise Unwanted(source)
                 data = os.read(reading, PIECE)
+                if not wanted(len(data)):
+                    raise Unwanted(source)
                 if not data:
                     break
                 write_all(writing, data)

@@ -12,10 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 from paceline.storage.folder import write_all
-from paceline.storage.store import StoreError, Unwanted, Wanted
+from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
 
-PIECE = 8 * 1024 * 1024  # bytes of one request; a file of several is sent and fetched with some at once
-AT_ONCE = 4
+AT_ONCE = 4  # pieces of a file
 ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests
@@ -27,17 +26,20 @@ _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 
 
 class Objects:
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url: str, patience: float = RETRY_S, **options: Any) -> None:
         """`options`: as obstore has them for the kind of the URL, over those of the environment."""
         import obstore.store
 
         self._url = url.rstrip("/")
-        limits = {"timeout": timedelta(seconds=ANSWER_S), "connect_timeout": timedelta(seconds=CONNECT_S)}
+        limits = {
+            "timeout": timedelta(seconds=min(ANSWER_S, patience)),
+            "connect_timeout": timedelta(seconds=min(CONNECT_S, patience / 2)),
+        }
         plain = {"allow_http": True} if _plain(options) else {}
         from_url: Any = obstore.store.from_url
         self._store = from_url(
             url, config=options or None, client_options={**limits, **plain},
-            retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=RETRY_S)},
+            retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=patience)},
         )  # fmt: skip
 
     def create(self, name: str, data: bytes) -> bool:
@@ -117,7 +119,7 @@ class Objects:
         def pieces() -> Iterator[bytes]:
             nonlocal size
             while data := os.read(reading, PIECE):
-                if not wanted():
+                if not wanted(len(data)):
                     raise Unwanted(path)
                 digest.update(data)
                 size += len(data)
@@ -130,7 +132,7 @@ class Objects:
                 max_concurrency=AT_ONCE,
             )  # fmt: skip
         except Exception as error:
-            if not wanted():
+            if not wanted(0):
                 raise Unwanted(path) from None
             raise self._failed("write", name, error) from None
         finally:
@@ -151,7 +153,7 @@ class Objects:
         writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             for data in self._ranges(name, size):
-                if not wanted():
+                if not wanted(len(data)):
                     raise Unwanted(name)
                 digest.update(data)
                 write_all(writing, data)

@@ -11,8 +11,8 @@ SCHEMES = ("s3", "gs", "az")
 _BUCKET = re.compile(r"(s3|gs|az)://([^/]+)(/.*)?")
 
 
-def open_store(to: str) -> Store:
-    """Nothing is asked of it yet."""
+def open_store(to: str, patience: float | None = None) -> Store:
+    """Nothing is asked of it yet. `patience`: seconds that one request may take with all its tries."""
     if to.startswith("/"):
         return Folder(to.rstrip("/") or "/")
     if not _BUCKET.fullmatch(to):
@@ -20,6 +20,6 @@ def open_store(to: str) -> Store:
     try:
         from paceline.storage.objects import Objects
 
-        return Objects(to)
+        return Objects(to) if patience is None else Objects(to, patience)
     except ImportError as error:
         raise StoreError(f"{to} cannot be used here: obstore cannot be loaded ({error})") from None

@@ -11,6 +11,7 @@ from typing import Callable
 
 from paceline.storage import chain, manifest
 from paceline.storage.chain import Record
+from paceline.storage.folder import copy
 from paceline.storage.manifest import Damaged, File, Id, Manifest, Newer, Part, fit
 from paceline.storage.store import Store, Wanted
 
@@ -27,7 +28,7 @@ class Unfit(Exception):
     """A folder that a task wrote cannot be a snapshot; the text names the file."""
 
 
-def always() -> bool:
+def always(_: int) -> bool:
     return True
 
 
@@ -51,17 +52,15 @@ class Snapshots:
     def __init__(self, store: Store, run: str) -> None:
         self._store = store
         self._run = run
+        self._records: dict[str, Record] = {}  # they never change
 
     # ---- what there is
 
     def known(self) -> Known:
-        records: dict[int, Record] = {}
         for name in self._store.names(f"{self._run}/generations/"):
-            data = self._store.read(name, _RECORD_BYTES)
-            if data is None:
-                continue
-            record = chain.parse(data, name)  # without it nobody can tell what counts: no guess
-            records[record.generation] = record
+            if name not in self._records and (data := self._store.read(name, _RECORD_BYTES)) is not None:
+                self._records[name] = chain.parse(data, name)  # without it nobody can tell what counts: no guess
+        records = {record.generation: record for record in self._records.values()}
         found = filter(None, map(manifest.parse_id, self._store.folders(f"{self._run}/")))
         return Known(records, frozenset(id for id in found if self._store.has(self._manifest(id))))
 
@@ -77,14 +76,26 @@ class Snapshots:
 
     # ---- a generation begins
 
-    def begin(self, generation: int, parent: Id | None) -> None:
-        """Before any of its tasks starts."""
-        known = self._store.names(f"{self._run}/generations/")
-        if known and known[-1] > self._record(generation):
-            raise Superseded(f"there is a later generation than {generation}: {known[-1]}")
+    def begin(self, generation: int, parent: Id | None, seen: Iterable[Id] = ()) -> list[Id]:
+        """Before any of its tasks starts. `seen`: what was there when the parent was chosen.
+
+        Where more that counts has been committed since then, what counted until now is returned, newest first: whoever
+        wrote it may have been told so, before this record could tell it that it is late. The caller begins one
+        generation more, from the newest of these.
+        """
+        self._still_newest(generation)
         record = Record(generation, parent, os.urandom(8).hex())
         if not self._store.create(self._record(generation), record.to_bytes()):
             raise Superseded(f"generation {generation} has been begun by another captain")
+        known = self.known()
+        before = {number: each for number, each in known.records.items() if number != generation}
+        counted, before_it = chain.counted(before, known.committed), set(seen)
+        return counted if any(each not in before_it for each in counted) else []
+
+    def _still_newest(self, generation: int) -> None:
+        known = self._store.names(f"{self._run}/generations/")
+        if known and known[-1] > self._record(generation):
+            raise Superseded(f"there is a later generation than {generation}: {known[-1]}")
 
     # ---- commit
 
@@ -98,25 +109,35 @@ class Snapshots:
         return Part(task, tuple(files))
 
     def commit(self, made: Manifest) -> bool:
-        """False: it was committed before."""
-        return self._store.create(self._manifest(made.id), made.to_bytes())
+        """False: it was committed before. Superseded: it is there, but nobody may count on it."""
+        new = self._store.create(self._manifest(made.id), made.to_bytes())
+        self._still_newest(made.id.generation)
+        return new
 
     # ---- restore
 
-    def fetch(self, wanted: Manifest, folder: str, still: Wanted = always) -> None:
-        """Into a new folder, under its own name only when all of it was verified."""
+    def fetch(self, wanted: Manifest, folder: str, still: Wanted = always, held: str = "") -> int:
+        """Into a new folder, under its own name only when all of it was verified. The number of bytes that came.
+
+        `held`: a folder with `<task>/<snapshot>/<path>`, where a file need not be fetched if it is what was committed.
+        """
         partial = f"{folder}.{os.urandom(4).hex()}.partial"
         os.makedirs(partial)
+        came = 0
         try:
             for path, (task, file) in wanted.files().items():
-                self._fetch_file(self._file(wanted.id, task, path), file, f"{partial}/{path}", still)
+                target = f"{partial}/{path}"
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                if not held or not _copied(f"{held}/{task}/{wanted.id}/{path}", file, target, still):
+                    self._fetch_file(self._file(wanted.id, task, path), file, target, still)
+                    came += file.size
             os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        return came
 
     def _fetch_file(self, name: str, file: File, target: str, still: Wanted) -> None:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
             found = self._store.fetch(name, target, still)
         except KeyError:
@@ -151,6 +172,17 @@ class Snapshots:
 
     def _file(self, id: Id, task: str, path: str) -> str:
         return f"{self._run}/{id}/{task}/{path}"
+
+
+def _copied(source: str, file: File, target: str, still: Wanted) -> bool:
+    """Whether that file is here, and as it was committed."""
+    try:
+        if copy(source, target, still, sync=False) == (file.size, file.sha256):
+            return True
+        os.unlink(target)
+    except OSError:
+        pass
+    return False
 
 
 def _files(folder: str) -> Iterable[str]:

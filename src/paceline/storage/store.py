@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Callable, Protocol
 
-Wanted = Callable[[], bool]  # asked now and then: whether the transfer is still wanted
+PIECE = 8 * 1024 * 1024  # bytes that are read, sent or fetched at once
+Wanted = Callable[[int], bool]  # asked with the bytes of the next piece: whether the transfer is still wanted
 
 
 class StoreError(Exception):
