@@ -16,6 +16,8 @@ CAPTAIN = "captain"
 TENSORBOARD = "tensorboard"  # the companion, where a cluster has one
 CODE_IN_IMAGE = "image"  # as Plan.code; a folder is an absolute path there
 KEEP_FINISHED = 3600.0
+COMMIT = 600.0
+KEEP = 3
 
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, workers stay
@@ -67,6 +69,15 @@ class Limits:
     runtime: float | None
     grace: float
     keep_finished: float = KEEP_FINISHED  # clusters only
+    commit: float = COMMIT
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    to: str = ""  # an absolute folder or a bucket; empty: the run's own folder
+    keep: int = KEEP
+    best: tuple[str, bool] | None = None  # a metric, and whether the lowest is the best
+    rate: int | None = None  # bytes a second that a host may send
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,7 @@ class Plan:
     tasks: tuple[Task, ...]
     restart: Restart
     limits: Limits
+    snapshots: Snapshots = field(default_factory=Snapshots)
     tensorboard: bool = False
     credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
@@ -158,11 +170,20 @@ def make(job: Job) -> Plan:
         hosts=tuple(hosts),
         tasks=tuple(tasks),
         restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm),
-        limits=Limits(job.limits.start, job.limits.runtime, job.limits.grace, job.limits.keep_finished),
+        limits=Limits(
+            job.limits.start, job.limits.runtime, job.limits.grace, job.limits.keep_finished, job.limits.commit
+        ),
+        snapshots=_snapshots(job),
         tensorboard=job.tensorboard,
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
     )
+
+
+def _snapshots(job: Job) -> Snapshots:
+    given = job.snapshots
+    best = None if given.best is None else (given.best.metric, given.best.mode == "min")
+    return Snapshots(given.to or "", given.keep, best, given.rate)
 
 
 def gpus_of(job: Job, role: str, group: Group) -> int:
@@ -202,8 +223,14 @@ def from_data(data: dict[str, Any]) -> Plan:
             "tasks": tuple(Task(**task) for task in data["tasks"]),
             "restart": Restart(**data["restart"]),
             "limits": Limits(**data["limits"]),
+            "snapshots": _snapshots_from(data["snapshots"]),
         }
     )
+
+
+def _snapshots_from(data: dict[str, Any]) -> Snapshots:
+    best = data["best"]
+    return Snapshots(**{**data, "best": None if best is None else (best[0], best[1])})
 
 
 def to_json(plan: Plan) -> str:

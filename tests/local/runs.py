@@ -172,7 +172,7 @@ class Run:
         return len(self.events())
 
     def story(self) -> str:
-        told = [event for event in self.events() if event["event"] not in ("step", "snapshot")][-40:]
+        told = [event for event in self.events() if event["event"] not in ("step", "saved", "committed")][-40:]
         agents = self.folder / "agents.log"
         log = agents.read_text(errors="replace")[-1500:] if agents.exists() else ""
         return "\n".join([*(json.dumps(event)[:300] for event in told), "stderr:", self.said(), "agents.log:", log])

@@ -85,6 +85,23 @@ class AnyOrder(RuleBasedStateMachine):
         self.step += 1
         self.world.step(self.step)
 
+    @precondition(lambda self: self._running())
+    @rule(data=st.data(), whole=st.booleans())
+    def tasks_save(self, data: Any, whole: bool) -> None:
+        """One task all of it, or every task a part."""
+        self.step += 1
+        trains = [name for name in self._running() if not name.startswith(("ps", "evaluator"))]
+        for task in trains[:1] if whole else trains:
+            self.world.save(task, self.step, 1 if whole else len(trains))
+
+    @rule()
+    def the_place_answers(self) -> None:
+        self.world.answer()
+
+    @rule(fails=st.sampled_from([None, None, {"kind": "store", "text": "away", "passing": True}]))
+    def the_place_fails_or_heals(self, fails: dict[str, Any] | None) -> None:
+        self.world.place.fails = fails if self.world.captain.generation else None
+
     @rule(seconds=st.sampled_from([0.5, 2.0, LEASE + 1.5, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
@@ -120,6 +137,15 @@ class AnyOrder(RuleBasedStateMachine):
         assert started == sorted(started)
 
     @invariant()
+    def what_was_told_to_be_committed_counts(self) -> None:
+        if not hasattr(self, "world") or not self.world.told_committed:
+            return
+        newest = self.world.told_committed[-1]
+        counted = self.world.place.snapshots.known().counted()
+        assert newest in counted, (newest, counted)
+        assert self.world.left is None
+
+    @invariant()
     def budgets_are_kept(self) -> None:
         if not hasattr(self, "world"):
             return
@@ -131,6 +157,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
+        world.place.fails = None
         for _ in range(12):
             for host, machine in list(world.machines.items()):
                 if machine.finished and not world.is_over:

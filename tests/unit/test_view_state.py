@@ -41,7 +41,7 @@ def test_a_generation_makes_it_running() -> None:
 
 
 def test_tasks_have_pid_host_and_step() -> None:
-    task = upto("snapshot").tasks["worker-0"]
+    task = upto("saved").tasks["worker-0"]
     assert (task.state, task.pid, task.host, task.step) == ("running", 4711, "worker-host-0", 60)
 
 
@@ -54,7 +54,7 @@ def test_a_killed_task_and_those_ended_with_it_are_told_apart() -> None:
 def test_the_whole_life() -> None:
     end = folded(recorded.LIFE)
     assert (end.status, end.reason, end.cause) == ("succeeded", "all workers have succeeded", None)
-    assert (end.generation, end.steps, end.snapshot) == (2, 161, 100)
+    assert (end.generation, end.steps, end.saved, end.committed) == (2, 161, 100, 100)
     assert end.metrics == {"worker-0": {"loss": 0.2, "accuracy": 0.91}}
     assert end.restarts == recorded.REPORT["restarts"]
     assert end.stacks == {"worker-0": 'File "train.py", line 3'}

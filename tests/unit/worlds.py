@@ -8,7 +8,11 @@ from typing import Any
 
 from paceline.agent import events as ev
 from paceline.agent.captain import OVER, Captain
+from paceline.agent.porter import Porter
 from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
+from paceline.storage.manifest import File, Id, Part, parse_id
+from paceline.storage.snapshots import Snapshots
+from paceline.storage.store import Wanted
 
 LEASE = 10.0
 
@@ -51,6 +55,43 @@ def make_plan(
     )  # fmt: skip
 
 
+class Memory:
+    """A store without a disk."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._kept.setdefault(name, data) is data
+
+    def read(self, name: str, most: int) -> bytes | None:
+        return self._kept.get(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._kept
+
+    def folders(self, prefix: str) -> list[str]:
+        return sorted({name[len(prefix) :].split("/")[0] for name in self.names(prefix)})
+
+    def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._kept if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        self._kept.pop(name, None)
+
+    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
+        raise NotImplementedError
+
+    def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
+        raise NotImplementedError
+
+
+def _id(text: str) -> Id:
+    found = parse_id(text)
+    assert found is not None
+    return found
+
+
 @dataclass
 class Process:
     attempt: int
@@ -76,6 +117,23 @@ class Machine:
     exits: dict[str, ev.Exit] = field(default_factory=dict)
     inbox: deque[ev.Instruction] = field(default_factory=deque)
     finished: bool = False
+    held: dict[tuple[str, Id], int] = field(default_factory=dict)  # task and snapshot -> parts
+    restored: Id | None = None
+
+
+class Place:
+    """A place for snapshots that always works, unless it is told to fail; what is asked waits until it answers."""
+
+    def __init__(self) -> None:
+        self.snapshots = Snapshots(Memory(), "run")
+        self.asked: deque[dict[str, Any]] = deque()
+        self.fails: dict[str, Any] | None = None
+        self.damaged: set[Id] = set()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.fails is not None:
+            return {"error": self.fails}
+        return Porter(self.snapshots, self.snapshots, lambda _: None, lanes=()).done(request, 0)
 
 
 class World:
@@ -87,6 +145,9 @@ class World:
         self.ghosts: list[Machine] = []  # replaced hosts that still run until their lease ends
         self.events: list[tuple[str, int, dict[str, Any]]] = []
         self.over: ev.Over | None = None
+        self.left: str | None = None
+        self.place = Place()
+        self.told_committed: list[Id] = []
         self._instances = 0
         self.started: list[tuple[str, int]] = []  # tasks and their generations in the order in which they began
 
@@ -96,11 +157,17 @@ class World:
         for instruction in self.captain.handle(told, self.now):
             if isinstance(instruction, ev.Emit):
                 self.events.append((instruction.kind, instruction.generation, instruction.fields))
+                if instruction.kind == "committed":
+                    self.told_committed.append(_id(instruction.fields["snapshot"]))
             elif isinstance(instruction, ev.Over):
                 self.over = instruction
+            elif isinstance(instruction, ev.Leave):
+                self.left = instruction.reason
+            elif isinstance(instruction, ev.Ask):
+                self.place.asked.append(instruction.request)
             elif isinstance(instruction, ev.Start):
                 for host, tasks in instruction.hosts.items():
-                    self.machines[host].inbox.append((instruction.generation, tasks))
+                    self.machines[host].inbox.append((instruction.generation, tasks, instruction.restore))
             else:
                 self.machines[instruction.host].inbox.append(instruction)
 
@@ -109,6 +176,7 @@ class World:
         for machine in self.machines.values():
             machine.connected = False
             machine.inbox.clear()
+        self.place.asked.clear()
         self.captain = Captain(self.plan, "run", LEASE, self.now, self.now, saved)
 
     # ---- members
@@ -133,6 +201,7 @@ class World:
                 running,
                 tuple(e for n, e in machine.exits.items() if n in idle),
                 {name: f"h:{name}" for name in idle},
+                tuple(ev.Saved(host, task, id, parts) for (task, id), parts in sorted(machine.held.items())),
             )
         )
 
@@ -180,15 +249,55 @@ class World:
                 machine.processes.clear()
                 machine.finished = True
                 self.tell(ev.Left(host))
+            elif isinstance(instruction, ev.Say):
+                self._hear(machine, instruction.message)
             else:
                 self._start(machine, *instruction)
 
     def deliver_all(self) -> None:
         for _ in range(20):
+            self.answer()
             for host in list(self.machines):
                 self.deliver(host)
 
-    def _start(self, machine: Machine, generation: int, tasks: dict[str, int]) -> None:
+    def answer(self) -> None:
+        """The place answers what it was asked."""
+        while self.place.asked:
+            request = self.place.asked.popleft()
+            self.tell(ev.Answered(request, self.place.answer(request)))
+
+    def save(self, task: str, step: int, parts: int = 1) -> None:
+        host = next(t.host for t in self.plan.tasks if t.name == task)
+        machine = self.machines[host]
+        process = machine.processes.get(task)
+        if process is None:
+            return
+        id = Id(step, process.generation)
+        machine.held[task, id] = parts
+        if machine.connected:
+            self.tell(ev.Saved(host, task, id, parts))
+
+    def _hear(self, machine: Machine, message: dict[str, Any]) -> None:
+        id, kind = Id(*message["snapshot"]), message["type"]
+        if kind == "send" and (message["task"], id) in machine.held:
+            part = Part(message["task"], (File("state", 1, "0" * 64),))
+            self.tell(ev.Stored(machine.host, message["task"], id, part, self.place.fails))
+        elif kind == "drop":
+            machine.held.pop((message["task"], id), None)
+        elif kind == "prepare":
+            error = self.place.fails
+            if id in self.place.damaged:
+                error = {"kind": "damaged", "text": f"{id} is damaged", "passing": False}
+            machine.restored = None if error else id
+            self.tell(ev.Prepared(machine.host, id, error))
+
+    def _start(self, machine: Machine, generation: int, tasks: dict[str, int], restore: Id | None) -> None:
+        restores = [t for t in self.plan.tasks if t.name in tasks and t.rank >= 0]
+        if restores:
+            assert restore is None or machine.restored == restore, "a task began without its snapshot"
+            counted = self.place.snapshots.known().counted()
+            newest = next((id for id in counted if id not in self.place.damaged), None)
+            assert restore == newest, "a task began from another snapshot than the newest"
         machine.generation = max(machine.generation, generation)
         for name, attempt in tasks.items():
             assert name not in machine.processes, "a task was started twice on one host"
@@ -256,6 +365,7 @@ class World:
                     machine.processes.clear()
             self.beat_all()
             self.tell(ev.Tick())
+            self.answer()
 
     # ---- what is true
 

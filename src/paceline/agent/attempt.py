@@ -24,7 +24,14 @@ LAST_ACTS = 5.0  # seconds between an uncaught exception and the end; some wait 
 
 class Attempt:
     def __init__(
-        self, task: Task, number: int, generation: int, log: TaskLog, loop: Loop, stepped: Callable[[], None]
+        self,
+        task: Task,
+        number: int,
+        generation: int,
+        log: TaskLog,
+        loop: Loop,
+        stepped: Callable[[], None],
+        told: Callable[[Attempt, str, str], None],
     ) -> None:
         now = loop.now()
         self.task = task
@@ -47,6 +54,7 @@ class Attempt:
         self._cpu = deque([(now, 0.0)], maxlen=SAMPLES)
         self._loop = loop
         self._stepped = stepped
+        self._told = told
         self._output, self.output_end = os.pipe()
         self._reports, self.report_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.report_end.setblocking(False)
@@ -121,6 +129,9 @@ class Attempt:
             return
         if message.get("_") == "cold":
             self.cold_because = str(message.get("why", ""))[:500]
+            return
+        if message.get("_") in ("saved", "warning"):
+            self._told(self, message["_"], str(message.get("text", ""))[:2000])
             return
         if message.get("_") == "raised" and self.raised is None:
             self.raised = Raised(*(str(message.get(name, "")) for name in ("type", "text", "place")))

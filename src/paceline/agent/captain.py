@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from paceline.agent import events as ev
+from paceline.agent.beginning import READY, RECORDING, Beginning
 from paceline.agent.budget import Failure, blame
 from paceline.agent.ledger import DONE, RUNNING, STOPPING, WAITING, Ledger, Member, Unit
 from paceline.agent.progress import Watch
+from paceline.agent.shelf import Shelf, restoring
 from paceline.plan import ALONE, LEAD, Plan
+from paceline.storage.manifest import Id
 
 RETURNING, LIVE, CLOSING, ENDING, OVER = "returning", "live", "closing", "ending", "over"
 WAIT_WORDS_EVERY = 10.0
@@ -36,6 +39,9 @@ class Captain:
         self.restarts: list[dict[str, Any]] = []
         self.stacks: dict[str, str] = {}
         self.watch = Watch(plan)
+        self.shelf = Shelf(plan, run, self._put, self._emit)
+        self._beginning: Beginning | None = None
+        self._recorded = 0  # the highest generation that may have a record
         self.phase = LIVE
         self.hold_until = 0.0
         self.outcome: tuple[str, str, str | None] = ("", "", None)
@@ -43,6 +49,7 @@ class Captain:
         self._first_generation_wall: float | None = None
         self._first_joined: float | None = None
         self._closing_until = 0.0
+        self._commit_until: float | None = None
         self._how, self._grace_until = "kill", 0.0
         self._farewell_until = 0.0
         self._finished_at: float | None = None
@@ -66,6 +73,9 @@ class Captain:
             if self._out or not isinstance(told, ev.Beat):
                 self._advance(now)
         return self._out
+
+    def _put(self, instruction: ev.Instruction) -> None:
+        self._out.append(instruction)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self._out.append(ev.Emit(kind, self.generation, fields))
@@ -105,11 +115,23 @@ class Captain:
         member.connected, member.left = True, False
         member.instance, member.place = told.instance, told.place
         member.lease_until = now + self.lease
-        member.snapshots = told.snapshots
         self.books.offer(member, told.offers)
         self._emit("member-joined", host=told.host)
+        self._take_stock(told, now)
         if self.phase == ENDING and not self.books.anything_live():
             self._out.append(ev.Finish(told.host, self.outcome[0], self.outcome[1]))
+
+    def _take_stock(self, told: ev.Joined, now: float) -> None:
+        """Of the snapshots that are on a host that has joined."""
+        if self.phase == RETURNING and self._beginning is None:
+            self.shelf.generation = max(self.generation, self._recorded)
+        self.shelf.lost(told.host)
+        for saved in told.held:
+            self._on_saved(saved, now)
+        if self.plan.host(told.host).role == "evaluator":
+            self.shelf.tell_evaluator(told.host)
+        if self._beginning is not None:
+            self._beginning.joined(told.host)
 
     def _compare(self, told: ev.Joined, held: dict[str, int], now: float) -> None:
         """A member that dialled again: what it ran before may have ended meanwhile."""
@@ -192,11 +214,6 @@ class Captain:
         member = self.members[told.host]
         member.lease_until = now + self.lease
         member.memory = told.memory
-        member.snapshots = told.snapshots
-        for step in told.snapshots:
-            if self.watch.snapshot(step, now):
-                self._emit("snapshot", step=step, path=f"step-{step}")
-                self._new_progress(step)
         held = self.books.held(told.host)
         for name, progress in told.tasks.items():
             if name not in held or self._unit_of[name].phase != RUNNING:
@@ -265,9 +282,7 @@ class Captain:
             if name in self._unit_of:
                 of = self._unit_of[name]
                 of.failures = [failure.seen(name, state) for failure in of.failures]
-        member = self.members[told.host]
-        self.books.offer(member, told.offers)
-        member.snapshots = told.snapshots or member.snapshots
+        self.books.offer(self.members[told.host], told.offers)
 
     def _gone(self, held: dict[str, int], now: float, cause: str, detail: str) -> None:
         """These attempts are not running any more, and nobody has said how they ended."""
@@ -278,6 +293,31 @@ class Captain:
             self._emit("task-exited", task=name, code=None, signal=None, expected=self.phase == ENDING)
             if self.phase in (LIVE, RETURNING):
                 self._fail(self._unit_of[name], Failure(cause, name, detail, "", False, now), now, "kill")
+
+    # ---- snapshots
+
+    def _on_saved(self, told: ev.Saved, now: float) -> None:
+        if self.shelf.saved(told, now):
+            self._emit("saved", step=told.id.step, snapshot=str(told.id))
+            self.watch.snapshot(now)
+            self._new_progress(told.id.step)
+
+    def _on_stored(self, told: ev.Stored, now: float) -> None:
+        self.shelf.stored(told, now)
+
+    def _on_prepared(self, told: ev.Prepared, now: float) -> None:
+        if self._beginning is not None:
+            self._beginning.prepared(told, now)
+
+    def _on_answered(self, told: ev.Answered, now: float) -> None:
+        error = told.answer.get("error")
+        if error is not None and error["kind"] == "superseded":
+            self.phase = OVER
+            self._out.append(ev.Leave(str(error["text"])))
+        elif "_number" not in told.request:
+            self.shelf.answered(told.request, told.answer, now)
+        elif self._beginning is not None:
+            self._beginning.answered(told.request, told.answer, now)
 
     # ---- failing and starting again
 
@@ -307,7 +347,6 @@ class Captain:
             self._end("failed", verdict.reason, failure.cause, now, "kill")
             return
         unit.not_before = now + verdict.delay
-        self._refresh(unit)
         record = {
             "cause": failure.cause, "task": failure.task, "detail": failure.detail,
             "at": failure.at + self._wall_offset, "first_step_after_s": None, "_at": failure.at,
@@ -319,21 +358,10 @@ class Captain:
         count = {"count": verdict.count, "limit": self.plan.restart.limit}
         self._emit("restart", **what, **count, scope=[task.name for task in unit.tasks], delay_s=verdict.delay)
 
-    def _refresh(self, unit: Unit) -> None:
-        """A host that spoke before another took its last snapshot is asked again, so that all name the newest."""
-        members = {task.host: self.members[task.host] for task in unit.tasks}
-        newest = max((member.snapshots[-1] for member in members.values() if member.snapshots), default=None)
-        for host, member in members.items():
-            if member.connected and newest is not None and newest not in member.snapshots:
-                self.books.withdraw(member)
-                self._out.append(ev.End(host, {}, "kill"))
-
     def _only_beside(self, unit: Unit) -> bool:
         return unit.kind == ALONE and unit.tasks[0].role == "evaluator"
 
-    def _start(self, units: list[Unit], now: float) -> None:
-        if any(unit.kind != ALONE for unit in units) or self.generation == 0:
-            self.generation += 1
+    def _start(self, units: list[Unit], restore: Id | None, now: float) -> None:
         hosts: dict[str, dict[str, int]] = {}
         for unit in units:
             unit.turn(RUNNING)
@@ -342,13 +370,12 @@ class Captain:
                     continue
                 hosts.setdefault(task.host, {})[task.name] = self.books.begin(task)
                 self.watch.begin(task.name, now)
-        restore = self.books.common_snapshot(hosts)
         if self._runtime_until is None and self.plan.limits.runtime is not None:
             self._first_generation_wall = now + self._wall_offset
             self._runtime_until = now + self.plan.limits.runtime
         self._out.append(ev.Start(self.generation, len(self.restarts), dict(self.books.addresses), restore, hosts))
         tasks = [name for names in hosts.values() for name in names]
-        self._emit("generation-formed", tasks=tasks, restore=None if restore is None else f"step-{restore}")
+        self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore))
 
     # ---- what follows from the state, whatever was told
 
@@ -361,6 +388,8 @@ class Captain:
                     self._settle(unit, now)
         if self.phase == LIVE:
             self._start_ready(now)
+        if self.phase != OVER:
+            self.shelf.advance(now)
         if self.phase == LIVE and self._training_succeeded():
             self._close(now)
         if self.phase == CLOSING:
@@ -372,14 +401,43 @@ class Captain:
         waiting = [unit for unit in self.units if unit.phase == WAITING]
         free = [unit for unit in waiting if not unit.lacking and not unit.live]
         ready = [unit for unit in free if now >= max(unit.not_before, self.hold_until)]
-        if self.generation == 0 and len(ready) < len(self.units):
+        if self.generation == 0:
+            self._begin(ready if len(ready) == len(self.units) else [], now)
             return
-        if ready:
-            self._start(ready, now)
+        if alone := [unit for unit in ready if unit.kind == ALONE]:
+            self._start(alone, None, now)
+        self._begin([unit for unit in ready if unit.kind != ALONE], now)
+
+    def _begin(self, units: list[Unit], now: float) -> None:
+        """A generation of these, once everything is there; from the start again where they have changed meanwhile."""
+        hosts = restoring(self.plan, units)
+        if self._beginning is not None and (not units or hosts != self._beginning.hosts):
+            self._beginning = None
+        if not units:
+            return
+        if self._beginning is None:
+            number = max(self.generation, self._recorded) + 1
+            grace = self.plan.limits.grace
+            self._beginning = Beginning(self.shelf, number, hosts, self._put, self._emit, now, grace)
+        begun = self._beginning
+        begun.advance(now)
+        if begun.stage in (RECORDING, READY):
+            self._recorded = max(self._recorded, begun.number)
+        if begun.trouble is not None:
+            text, passing = begun.trouble
+            if self.generation == 0 or not passing or now - begun.since >= self.plan.limits.start:
+                self._end("failed", text, "store", now, "kill")
+        elif begun.stage == READY:
+            self._beginning = None
+            self.generation = begun.number
+            self._start(units, begun.choice, now)
 
     def _check_waits(self, now: float) -> None:
         missing = self.books.missing()
-        if self.generation == 0:
+        since: float | None
+        if self._beginning is not None and not missing:
+            missing, since = self._beginning.missing(), self._beginning.since
+        elif self.generation == 0:
             since = self._first_joined
         else:
             since = min((u.since for u in self.units if u.phase == WAITING and u.since is not None), default=None)
@@ -471,6 +529,7 @@ class Captain:
         if self.plan.strategy == "parameter-server":
             servers = [task.name for task in self.plan.tasks if task.role in ("ps", "worker")]
             self._end_tasks(servers, "term", self.plan.limits.grace)
+        self._commit_until = now + self.plan.limits.commit
         self._closing_until = now + self.plan.limits.grace
         beside = [name for name in self.books.live if self._task[name].role == "evaluator"]
         if beside:
@@ -478,8 +537,17 @@ class Captain:
             self._emit("ending", reason=text, grace_s=self.plan.limits.grace)
 
     def _closing(self, now: float) -> None:
+        if self._committing(now):
+            self._closing_until = now + self.plan.limits.grace  # what stands beside training gets the last snapshot too
+            return
         if not self.books.anything_live() or now >= self._closing_until:
             self._end(*self.outcome, now, "term")
+
+    def _committing(self, now: float) -> bool:
+        """Whether a snapshot that is saved should still be waited for."""
+        if self._commit_until is None:
+            self._commit_until = now + self.plan.limits.commit
+        return self.shelf.busy() and now < self._commit_until
 
     def _end(self, status: str, reason: str, cause: str | None, now: float, how: str) -> None:
         self.phase = ENDING
@@ -492,8 +560,10 @@ class Captain:
         self._farewell_until = now + grace + self.lease + FAREWELL
 
     def _ending(self, now: float) -> None:
-        if self._finished_at is None and (not self.books.anything_live() or now >= self._farewell_until):
+        gone = not self.books.anything_live() or now >= self._farewell_until
+        if self._finished_at is None and gone and not self._committing(now):
             self._finished_at = now
+            self._check_last_snapshot()
             for member in self.members.values():
                 if member.connected:
                     self._out.append(ev.Finish(member.host, self.outcome[0], self.outcome[1]))
@@ -505,6 +575,19 @@ class Captain:
             status, reason, cause = self.outcome
             self._emit("run-ended", status=status, reason=reason, cause=cause)
             self._out.append(ev.Over(status, reason, cause, dict(self.stacks)))
+
+    def _check_last_snapshot(self) -> None:
+        """Training that has succeeded and whose result is not where it should be has not succeeded."""
+        draft = self.shelf.unfinished()
+        if draft is None:
+            return
+        why = draft.failed or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
+        hosts = ", ".join(sorted({piece.host for piece in draft.pieces.values()}))
+        text = f"the last snapshot (step {draft.id.step}) is not committed and is on {hosts} only: {why}"
+        if self.outcome[0] == "succeeded":
+            self.outcome = ("failed", f"training succeeded, but {text}", "store")
+        else:
+            self._emit("warning", text=text)
 
     # ---- notes for the next captain
 
@@ -518,6 +601,8 @@ class Captain:
             "restarts": [{k: v for k, v in record.items() if k != "_at"} for record in self.restarts],
             "recovering": [number for number, record in enumerate(self.restarts) if record in self._recovering],
             "best": self._best,
+            "recorded": self._recorded,
+            "skipped": self.shelf.skipped,
             "first_generation": self._first_generation_wall,
             "stacks": self.stacks,
             "outcome": list(self.outcome),
@@ -532,6 +617,8 @@ class Captain:
         for record in self._recovering:
             record["_at"] = record["at"] - self._wall_offset
         self._best = saved["best"]
+        self._recorded = saved["recorded"]
+        self.shelf.skipped = saved["skipped"]
         self.stacks = dict(saved["stacks"])
         status, reason, cause = saved["outcome"]
         self.outcome = (status, reason, cause)

@@ -19,6 +19,7 @@ from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop
 from paceline.agent.options import FAILED, LEAVING, Options, endpoint
+from paceline.agent.porting import Porting
 from paceline.agent.wire import Message, WireError, encode, encode_packed
 from paceline.plan import from_data
 
@@ -92,6 +93,10 @@ class Captaincy:
         self._beat = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
         now = self.loop.now()
         self._captain = Captain(plan, options.run, options.lease, now, time.time(), saved.get("captain"))
+        place = plan.snapshots.to or f"{options.folder}/snapshots"
+        environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
+        self._porting = Porting(place, options.run, plan.snapshots.rate, environment, self.loop)
+        self.loop.on_child(self._child_ended)
         _raise_file_limit()
         self._listener = self._listen()
         self.loop.watch(self._listener, selectors.EVENT_READ, self._accept)
@@ -109,6 +114,7 @@ class Captaincy:
 
     def run(self) -> int:
         self.loop.run()
+        self._porting.close()
         return self._exit
 
     # ---- connections
@@ -211,6 +217,9 @@ class Captaincy:
             if connection.host in self._successors:
                 self.loop.after(0.0, self._hand_over)
 
+    def _child_ended(self, pid: int, _: int) -> None:
+        self._porting.child_ended(pid)
+
     # ---- the captain's word
 
     def _tell(self, told: ev.Told) -> None:
@@ -230,9 +239,10 @@ class Captaincy:
             roster = encode_packed(
                 {"type": "roster", "generation": instruction.generation, "roster": instruction.roster}
             )
+            restore = None if instruction.restore is None else str(instruction.restore)
             common = {"type": "start", "generation": instruction.generation, "restarts": instruction.restarts}
             for host, tasks in instruction.hosts.items():
-                frames = (roster, encode({**common, "restore": instruction.restore, "tasks": tasks}))
+                frames = (roster, encode({**common, "restore": restore, "tasks": tasks}))
                 if instruction.generation == 1 and self._follows(tasks):
                     self._later[host] = frames
                     self.loop.after(HEAD_START, lambda host=host: self._send(host))  # type: ignore[misc]
@@ -245,6 +255,13 @@ class Captaincy:
             self._send(
                 instruction.host, encode({"type": "finish", "status": instruction.status, "reason": instruction.reason})
             )
+        elif isinstance(instruction, ev.Say):
+            self._send(instruction.host, encode(instruction.message))
+        elif isinstance(instruction, ev.Ask):
+            request = instruction.request
+            self._porting.ask(request, lambda answer: self._tell(ev.Answered(request, answer)))
+        elif isinstance(instruction, ev.Leave):
+            self._leave(instruction.reason)
         elif isinstance(instruction, ev.Over):
             self._over(instruction)
 
@@ -285,12 +302,15 @@ class Captaincy:
         if not addresses or self._options.address in addresses:
             self._mine = now if addresses else self._mine
         elif self._mine and now - self._mine > SUCCEEDED_AFTER:
-            self._trouble(f"{self._options.captain} is another captain now ({', '.join(addresses)}): this one leaves")
-            self._exit = LEAVING
-            for connection in list(self.connections):
-                self.connections.discard(connection)
-                connection.link.close()
-            self.loop.stop()
+            self._leave(f"{self._options.captain} is another captain now ({', '.join(addresses)})")
+
+    def _leave(self, why: str) -> None:
+        self._trouble(f"{why}: this captain leaves")
+        self._exit = LEAVING
+        for connection in list(self.connections):
+            self.connections.discard(connection)
+            connection.link.close()
+        self.loop.stop()
 
     # ---- files
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.storage.manifest import Id, Part
+
 # ---- told to the captain
 
 
@@ -26,6 +28,18 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """A task has saved a snapshot, or its part of one, on its host."""
+
+    host: str
+    task: str
+    id: Id
+    parts: int = 1  # how many tasks save a part of it
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Joined:
     host: str
     instance: str  # one for each life of the host; an agent that was started again keeps it
@@ -36,7 +50,7 @@ class Joined:
     running: Mapping[str, int] = field(default_factory=dict)  # task -> attempt
     exits: tuple[Exit, ...] = ()  # the last attempt of tasks that have ended
     offers: Mapping[str, str] = field(default_factory=dict)  # task -> address for its next start
-    snapshots: tuple[int, ...] = ()
+    held: tuple[Saved, ...] = ()  # snapshots that are on this host
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,6 @@ class Beat:
     host: str
     tasks: Mapping[str, Progress]
     memory: float = 0.0  # share of what the host may use
-    snapshots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,11 +101,38 @@ class Ended:
     host: str
     tasks: Mapping[str, int]  # task -> attempt
     offers: Mapping[str, str]
-    snapshots: tuple[int, ...] = ()
     states: Mapping[str, str] = field(
         default_factory=dict
     )  # task -> "stopped", "busy", "waiting" when a hang was ended
     stacks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a task has saved is at the place for snapshots; or why not."""
+
+    host: str
+    task: str
+    id: Id
+    part: Part | None = None
+    error: Mapping[str, Any] | None = None  # kind, text, passing
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A host has a verified copy of the snapshot to go on from; or why not."""
+
+    host: str
+    id: Id
+    error: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the place for snapshots has answered."""
+
+    request: Mapping[str, Any]
+    answer: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -133,7 +173,7 @@ class Start:
     generation: int
     restarts: int
     roster: dict[str, str]
-    restore: int | None
+    restore: Id | None
     hosts: dict[str, dict[str, int]]  # host -> task -> attempt
 
 
@@ -149,6 +189,28 @@ class End:
 class Finish:
     host: str
     status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Say:
+    """A word to a member, about snapshots."""
+
+    host: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Of the place for snapshots; the answer comes as Answered."""
+
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Another captain has taken over."""
+
     reason: str
 
 

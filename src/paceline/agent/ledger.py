@@ -20,7 +20,6 @@ class Member:
     place: str = ""
     lease_until: float = 0.0
     offers: dict[str, str] = field(default_factory=dict)
-    snapshots: tuple[int, ...] = ()
     memory: float = 0.0
     left: bool = False
 
@@ -113,12 +112,6 @@ class Ledger:
         """Hosts that some unit waits for."""
         wanted = {task.host for unit in self.units if unit.phase == WAITING for task in unit.tasks}
         return [host for host in self.members if host in wanted and not self.members[host].connected]
-
-    def common_snapshot(self, hosts: Iterable[str]) -> int | None:
-        """The newest that all these hosts hold."""
-        held = [set(self.members[host].snapshots) for host in hosts]
-        common = set.intersection(*held) if held else set()
-        return max(common) if common else None
 
     def saved(self) -> dict[str, Any]:
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import selectors
 import signal
 import socket
@@ -21,6 +20,7 @@ from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop, Timer
 from paceline.agent.options import LEAVING, Options, endpoint
 from paceline.agent.sending import Sending
+from paceline.agent.staging import Staging
 from paceline.agent.starting import Starting
 from paceline.agent.wire import Message, WireError
 from paceline.plan import from_data
@@ -30,8 +30,6 @@ STACKS_LIMIT = 16 * 1024
 OWN_SHARE = 0.9  # of a lease: tasks are gone before the captain counts on it
 DIAL_LIMIT = 10.0
 UNANSWERED = 3.0  # seconds until it is worth a word that no name server answers
-_STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")  # as it is written again for PACELINE_RESTORE
-SNAPSHOTS_TOLD = 64
 
 
 class Member:
@@ -48,6 +46,7 @@ class Member:
         self._starting = Starting(
             self._plan, options, self.loop, self._send, self._said, self._began, self._cannot_start
         )
+        self._staging = Staging(self._plan, options, self.loop, self._send, self._said)
         self._echo = Echo() if options.echo else None
         self._logs: dict[str, TaskLog] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -76,8 +75,8 @@ class Member:
         self._alone_since = self.loop.now()
         self._alone_because = ""
         self._leaving = False
+        self._over = False
         self._exit = 0
-        self._snapshots = f"{options.folder}/snapshots"
         os.makedirs(f"{options.folder}/logs", exist_ok=True)
         self._tls = context(options.tls, "member", server=False)
         self._board = Sending(options, speaks=self._host.index == 0) if options.tensorboard else None
@@ -92,6 +91,9 @@ class Member:
     def run(self) -> int:
         self.loop.run()
         self._starting.close()
+        self._staging.close()
+        if self._over:
+            self._staging.tidy()
         if self._board is not None:
             self._board.close()
         return self._exit
@@ -153,7 +155,7 @@ class Member:
             running={name: attempt.number for name, attempt in self._attempts.items()},
             exits=exits,
             offers=self._offers(),
-            snapshots=tuple(self._held_snapshots()),
+            held=tuple(self._staging.held()),
         )
 
     def _dial_later(self) -> None:
@@ -227,11 +229,15 @@ class Member:
                 message["how"],
                 float(message["grace"]),
             )
+        elif kind in ("send", "drop", "prepare", "committed"):
+            self._staging.receive(kind, message)
         elif kind == "wait":
             self._alone_since = self.loop.now()  # another instance of this host is still there
         elif kind == "finish":
             if message.get("status") == "replaced":
                 self._exit = LEAVING
+            else:
+                self._over = True
             last_words(self._options.last_words, {name: message.get(name) for name in ("status", "reason")})
             self._finish()
 
@@ -252,6 +258,7 @@ class Member:
             self._send(said)
 
     def _beat(self) -> None:
+        self._staging.look()
         self._send_beat()
         for attempt in self._attempts.values():
             attempt.sample()
@@ -267,8 +274,7 @@ class Member:
         for old in [n for n in self._sent_at if n < self._beats - 64]:
             del self._sent_at[old]
         tasks = {name: attempt.progress(now) for name, attempt in self._attempts.items()}
-        words = {"memory": self._memory.share(), "snapshots": self._held_snapshots()}
-        self._send({"type": "beat", "n": self._beats, "tasks": tasks, **words})
+        self._send({"type": "beat", "n": self._beats, "tasks": tasks, "memory": self._memory.share()})
 
     def _guard(self) -> None:
         """Without the captain's word for a lease, another group may be starting: end what runs here."""
@@ -316,12 +322,22 @@ class Member:
                     f"{self._options.folder}/logs/{name}.log", lambda text: self._said(text, True), name, self._echo
                 )
             self._kills_before = self._memory.kills()
-            attempt = Attempt(self._tasks[name], int(number), self._generation, log, self.loop, self._send_beat)
+            attempt = Attempt(
+                self._tasks[name], int(number), self._generation, log, self.loop, self._send_beat, self._told_by
+            )
             self._attempts[name] = attempt
             try:
-                self._starting.start(attempt, self._roster, int(message["restarts"]), message["restore"])
+                given = self._staging.environment(name, self._generation, message["restore"])
+                self._starting.start(attempt, self._roster, int(message["restarts"]), given)
             except OSError as error:
                 self._cannot_start(attempt, error)
+
+    def _told_by(self, attempt: Attempt, kind: str, text: str) -> None:
+        """What the runtime in a task has to say."""
+        if kind == "saved":
+            self._staging.look()
+        elif kind == "warning":
+            self._said(f"{attempt.task.name}: {text}", True)
 
     def _cannot_start(self, attempt: Attempt, error: OSError) -> None:
         attempt.log.feed(f"{error.strerror}: {error.filename}\n".encode())
@@ -357,7 +373,7 @@ class Member:
             self._ended(attempt, early)
 
     def _child_ended(self, pid: int, status: int) -> None:
-        if self._starting.child_ended(pid):
+        if self._starting.child_ended(pid) or self._staging.porting.child_ended(pid):
             return
         for attempt in list(self._attempts.values()):
             if attempt.pid == pid:
@@ -374,7 +390,8 @@ class Member:
         attempt.kill()  # what it started and left in its process group
         self._sweep(name)
         attempt.finish()
-        self._send_beat()  # its last step, before the word that it is gone
+        self._staging.look()  # its last snapshot, and its last step, before the word that it is gone
+        self._send_beat()
         del self._attempts[name]
         if attempt.cold_because:
             self._starting.no_spares(f"{name} starts cold from now on: {attempt.cold_because}")
@@ -426,6 +443,7 @@ class Member:
     def _sweep(self, task: str) -> None:
         """What a task started and that left its process group: orphans are adopted by this agent."""
         known = {attempt.pid for attempt in self._attempts.values()} | self._starting.pids()
+        known |= self._staging.porting.pids()
         for pid in machine.children(os.getpid()):
             if pid not in known and machine.environment_of(pid, "PACELINE_TASK") == task:
                 _signal(pid, signal.SIGKILL)
@@ -470,8 +488,9 @@ class Member:
     def _offer(self, ended: dict[str, int] | None = None) -> None:
         states, self._states = self._states, {}
         stacks, self._stacks = self._stacks, {}
-        words = {"offers": self._offers(), "snapshots": self._held_snapshots(), "states": states, "stacks": stacks}
-        self._send({"type": "ended", "tasks": ended or {}, **words})
+        self._send(
+            {"type": "ended", "tasks": ended or {}, "offers": self._offers(), "states": states, "stacks": stacks}
+        )
 
     def _offers(self) -> dict[str, str]:
         if self._leaving:
@@ -486,14 +505,6 @@ class Member:
                 taken.add(address)
                 offers[name] = address
         return offers
-
-    def _held_snapshots(self) -> list[int]:
-        try:
-            names = [entry.name for entry in os.scandir(self._snapshots)]
-        except OSError:
-            return []
-        steps = [int(name[5:]) for name in names if _STEP.fullmatch(name)]
-        return sorted(steps)[-SNAPSHOTS_TOLD:]
 
     # ---- leaving
 

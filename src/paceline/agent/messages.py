@@ -8,13 +8,15 @@ from typing import Any
 
 from paceline.agent import events as ev
 from paceline.agent.wire import PROTOCOL, Message, WireError
+from paceline.storage.manifest import File, Id, Part, fit, is_digest
 
 TEXT_LIMIT = 64 * 1024
 MANY = 100_000
 
 
 def join(run: str, joined: ev.Joined) -> Message:
-    return {"type": "join", "protocol": PROTOCOL, "run": run, **asdict(joined)}
+    held = [{**saved, "snapshot": list(saved.pop("id").values())} for saved in map(asdict, joined.held)]
+    return {"type": "join", "protocol": PROTOCOL, "run": run, **asdict(joined), "held": held}
 
 
 def read_join(message: Message, run: str) -> ev.Joined:
@@ -22,9 +24,11 @@ def read_join(message: Message, run: str) -> ev.Joined:
         raise WireError(f"protocol {message.get('protocol')!r} is not {PROTOCOL}")
     if message.get("run") != run:
         raise WireError(f"this is run {run}")
-    exits = message.get("exits")
+    exits, held = message.get("exits"), message.get("held")
     if not isinstance(exits, list) or len(exits) > MANY:
         raise WireError("join: exits is no list")
+    if not isinstance(held, list) or len(held) > MANY or not all(isinstance(item, dict) for item in held):
+        raise WireError("join: held is no list")
     return ev.Joined(
         host=_text(message, "host"),
         instance=_text(message, "instance"),
@@ -35,7 +39,7 @@ def read_join(message: Message, run: str) -> ev.Joined:
         running=_numbers(message, "running"),
         exits=tuple(read_exit(item) for item in exits),
         offers=_texts(message, "offers"),
-        snapshots=_steps(message),
+        held=tuple(_saved(item, _text(message, "host")) for item in held),
     )
 
 
@@ -72,9 +76,17 @@ def read_member(message: Message, host: str) -> ev.Told | None:
         return ev.Exited(host, read_exit(message.get("exit")))
     if kind == "ended":
         return ev.Ended(
-            host, _numbers(message, "tasks"), _texts(message, "offers"), _steps(message),
-            _texts(message, "states"), _texts(message, "stacks"),
+            host, _numbers(message, "tasks"), _texts(message, "offers"), _texts(message, "states"),
+            _texts(message, "stacks"),
         )  # fmt: skip
+    if kind == "saved":
+        return _saved(message, host)
+    if kind == "stored":
+        error = _error(message)
+        part = None if error is not None else Part(_text(message, "task"), _files(message))
+        return ev.Stored(host, _text(message, "task"), _id(message), part, error)
+    if kind == "prepared":
+        return ev.Prepared(host, _id(message), _error(message))
     if kind == "leaving":
         return ev.Leaving(host, _text(message, "reason"))
     if kind == "said":
@@ -91,7 +103,7 @@ def _read_beat(message: Message, host: str) -> ev.Beat:
     memory = message.get("memory", 0.0)
     if not isinstance(memory, (int, float)) or not 0 <= memory < 1000:
         raise WireError("beat: memory is no share")
-    return ev.Beat(host, {name: _progress(data) for name, data in tasks.items()}, float(memory), _steps(message))
+    return ev.Beat(host, {name: _progress(data) for name, data in tasks.items()}, float(memory))
 
 
 def _progress(data: Any) -> ev.Progress:
@@ -108,11 +120,44 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) < 1e300
 
 
-def _steps(message: Mapping[str, Any]) -> tuple[int, ...]:
-    steps = message.get("snapshots", [])
-    if not isinstance(steps, list) or len(steps) > MANY or not all(isinstance(step, int) for step in steps):
-        raise WireError("snapshots is no list of steps")
-    return tuple(steps)
+def _saved(message: Mapping[str, Any], host: str) -> ev.Saved:
+    metrics = message.get("metrics", {})
+    if not isinstance(metrics, dict) or len(metrics) > MANY:
+        raise WireError("metrics is no object")
+    numbers = {str(name): float(value) for name, value in metrics.items() if _is_finite(value)}
+    parts = _number(message, "parts")
+    if not 1 <= parts <= MANY:
+        raise WireError("parts is no number of tasks")
+    return ev.Saved(host, _text(message, "task"), _id(message), parts, numbers, _texts(message, "versions"))
+
+
+def _id(message: Mapping[str, Any]) -> Id:
+    pair = message.get("snapshot")
+    if not isinstance(pair, list) or len(pair) != 2 or not all(type(n) is int and 0 <= n < 2**53 for n in pair):
+        raise WireError("snapshot is no step and generation")
+    return Id(*pair)
+
+
+def _error(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    error = message.get("error")
+    if error is None:
+        return None
+    if not isinstance(error, dict):
+        raise WireError("error is no object")
+    return {"kind": _text(error, "kind"), "text": _text(error, "text"), "passing": bool(error.get("passing"))}
+
+
+def _files(message: Mapping[str, Any]) -> tuple[File, ...]:
+    files = message.get("files")
+    try:
+        assert isinstance(files, list)
+        found = tuple(File(str(path), int(size), str(digest)) for path, size, digest in files)
+    except (AssertionError, TypeError, ValueError):
+        raise WireError("files is no list of paths, sizes and digests") from None
+    for file in found:
+        if not fit(file.path) or file.size < 0 or not is_digest(file.sha256):
+            raise WireError(f"{file.path!r} is no file of a snapshot")
+    return found
 
 
 def _text(message: Mapping[str, Any], name: str) -> str:

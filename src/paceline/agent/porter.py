@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, Callable
 
 from paceline.storage.manifest import Damaged, Id, Newer, parse
@@ -32,15 +33,20 @@ _KINDS: dict[type[Exception], str] = {
 
 class Porter:
     def __init__(
-        self, short: Snapshots, transfers: Snapshots, answer: Callable[[Request], None], rate: float | None = None
+        self,
+        short: Snapshots,
+        transfers: Snapshots,
+        answer: Callable[[Request], None],
+        rate: float | None = None,
+        lanes: Iterable[bool] = (True, False),
     ) -> None:
-        """`rate`: bytes a second that may be sent."""
+        """`rate`: bytes a second that may be sent. `lanes`: for transfers, and for what is short; each has a thread."""
         self._short, self._transfers = short, transfers
         self._answer = answer
         self._rate = rate
         self._next = 0.0  # when the next piece may be sent
         self._unwanted: set[int] = set()
-        self._lanes: dict[bool, queue.Queue[Request | None]] = {True: queue.Queue(), False: queue.Queue()}
+        self._lanes: dict[bool, queue.Queue[Request | None]] = {lane: queue.Queue() for lane in lanes}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
         for thread in self._threads:
             thread.start()
@@ -61,10 +67,10 @@ class Porter:
     def _work(self, lane: queue.Queue[Request | None]) -> None:
         while (request := lane.get()) is not None:
             number = int(request["id"])
-            self._answer({"id": number, **self._done(request, number)})
+            self._answer({"id": number, **self.done(request, number)})
             self._unwanted.discard(number)
 
-    def _done(self, request: Request, number: int) -> Request:
+    def done(self, request: Request, number: int) -> Request:
         try:
             if number in self._unwanted:
                 raise Unwanted("it was given up before it began")
@@ -87,7 +93,7 @@ class Porter:
         metrics = []
         for id in counted if metric else ():
             try:
-                metrics.append([_pair(id), self._short.manifest(id).metrics[metric]])
+                metrics.append([_pair(id), self._short.manifest(id).metrics[str(metric)]])
             except (KeyError, Damaged, Newer):
                 continue
         return {
@@ -164,7 +170,7 @@ def _pair(id: Id) -> list[int]:
     return [id.step, id.generation]
 
 
-def main(place: str, run: str, rate: float | None = None) -> int:
+def main(place: str, run: str, rate: str | None = None) -> int:
     lock = threading.Lock()
 
     def answer(words: Request) -> None:
@@ -186,7 +192,7 @@ def main(place: str, run: str, rate: float | None = None) -> int:
         for line in sys.stdin.buffer:
             answer({"id": json.loads(line)["id"], **_failed("store", str(error), error.passing)})
         return 0
-    porter = Porter(short, transfers, answer, rate)
+    porter = Porter(short, transfers, answer, None if rate is None else float(rate))
     for line in sys.stdin.buffer:
         porter.ask(json.loads(line))
     porter.close()
@@ -194,4 +200,4 @@ def main(place: str, run: str, rate: float | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else None))
+    sys.exit(main(*sys.argv[1:]))

@@ -40,7 +40,6 @@ class Watch:
         self._has_chief = any(role.name == "chief" for role in plan.roles)
         self._pace: dict[str, Pace] = {}
         self._stepping: set[str] = set()  # tasks that have reported a step, in any generation
-        self._snapshots: set[int] = set()
         self._snapshot_at = 0.0
         self._longest = 0.0
         self._longest_start = 0.0  # from the start of a task to its first step
@@ -81,12 +80,8 @@ class Watch:
         pace.reported_at = max(at, pace.reported_at)
         return reported
 
-    def snapshot(self, step: int, now: float) -> bool:
-        if step in self._snapshots:
-            return False
-        self._snapshots.add(step)
+    def snapshot(self, now: float) -> None:
         self._snapshot_at = now
-        return True
 
     def rate(self, task: str) -> float | None:
         pace = self._pace.get(task)
@@ -127,7 +122,6 @@ class Watch:
     def saved(self) -> dict[str, Any]:
         return {
             "stepping": sorted(self._stepping),
-            "snapshots": sorted(self._snapshots),
             "longest": self._longest,
             "longest_start": self._longest_start,
             "totals": self._totals,
@@ -137,7 +131,6 @@ class Watch:
 
     def load(self, saved: dict[str, Any]) -> None:
         self._stepping = set(saved["stepping"])
-        self._snapshots = set(saved["snapshots"])
         self._longest = saved["longest"]
         self._longest_start = saved["longest_start"]
         self._totals = {task: list(totals) for task, totals in saved["totals"].items()}

@@ -62,7 +62,6 @@ class Starting:
     def _static_environment(self, tasks: int) -> dict[str, str]:
         """What is the same for all tasks of this host in all generations."""
         threads = environment.threads(self._options.cores, tasks)
-        folder = self._options.folder
         given = {**os.environ, **self._role.env}
         paths = [*filter(None, [given.get("PYTHONPATH"), self._options.library])]
         return {
@@ -71,11 +70,10 @@ class Starting:
             **given,
             **({"PYTHONPATH": os.pathsep.join(paths)} if self._options.library else {}),
             "PYTHONFAULTHANDLER": "1",
-            "PACELINE_SNAPSHOT_DIR": f"{folder}/snapshots",
-            "PACELINE_TENSORBOARD_DIR": f"{folder}/tensorboard",
+            "PACELINE_TENSORBOARD_DIR": f"{self._options.folder}/tensorboard",
         }
 
-    def start(self, attempt: Attempt, roster: dict[str, str], restarts: int, restore: int | None) -> None:
+    def start(self, attempt: Attempt, roster: dict[str, str], restarts: int, more: dict[str, str]) -> None:
         """Begin the attempt; `began` is called when its process is there. OSError: the command cannot be started."""
         task = attempt.task
         given = {
@@ -83,7 +81,7 @@ class Starting:
             **environment.late(self._plan, task, roster, self._options.run, attempt.generation, restarts),
             **environment.gpus(self._plan, task, self._options.devices),
             **attempt.environment(),
-            "PACELINE_RESTORE": "" if restore is None else f"{self._options.folder}/snapshots/step-{restore}",
+            **more,
         }
         if self._spare is not None and self._spare_ready:
             try:

@@ -43,7 +43,7 @@ _SMALLEST = "the least is name, framework and command, such as: {name: a, framew
 
 def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overridden: bool, cluster: bool) -> Loaded:
     # Imported here: text that is not YAML need not wait for pydantic.
-    from paceline.job import Loaded, checks, files
+    from paceline.job import Loaded, checks, files, snapshots
     from paceline.job.validate import validate
     from paceline.job.writing import write
 
@@ -61,7 +61,8 @@ def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overr
     problems += [problem for problem in located if not problem.path or (problem.line, problem.path) not in said]
     if problems:
         raise JobError(sorted(_distinct(problems), key=_order))
-    job = checks.with_defaults(job).model_copy(update={"code": files.code_of(job, folder)})
+    placed = {"code": files.code_of(job, folder), "snapshots": snapshots.placed(job.snapshots, folder)}
+    job = checks.with_defaults(job).model_copy(update=placed)
     return Loaded(job, write(data) if overridden else text, checks.notes(job, cluster))
 
 

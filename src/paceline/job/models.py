@@ -25,7 +25,8 @@ from paceline.job.fields import (
     Text,
     whole,
 )
-from paceline.plan import KEEP_FINISHED
+from paceline.job.snapshots import Best, Snapshots
+from paceline.plan import COMMIT, KEEP_FINISHED
 
 
 class Group(Strict):
@@ -86,6 +87,11 @@ class Limits(Strict):
         description="Time that tasks have between SIGTERM and SIGKILL when the run is stopped.",
         examples=["30s"],
     )
+    commit: Duration = Field(
+        default=COMMIT,
+        description="Time for the last snapshot to be committed once training has ended.",
+        examples=["10m"],
+    )
     keep_finished: Duration = Field(
         default=KEEP_FINISHED,
         description="How long a run that has ended stays on a cluster. Not used on this machine.",
@@ -144,6 +150,9 @@ class Job(Strict):
         "and with `strategy: parameter-server` `ps`.",
         examples=[{"worker": {"replicas": 3}}],
     )
+    snapshots: Snapshots = Field(
+        default_factory=lambda: Snapshots(), description="Where snapshots go, and which are kept."
+    )
     tensorboard: Switch = Field(
         default=False,
         description="Serve TensorBoard beside the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`, "
@@ -164,6 +173,7 @@ class Job(Strict):
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
+    "snapshots": Snapshots,
     "credentials": Credentials,
     "restart": Restart,
     "limits": Limits,
@@ -175,6 +185,8 @@ def model_at(path: tuple[str | int, ...]) -> type[BaseModel]:
     """The model of the mapping at this place of a job."""
     if not path:
         return Job
+    if path[:2] == ("snapshots", "best"):
+        return Best
     if path[0] == "kubernetes" and len(path) > 2:
         return ITEMS[str(path[1])]
     return SECTIONS.get(str(path[0]), Group)

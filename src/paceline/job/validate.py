@@ -80,7 +80,7 @@ def _refused(path: Path, item: Any, at_key: bool) -> Finding:
 
 
 def _missing(path: Path) -> Finding:
-    field = Job.model_fields[str(path[-1])]
+    field = model_at(path[:-1]).model_fields[str(path[-1])]
     if path == ("framework",):
         return Finding(path, "is missing", "write framework: none for a program of no framework", listed(FRAMEWORKS))
     example = field.examples[0] if field.examples else None

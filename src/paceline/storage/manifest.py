@@ -128,9 +128,13 @@ def read_object(data: bytes, name: str) -> dict[str, Any]:
 
 def _file(given: Any) -> File:
     file = File(str(given["path"]), int(given["size"]), str(given["sha256"]))
-    if file.size < 0 or not _DIGEST.fullmatch(file.sha256):
+    if file.size < 0 or not is_digest(file.sha256):
         raise ValueError(f"{file.path!r} has no size and digest")
     return file
+
+
+def is_digest(text: str) -> bool:
+    return bool(_DIGEST.fullmatch(text))
 
 
 def _check_paths(manifest: Manifest, name: str) -> None:

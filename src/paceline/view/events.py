@@ -12,8 +12,8 @@ from typing import Any
 from paceline.view.tail import Tail
 
 KINDS = (
-    "run-started", "member-joined", "member-lost", "waiting", "generation-formed", "task-started", "step", "snapshot",
-    "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note",
+    "run-started", "member-joined", "member-lost", "waiting", "generation-formed", "task-started", "step", "saved",
+    "committed",    "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note",
     "warning", "ending", "run-ended",
 )  # fmt: skip
 

@@ -74,7 +74,8 @@ class State:
     tasks: dict[str, Task] = field(default_factory=dict)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     stacks: dict[str, str] = field(default_factory=dict)
-    snapshot: int | None = None  # the step of the newest one
+    saved: int | None = None  # the step of the newest snapshot that is complete on its hosts
+    committed: int | None = None  # and of the newest that is at its place
     waiting: Event | None = None
     ending: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -154,8 +155,12 @@ def _step(state: State, event: Event) -> None:
         state.pace.add(event.generation, at, step)
 
 
-def _snapshot(state: State, event: Event) -> None:
-    state.snapshot = int(event.number("step"))
+def _saved(state: State, event: Event) -> None:
+    state.saved = int(event.number("step"))
+
+
+def _committed(state: State, event: Event) -> None:
+    state.committed = int(event.number("step"))
 
 
 def _task_exited(state: State, event: Event) -> None:
@@ -211,7 +216,8 @@ _CHANGES = {
     "generation-formed": _formed,
     "task-started": _task_started,
     "step": _step,
-    "snapshot": _snapshot,
+    "saved": _saved,
+    "committed": _committed,
     "task-exited": _task_exited,
     "stacks": _stacks,
     "restart": _restart,

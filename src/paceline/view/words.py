@@ -66,6 +66,11 @@ def _step(event: Event) -> str:
     return f"{event.text('task')}: {', '.join(filter(None, parts))}"
 
 
+def _committed(event: Event) -> str:
+    took = span(event.number("took_s"))
+    return f"snapshot of step {event.get('step')} committed: {size(event.number('bytes'))}, {took} after it was saved"
+
+
 def _task_exited(event: Event) -> str:
     task = event.text("task")
     if event.get("code") == 0:
@@ -117,7 +122,8 @@ _SENTENCES = {
     "generation-formed": _formed,
     "task-started": _task_started,
     "step": _step,
-    "snapshot": lambda event: f"snapshot of step {event.get('step')}: {event.text('path')}",
+    "saved": lambda event: f"snapshot of step {event.get('step')} saved",
+    "committed": _committed,
     "task-exited": _task_exited,
     "hang": _hang,
     "stacks": _stacks,
@@ -139,8 +145,8 @@ def outcome(status: str) -> str:
 
 
 def step_of(restore: Any) -> int | None:
-    """The step in the name of a snapshot's folder: step-<n>."""
-    found = re.search(r"step-(\d+)/?$", restore) if isinstance(restore, str) else None
+    """The step in the name of a snapshot: step-<n>-g<generation>."""
+    found = re.search(r"step-(\d+)(-g\d+)?/?$", restore) if isinstance(restore, str) else None
     return int(found.group(1)) if found else None
 
 

@@ -1,0 +1,135 @@
+"""How a generation begins: what was saved is committed, one snapshot is chosen, every host that needs it has it, and
+the record of the generation is there. Then, and not before, its tasks start. Decides, does nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+from paceline.agent import events as ev
+from paceline.agent.shelf import PAUSE, Shelf, pair
+from paceline.storage.manifest import Id
+
+SETTLING, ASKING, FETCHING, RECORDING, READY = "settling", "asking", "fetching", "recording", "ready"
+
+
+class Beginning:
+    def __init__(
+        self,
+        shelf: Shelf,
+        number: int,
+        hosts: Iterable[str],
+        put: Callable[[ev.Instruction], None],
+        emit: Callable[..., None],
+        now: float,
+        settle: float,
+    ) -> None:
+        """`number`: of the generation. `settle`: how long to wait for what is saved to be committed."""
+        self._shelf, self._put, self._emit = shelf, put, emit
+        self.number = number
+        self.hosts = set(hosts)
+        self.since = now
+        self.stage = SETTLING
+        self.choice: Id | None = None
+        self.trouble: tuple[str, bool] | None = None  # what the place said, and whether it may pass
+        self._settle_until = now + settle
+        self._prepared: set[str] = set()
+        self._bad: set[Id] = set()
+        self._seen: list[Id] = []
+        self._again_at: float | None = None
+        self._asked = 0
+
+    def missing(self) -> list[str]:
+        """The hosts that do not have the snapshot yet."""
+        return sorted(self.hosts - self._prepared) if self.stage == FETCHING else []
+
+    def advance(self, now: float) -> None:
+        if self._again_at is not None and now >= self._again_at:
+            self._again_at = None
+            {ASKING: self._ask, FETCHING: self._fetch, RECORDING: self._record}[self.stage]()
+        settled = not self._shelf.busy() or (now >= self._settle_until and not self._shelf.committing())
+        if self.stage == SETTLING and settled:
+            self._shelf.open(self.number)
+            self._choose() if self._shelf.known else self._ask()
+
+    def _ask(self) -> None:
+        self.stage = ASKING
+        self._request(self._shelf.question())
+
+    def _choose(self) -> None:
+        self._seen = list(self._shelf.counted)
+        self.choice = next((id for id in self._seen if id not in self._bad), None)
+        self._prepared = set()
+        if self.choice is not None and self.hosts:
+            self._fetch()
+        else:
+            self._record()
+
+    def _fetch(self) -> None:
+        self.stage = FETCHING
+        for host in sorted(self.hosts - self._prepared):
+            self._prepare(host)
+
+    def _prepare(self, host: str) -> None:
+        assert self.choice is not None
+        self._put(ev.Say(host, {"type": "prepare", "snapshot": pair(self.choice)}))
+
+    def _record(self) -> None:
+        self.stage = RECORDING
+        self._shelf.open(self.number)
+        parent = None if self.choice is None else pair(self.choice)
+        seen = [pair(id) for id in self._seen]
+        self._request({"do": "begin", "generation": self.number, "parent": parent, "seen": seen})
+
+    def _request(self, request: dict[str, Any]) -> None:
+        self._asked += 1
+        self._put(ev.Ask({**request, "_number": self._asked}))
+
+    # ---- what is told
+
+    def joined(self, host: str) -> None:
+        """It may not have heard, and is asked again."""
+        if self.stage == FETCHING and host in self.hosts:
+            self._prepared.discard(host)
+            self._prepare(host)
+
+    def prepared(self, told: ev.Prepared, now: float) -> None:
+        if self.stage != FETCHING or told.id != self.choice or told.host not in self.hosts:
+            return
+        if told.error is None:
+            self._prepared.add(told.host)
+            if self._prepared == self.hosts:
+                self._record()
+        elif told.error["kind"] in ("damaged", "newer"):
+            text = f"the snapshot of step {told.id.step} is passed over: {told.error['text']}"
+            self._emit("warning", text=text)
+            self._bad.add(told.id)
+            self._choose()
+        else:
+            self._later(told.error, now)
+
+    def answered(self, request: Mapping[str, Any], answer: Mapping[str, Any], now: float) -> None:
+        if request.get("_number") != self._asked:
+            return
+        if "error" in answer:
+            self._later(answer["error"], now)
+        elif self.stage == ASKING:
+            self.trouble = None
+            self._shelf.take(answer)
+            self.number = max(self.number, int(answer["generation"]) + 1)
+            self._choose()
+        elif self.stage == RECORDING:
+            self.trouble = None
+            if answer["late"]:
+                self._shelf.counted = [Id(*each) for each in answer["late"]]
+                self.number += 1
+                self._choose()
+            else:
+                self.stage = READY
+
+    def _later(self, error: Mapping[str, Any], now: float) -> None:
+        if self.stage == RECORDING:
+            self.number += 1  # nobody can tell whether the record is there now, and it is made only once
+        self.trouble = str(error["text"]), bool(error["passing"])
+        self._again_at = now + PAUSE

@@ -1,0 +1,287 @@
+"""The captain's shelf: what tasks have saved, on its way to being committed, and what is. Decides, does nothing itself.
+
+One snapshot is sent at a time. When more are saved meanwhile, the newest is next, and the others are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from paceline.agent import events as ev
+from paceline.agent.journal import stamp
+from paceline.plan import Plan
+from paceline.storage.manifest import Id, Manifest, Part
+from paceline.storage.retention import to_delete
+
+PAUSE = 2.0  # seconds until a place that does not answer is asked again
+LONGEST_PAUSE = 60.0  # seconds between tries to send a snapshot
+
+Answer = Mapping[str, Any]
+
+
+@dataclass
+class Piece:
+    host: str
+    part: Part | None = None  # once it is at the place
+
+
+@dataclass
+class Draft:
+    """A snapshot that is not committed yet."""
+
+    id: Id
+    parts: int  # how many tasks write one
+    since: float
+    pieces: dict[str, Piece] = field(default_factory=dict)  # by task
+    metrics: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    tries: int = 0
+    not_before: float = 0.0
+    failed: str = ""  # why the last try did
+    hopeless: bool = False  # it will not help to try again soon
+
+    @property
+    def complete(self) -> bool:
+        return len(self.pieces) >= self.parts
+
+
+class Shelf:
+    def __init__(self, plan: Plan, run: str, put: Callable[[ev.Instruction], None], emit: Callable[..., None]) -> None:
+        self._plan, self._run = plan, run
+        self._put, self._emit = put, emit
+        self._order = {task.name: number for number, task in enumerate(plan.tasks)}
+        self.generation = 0  # what may be saved is of this one
+        self.known = False  # whether the place has said what it has
+        self._ask_at: float | None = 0.0  # by a captain that returns; None: it has been asked
+        self.counted: list[Id] = []  # newest first
+        self.skipped = 0
+        self._committed: set[Id] = set()
+        self._values: dict[Id, float] = {}  # of the metric that the best is chosen by
+        self._drafts: dict[Id, Draft] = {}
+        self._moving: Id | None = None
+        self._committing = False
+        self._holders: dict[Id, set[tuple[str, str]]] = {}  # host and task of copies that are still on their hosts
+
+    # ---- what is asked by the captain
+
+    def busy(self) -> bool:
+        """Whether something that is saved may soon be committed."""
+        return self._committing or any(draft.complete and not draft.hopeless for draft in self._drafts.values())
+
+    def committing(self) -> bool:
+        return self._committing
+
+    def unfinished(self) -> Draft | None:
+        """The newest that is saved and not committed."""
+        return max((draft for draft in self._drafts.values() if draft.complete), key=lambda d: d.id, default=None)
+
+    def question(self) -> dict[str, Any]:
+        best = self._plan.snapshots.best
+        return {"do": "known", "metric": None if best is None else best[0]}
+
+    def open(self, generation: int) -> None:
+        """From now on, only what this generation saves counts."""
+        self.generation = generation
+        for id in list(self._drafts):
+            if id.generation != generation:
+                self._drop(id)
+
+    # ---- what members tell
+
+    def saved(self, told: ev.Saved, now: float) -> bool:
+        """True when a snapshot is complete on its hosts by this."""
+        id = told.id
+        if id.generation != self.generation or id in self._committed:
+            self._holders.setdefault(id, set()).add((told.host, told.task))
+            self._let_go()
+            return False
+        draft = self._drafts.get(id)
+        if draft is None:
+            draft = self._drafts[id] = Draft(id, told.parts, now)
+        if draft.complete and told.task not in draft.pieces:
+            self._put(_drop(told.host, told.task, id))  # each task has saved the whole: one is enough
+            return False
+        was_complete = draft.complete
+        before = draft.pieces.get(told.task)
+        if before is None or before.host != told.host:
+            draft.pieces[told.task] = Piece(told.host)
+        draft.metrics.update(told.metrics)
+        draft.versions.update(told.versions)
+        if self._moving == id:
+            self._ask_for(draft)
+        return draft.complete and not was_complete
+
+    def stored(self, told: ev.Stored, now: float) -> None:
+        draft = self._drafts.get(told.id)
+        if draft is None or draft.pieces.get(told.task, Piece("")).host != told.host or self._moving != told.id:
+            return
+        if told.error is not None:
+            self._fails(draft, told.error, f"{told.task} on {told.host}", now)
+            return
+        draft.pieces[told.task].part = told.part
+        self._commit_if_stored(draft)
+
+    def lost(self, host: str) -> None:
+        """What it had not sent is gone, unless it comes back and says that it has it."""
+        for draft in list(self._drafts.values()):
+            for task, piece in list(draft.pieces.items()):
+                if piece.host == host and piece.part is None and not (self._committing and self._moving == draft.id):
+                    del draft.pieces[task]
+            if not draft.pieces:
+                self._drop(draft.id)
+            elif not draft.complete and self._moving == draft.id:
+                self._moving = None
+        for holders in self._holders.values():
+            holders -= {each for each in holders if each[0] == host}
+
+    # ---- what the place answers
+
+    def answered(self, request: Answer, answer: Answer, now: float) -> None:
+        if request["do"] == "known" and "error" in answer:
+            self._ask_at = now + PAUSE
+        elif request["do"] == "known":
+            self.take(answer)
+            if int(answer["generation"]) > self.generation:
+                self.open(int(answer["generation"]))  # a captain before this one had begun it
+        elif request["do"] == "commit":
+            self._on_commit(request, answer, now)
+        elif request["do"] == "delete" and "error" in answer:
+            self._emit("warning", text=f"an old snapshot could not be deleted: {answer['error']['text']}")
+
+    def take(self, answer: Answer) -> None:
+        """What there is at the place."""
+        self.known = True
+        self.counted = [Id(*pair) for pair in answer["counted"]]
+        self._committed = {Id(*pair) for pair in answer["committed"]}
+        self._values = {Id(*pair): float(value) for pair, value in answer["metrics"]}
+        self._let_go()
+
+    def _on_commit(self, request: Answer, answer: Answer, now: float) -> None:
+        self._committing = False
+        id = Id(*request["_id"])
+        draft = self._drafts.get(id)
+        if draft is None:
+            return
+        if "error" in answer:
+            self._fails(draft, answer["error"], "the captain", now)
+            return
+        del self._drafts[id]
+        self._moving = None
+        self.counted.insert(0, id)
+        self._committed.add(id)
+        best = self._plan.snapshots.best
+        if best is not None and best[0] in draft.metrics:
+            self._values[id] = draft.metrics[best[0]]
+        parts = [piece.part for piece in draft.pieces.values() if piece.part is not None]
+        size = sum(file.size for part in parts for file in part.files)
+        self._emit("committed", step=id.step, snapshot=str(id), bytes=size, took_s=round(now - draft.since, 3))
+        self._holders[id] = {(piece.host, task) for task, piece in draft.pieces.items()}
+        self._let_go()
+        self._tell_evaluators()
+        self._retain()
+
+    # ---- from one to the next
+
+    def advance(self, now: float) -> None:
+        if not self.known:
+            if (self._drafts or self._holders) and self._ask_at is not None and now >= self._ask_at:
+                self._ask_at = None
+                self._put(ev.Ask(self.question()))
+            return
+        if self._moving is not None:
+            return
+        complete = sorted((draft for draft in self._drafts.values() if draft.complete), key=lambda d: d.id)
+        if not complete:
+            return
+        newest = complete[-1]
+        for draft in list(self._drafts.values()):
+            if draft.id < newest.id:
+                self.skipped += draft.complete
+                self._drop(draft.id)
+        if now >= newest.not_before:
+            self._moving = newest.id
+            self._ask_for(newest)
+
+    def tell_evaluator(self, host: str) -> None:
+        if self.counted:
+            self._put(ev.Say(host, {"type": "committed", "snapshot": pair(self.counted[0])}))
+
+    def _tell_evaluators(self) -> None:
+        for host in self._plan.hosts:
+            if host.role == "evaluator":
+                self.tell_evaluator(host.name)
+
+    def _ask_for(self, draft: Draft) -> None:
+        for task, piece in draft.pieces.items():
+            if piece.part is None:
+                self._put(ev.Say(piece.host, {"type": "send", "task": task, "snapshot": pair(draft.id)}))
+        self._commit_if_stored(draft)
+
+    def _commit_if_stored(self, draft: Draft) -> None:
+        parts = [draft.pieces[task].part for task in sorted(draft.pieces, key=self._order.__getitem__)]
+        if self._committing or not draft.complete or None in parts:
+            return
+        made = Manifest(
+            self._run, draft.id, self._plan.world_size, tuple(part for part in parts if part is not None),
+            draft.metrics, draft.versions, stamp(),
+        )  # fmt: skip
+        self._committing = True
+        self._put(ev.Ask({"do": "commit", "manifest": made.to_bytes().decode(), "_id": pair(draft.id)}))
+
+    def _fails(self, draft: Draft, error: Answer, who: str, now: float) -> None:
+        self._moving = None
+        text = str(error["text"])
+        if error["kind"] == "unwanted":
+            return
+        if error["kind"] == "unfit":
+            self._emit("warning", text=f"the snapshot of step {draft.id.step} by {who} is not taken: {text}")
+            self._drop(draft.id)
+            return
+        draft.tries += 1
+        draft.not_before = now + min(LONGEST_PAUSE, 2.0**draft.tries)
+        draft.failed, draft.hopeless = text, not error["passing"]
+        if draft.tries == 1:
+            self._emit("warning", text=f"the snapshot of step {draft.id.step} is not committed yet: {text}")
+
+    def _drop(self, id: Id) -> None:
+        draft = self._drafts.pop(id)
+        for task, piece in draft.pieces.items():
+            self._put(_drop(piece.host, task, id))
+        if self._moving == id:
+            self._moving = None
+
+    def _let_go(self) -> None:
+        """Copies on hosts of all but the newest, and where the place itself is a folder here, of all."""
+        if not self.known:
+            return
+        here = self._plan.snapshots.to[:1] in ("", "/")
+        kept = set() if here else set(self.counted[:1])
+        for id in [id for id in self._holders if id not in kept]:
+            for host, task in sorted(self._holders.pop(id)):
+                self._put(_drop(host, task, id))
+
+    def _retain(self) -> None:
+        settings = self._plan.snapshots
+        lowest = settings.best is None or settings.best[1]
+        gone = to_delete(self.counted, sorted(self._committed), settings.keep, self._values, lowest)
+        for id in gone:
+            self._committed.discard(id)
+            self._put(ev.Ask({"do": "delete", "snapshot": pair(id)}))
+        self.counted = [id for id in self.counted if id in self._committed]
+
+
+def pair(id: Id) -> list[int]:
+    return [id.step, id.generation]
+
+
+def _drop(host: str, task: str, id: Id) -> ev.Say:
+    return ev.Say(host, {"type": "drop", "task": task, "snapshot": pair(id)})
+
+
+def restoring(plan: Plan, units: Iterable[Any]) -> set[str]:
+    """The hosts whose tasks go on from a snapshot: all of a group; of a parameter-server job, the chief's."""
+    tasks = [task for unit in units for task in unit.tasks]
+    alone = plan.strategy == "parameter-server"
+    return {task.host for task in tasks if (task.role == "chief" if alone else task.rank >= 0)}

@@ -1,0 +1,264 @@
+"""Snapshots on a host: takes what tasks have saved, sends it when the captain says so, fetches what they go on from.
+
+<folder>/staging/<task>/g<generation>/step-<n>     written by the task
+<folder>/held/<task>/step-<n>-g<generation>        taken by the agent, until the captain lets it go
+<folder>/restored/<host>/step-<n>-g<generation>    a verified copy to go on from
+<folder>/committed/<host>/step-<n>                 copies for evaluators
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Callable
+
+from paceline.agent.events import Saved
+from paceline.agent.loop import Loop
+from paceline.agent.options import Options
+from paceline.agent.porting import Answer, Porting
+from paceline.agent.wire import Message
+from paceline.plan import Plan
+from paceline.storage.manifest import Id, parse_id
+
+ABOUT = "paceline.json"
+ABOUT_LIMIT = 64 * 1024
+MOST_PARTS = 100_000
+FOR_EVALUATORS = 3  # copies that are kept
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
+_GENERATION = re.compile(r"g([1-9][0-9]{0,7})")
+
+
+class Staging:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        loop: Loop,
+        tell: Callable[[Message], None],
+        said: Callable[..., None],
+    ) -> None:
+        self._plan, self._options = plan, options
+        self._tell, self._said = tell, said
+        host = plan.host(options.host)
+        self._tasks = host.tasks
+        self._evaluates = host.role == "evaluator"
+        self._folder = options.folder
+        self._held = f"{options.folder}/held"
+        self._restored = f"{options.folder}/restored/{options.host}"
+        self._committed = f"{options.folder}/committed/{options.host}"
+        place = plan.snapshots.to or f"{options.folder}/snapshots"
+        environment = {**os.environ, **plan.role(host.role).env}
+        self.porting = Porting(place, options.run, plan.snapshots.rate, environment, loop)
+        self._sending: dict[tuple[str, Id], int] = {}
+        self._stored: dict[tuple[str, Id], Message] = {}  # what was told, should the captain ask again
+        self._preparing: tuple[Id, int] | None = None
+        self._prepared: Id | None = None  # not used by a task yet
+        self._fetching = False
+        self._wanted: Id | None = None  # the newest for evaluators, while another is being fetched
+
+    # ---- for tasks
+
+    def environment(self, task: str, generation: int, restore: str | None) -> dict[str, str]:
+        """What a task is given. Its folder is its own, and of this generation alone."""
+        folder = f"{self._folder}/staging/{task}"
+        own = f"{folder}/g{generation}"
+        os.makedirs(own, exist_ok=True)
+        old = [f"{folder}/{name}" for name in os.listdir(folder) if name != f"g{generation}"]
+        if old:
+            self._remove(old)
+        self._prepared = None
+        given = {"PACELINE_SNAPSHOT_DIR": own, "PACELINE_RESTORE": f"{self._restored}/{restore}" if restore else ""}
+        if self._evaluates:
+            os.makedirs(self._committed, exist_ok=True)
+            given["PACELINE_COMMITTED_DIR"] = self._committed
+        return given
+
+    def look(self) -> None:
+        """Takes and tells what tasks have saved since the last look."""
+        for task in self._tasks:
+            for step, generation, path in list(self._new(task)):
+                id = Id(step, generation)
+                target = f"{self._held}/{task}/{id}"
+                try:
+                    if os.path.exists(target):
+                        self._remove([path])  # the same step once more: the first is on its way
+                        continue
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    os.rename(path, target)
+                except OSError as error:
+                    self._said(f"{task}: the snapshot in {path} cannot be taken: {error.strerror}", True)
+                    continue
+                self._tell({"type": "saved", **_words(self._saved(task, id))})
+
+    def held(self) -> list[Saved]:
+        """What is here, also from before this agent's life."""
+        found = []
+        for task in self._tasks:
+            ids = filter(None, map(parse_id, _names(f"{self._held}/{task}")))
+            found += [self._saved(task, id) for id in sorted(ids)]
+        return found
+
+    def _new(self, task: str) -> Iterator[tuple[int, int, str]]:
+        folder = f"{self._folder}/staging/{task}"
+        for generation in filter(None, map(_GENERATION.fullmatch, _names(folder))):
+            steps = filter(None, map(_STEP.fullmatch, _names(f"{folder}/{generation[0]}")))
+            for step in sorted(steps, key=lambda found: int(found[1])):
+                yield int(step[1]), int(generation[1]), f"{folder}/{generation[0]}/{step[0]}"
+
+    def _saved(self, task: str, id: Id) -> Saved:
+        about = self._about(f"{self._held}/{task}/{id}")
+        parts, metrics, versions = about.get("parts", 1), about.get("metrics", {}), about.get("versions", {})
+        if not isinstance(parts, int) or not 1 <= parts <= MOST_PARTS:
+            self._said(f"{task}: {ABOUT} in the snapshot of step {id.step} has parts {parts!r}: 1 is taken", True)
+            parts = 1
+        numbers = {str(k): float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
+        return Saved(self._options.host, task, id, parts, numbers, {str(k): str(v)[:200] for k, v in _items(versions)})
+
+    def _about(self, folder: str) -> Mapping[str, Any]:
+        try:
+            with open(f"{folder}/{ABOUT}") as file:
+                found = json.loads(file.read(ABOUT_LIMIT))
+                return found if isinstance(found, dict) else {}
+        except (OSError, ValueError):
+            return {}
+
+    # ---- the captain's word
+
+    def receive(self, kind: str, message: Message) -> None:
+        step, generation = message["snapshot"]
+        id = Id(int(step), int(generation))
+        if kind == "send":
+            self._send(str(message["task"]), id)
+        elif kind == "drop":
+            self._drop(str(message["task"]), id)
+        elif kind == "prepare":
+            self._prepare(id)
+        elif kind == "committed":
+            self._fetch_for_evaluators(id)
+
+    def _send(self, task: str, id: Id) -> None:
+        if (task, id) in self._stored:
+            self._tell(self._stored[task, id])
+            return
+        if (task, id) in self._sending or task not in self._tasks:
+            return
+        words: Message = {"type": "stored", "task": task, "snapshot": [id.step, id.generation]}
+
+        def sent(answer: Answer) -> None:
+            self._sending.pop((task, id), None)
+            told = {**words, **answer}
+            if "error" not in answer:
+                self._stored[task, id] = told
+            self._tell(told)
+
+        request = {"do": "send", "snapshot": words["snapshot"], "task": task, "folder": f"{self._held}/{task}/{id}"}
+        self._sending[task, id] = self.porting.ask(request, sent)
+
+    def _drop(self, task: str, id: Id) -> None:
+        self._stored.pop((task, id), None)
+        number = self._sending.pop((task, id), None)
+        if number is not None:
+            self.porting.forget(number)
+        if task in self._tasks:
+            self._remove([f"{self._held}/{task}/{id}"])
+
+    def _prepare(self, id: Id) -> None:
+        if self._preparing is not None:
+            if self._preparing[0] == id:
+                return
+            self.porting.forget(self._preparing[1])
+        words: Message = {"type": "prepared", "snapshot": [id.step, id.generation]}
+        if self._prepared == id:
+            self._tell(words)
+            return
+        self._prepared = None
+        os.makedirs(self._restored, exist_ok=True)
+        self._remove([f"{self._restored}/{name}" for name in os.listdir(self._restored)])
+        folder = f"{self._restored}/{id}"
+
+        def fetched(answer: Answer) -> None:
+            if self._preparing is not None and self._preparing[0] == id:
+                self._preparing = None
+            if "error" not in answer:
+                self._prepared = id
+            elif answer["error"]["kind"] == "unwanted":
+                return
+            self._tell({**words, **answer})
+
+        request = {"do": "fetch", "snapshot": words["snapshot"], "folder": folder, "held": self._held}
+        self._preparing = id, self.porting.ask(request, fetched)
+
+    def _fetch_for_evaluators(self, id: Id) -> None:
+        if self._fetching:
+            self._wanted = id
+            return
+        kept = sorted((name for name in _names(self._committed) if _STEP.fullmatch(name)), key=lambda n: int(n[5:]))
+        if f"step-{id.step}" in kept:
+            return
+        self._fetching = True
+        os.makedirs(self._committed, exist_ok=True)
+
+        def fetched(answer: Answer) -> None:
+            self._fetching = False
+            if "error" in answer:
+                self._said(f"{self._options.host} did not get step {id.step}: {answer['error']['text']}", True)
+            else:
+                self._remove([f"{self._committed}/{name}" for name in kept[: 1 - FOR_EVALUATORS]])
+            wanted, self._wanted = self._wanted, None
+            if wanted is not None:
+                self._fetch_for_evaluators(wanted)
+
+        request = {"do": "fetch", "snapshot": [id.step, id.generation], "folder": f"{self._committed}/step-{id.step}"}
+        self.porting.ask(request, fetched)
+
+    def _remove(self, folders: Iterable[str]) -> None:
+        """By the porter: it may take a while. Out of the way at once, where something takes its place."""
+        gone = []
+        for folder in folders:
+            try:
+                aside = f"{folder}.{os.urandom(4).hex()}.gone"
+                os.rename(folder, aside)
+                gone.append(aside)
+            except OSError:
+                continue  # it is not there
+        if gone:
+            self.porting.ask({"do": "remove", "folders": gone}, lambda _: None)
+
+    def tidy(self) -> None:
+        """The run is over: copies go; what is held and nowhere else stays."""
+        for folder in (self._restored, self._committed, *(f"{self._folder}/staging/{task}" for task in self._tasks)):
+            shutil.rmtree(folder, ignore_errors=True)
+        above = [f"{self._held}/{task}" for task in self._tasks]
+        for folder in (
+            *above,
+            self._held,
+            *(f"{self._folder}/{name}" for name in ("restored", "committed", "staging")),
+        ):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                continue  # it holds something, also of other hosts
+
+    def close(self) -> None:
+        self.porting.close()
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _items(found: Any) -> Iterable[tuple[Any, Any]]:
+    return list(found.items())[:100] if isinstance(found, dict) else ()
+
+
+def _words(saved: Saved) -> Message:
+    return {
+        "task": saved.task, "snapshot": [saved.id.step, saved.id.generation], "parts": saved.parts,
+        "metrics": dict(saved.metrics), "versions": dict(saved.versions),
+    }  # fmt: skip
