@@ -16,8 +16,9 @@ AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1
 CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
 TOP = (
     "allowed: code, command, cpu, credentials, env, framework, gpus, kubernetes, limits, memory, name, restart, roles, "
-    "strategy, tensorboard"
+    "snapshots, strategy, tensorboard"
 )
+PLACES = "allowed: a folder, or a bucket: s3://bucket/path, gs://bucket/path, az://container/path"
 GROUP = "allowed: command, cpu, env, gpus, memory, replicas, tasks_per_host"
 NAMES = "allowed: a letter, then letters, digits and -, all lower case, at most 40 characters"
 
@@ -69,9 +70,35 @@ FIELDS = {
         'job.yaml:4: restart.memory: unknown key "memory"; did you mean "roles.worker.memory"? '
         "allowed: hang_after, limit, warm\n    restart: {memory: 8Gi}",
     ),
-    "not built yet": (
-        "snapshots: {keep: 5}\n",
-        f'job.yaml:4: snapshots: unknown key "snapshots"; {TOP}\n    snapshots: {{keep: 5}}',
+    "snapshots to another kind of bucket": (
+        "snapshots: {to: gcs://training}\n",
+        'job.yaml:4: snapshots.to: "gcs://" is no place for snapshots; did you mean "gs://"? '
+        f"{PLACES}\n    snapshots: {{to: gcs://training}}",
+    ),
+    "snapshots to no bucket": (
+        "snapshots: {to: 's3:///digits'}\n",
+        f"job.yaml:4: snapshots.to: names no bucket; write s3://bucket/path; {PLACES}\n    snapshots: {{to: 's3:///digits'}}",
+    ),
+    "a path that leads out of a bucket": (
+        "snapshots: {to: 's3://training/../other'}\n",
+        "job.yaml:4: snapshots.to: has a path that no bucket has; write names with one / between them; "
+        f"{PLACES}\n    snapshots: {{to: 's3://training/../other'}}",
+    ),
+    "no snapshot is kept": (
+        "snapshots: {keep: 0}\n",
+        "job.yaml:4: snapshots.keep: must be at least 1, got 0; allowed: a whole number of at least 1\n"
+        "    snapshots: {keep: 0}",
+    ),
+    "the best by nothing": (
+        "snapshots: {best: {mode: max}}\n",
+        "job.yaml:4: snapshots.best.metric: is missing; write metric: loss\n    snapshots: {best: {mode: max}}",
+    ),
+    "the best by a number": (
+        "snapshots: {best: {metric: 3, mode: lowest}}\n",
+        'job.yaml:4: snapshots.best.metric: must be text, got the number 3; write "3"\n'
+        "    snapshots: {best: {metric: 3, mode: lowest}}\n"
+        'job.yaml:4: snapshots.best.mode: "lowest" is not known here; did you mean "min"? allowed: min, max\n'
+        "    snapshots: {best: {metric: 3, mode: lowest}}",
     ),
     "no replicas": (
         "roles: {worker: {replicas: 0}}\n",
@@ -238,8 +265,8 @@ FIELDS = {
     ),
     "a section that is text": (
         "limits: 6h\n",
-        'job.yaml:4: limits: must be a mapping, got the text "6h"; allowed: grace, keep_finished, runtime, start\n'
-        "    limits: 6h",
+        'job.yaml:4: limits: must be a mapping, got the text "6h"; '
+        "allowed: commit, grace, keep_finished, runtime, start\n    limits: 6h",
     ),
     "variables that are a list": (
         "env: [A=b]\n",

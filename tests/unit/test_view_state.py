@@ -87,7 +87,7 @@ def standing(folder: Path) -> state.Standing:
 
 
 def test_a_run_whose_lock_is_held_runs(tmp_path: Path) -> None:
-    folder = recorded.write(tmp_path, events=recorded.LIFE[:10])
+    folder = recorded.write(tmp_path, events=recorded.LIFE[:11])
     with recorded.supervised(folder):
         found = standing(folder)
         assert found.alive and found.report["status"] == "running"
@@ -104,7 +104,7 @@ def test_two_readers_do_not_take_each_other_for_the_supervisor(tmp_path: Path) -
 
 
 def test_a_supervisor_gone_without_a_word_is_a_failure(tmp_path: Path) -> None:
-    folder = recorded.write(tmp_path, events=recorded.LIFE[:10])
+    folder = recorded.write(tmp_path, events=recorded.LIFE[:11])
     found = standing(folder)
     assert (found.alive, found.report["status"], found.report["reason"]) == (False, "failed", state.GONE)
 

@@ -14,7 +14,7 @@ from typing import Any, Callable
 from paceline.agent.loop import Loop
 
 Answer = Mapping[str, Any]
-# Of all the packages there are, this one is to be the agent's own; behind the standard library, as it may be an archive.
+# Of all packages of this name, it is to be the agent's own; behind the standard library, as that may be site-packages.
 _CODE = """
 import sys
 found = [number for number, path in enumerate(sys.path) if path.endswith("-packages")]

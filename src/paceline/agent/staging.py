@@ -231,12 +231,8 @@ class Staging:
         """The run is over: copies go; what is held and nowhere else stays."""
         for folder in (self._restored, self._committed, *(f"{self._folder}/staging/{task}" for task in self._tasks)):
             shutil.rmtree(folder, ignore_errors=True)
-        above = [f"{self._held}/{task}" for task in self._tasks]
-        for folder in (
-            *above,
-            self._held,
-            *(f"{self._folder}/{name}" for name in ("restored", "committed", "staging")),
-        ):
+        above = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
+        for folder in (*(f"{self._held}/{task}" for task in self._tasks), *above):
             try:
                 os.rmdir(folder)
             except OSError:

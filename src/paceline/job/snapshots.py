@@ -47,7 +47,7 @@ class Best(Strict):
 
     metric: Text = Field(description="A metric that is in the snapshot.", examples=["loss"])
     mode: Annotated[str, *choice(("min", "max"), _ALSO_MODES)] = Field(
-        description="Whether the lowest or the highest is the best.", examples=["min"]
+        default="min", description="Whether the lowest or the highest is the best."
     )
 
 

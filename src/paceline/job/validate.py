@@ -32,10 +32,11 @@ def validate(data: dict[str, Any]) -> tuple[Job, list[Finding], list[Path]]:
             # From the back: taking items out of a list moves those that follow.
             for number, item in reversed(list(enumerate(error.errors(include_url=False)))):
                 path = _path(item)
-                if number < MOST_ERRORS:
+                missing = item["type"] == "missing"
+                if number < MOST_ERRORS and not (missing and path in broken):
                     found.insert(0, _finding(path, item))
                 broken.append(path)
-                _leave_out(data, path)
+                _leave_out(data, path[:-1] if missing and len(path) > 1 else path)
             findings += found
     return Job(name="job", framework="none"), findings, [*broken, ("roles",), ("framework",)]
 
