@@ -114,7 +114,7 @@ class Members:
         join = {
             "type": "join", "protocol": PROTOCOL, "run": self.run, "host": member.host,
             "instance": f"{member.index:016x}", "agent": 1, "replaces": True, "generation": 0, "running": {},
-            "exits": [], "offers": self._offers(member), "snapshots": [],
+            "exits": [], "offers": self._offers(member), "held": [],
         }  # fmt: skip
         self._send(member, encode(join))
         self._dial()
@@ -213,14 +213,14 @@ class Members:
         self._ended(member, {})
 
     def _ended(self, member: Member, tasks: dict[str, int]) -> None:
-        words = {"offers": self._offers(member), "snapshots": [], "states": {}, "stacks": {}}
+        words = {"offers": self._offers(member), "states": {}, "stacks": {}}
         self._send(member, self._beat_of(member) + encode({"type": "ended", "tasks": tasks, **words}))
         self.last_ended = time.monotonic()
 
     def _beat_of(self, member: Member) -> bytes:
         self.beats_sent += 1
         words = f'{{"type":"beat","n":{self.beats_sent},"tasks":{{"{member.task}":[{self.step},0.02,0.5,{{}}]}},'
-        payload = (words + '"memory":0.41,"snapshots":[]}').encode()
+        payload = (words + '"memory":0.41}').encode()
         return struct.pack(">I", len(payload)) + payload
 
     def _until_beat(self) -> float:

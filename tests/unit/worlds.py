@@ -128,11 +128,13 @@ class Place:
         self.snapshots = Snapshots(Memory(), "run")
         self.asked: deque[dict[str, Any]] = deque()
         self.fails: dict[str, Any] | None = None
+        self.by = "captain"
         self.damaged: set[Id] = set()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if self.fails is not None:
             return {"error": self.fails}
+        request = {**request, "by": self.by}
         return Porter(self.snapshots, self.snapshots, lambda _: None, lanes=()).done(request, 0)
 
 
@@ -177,6 +179,7 @@ class World:
             machine.connected = False
             machine.inbox.clear()
         self.place.asked.clear()
+        self.place.by += "+"
         self.captain = Captain(self.plan, "run", LEASE, self.now, self.now, saved)
 
     # ---- members
@@ -295,7 +298,7 @@ class World:
         restores = [t for t in self.plan.tasks if t.name in tasks and t.rank >= 0]
         if restores:
             assert restore is None or machine.restored == restore, "a task began without its snapshot"
-            counted = self.place.snapshots.known().counted()
+            counted = [id for id in self.place.snapshots.known().counted() if id.generation < generation]
             newest = next((id for id in counted if id not in self.place.damaged), None)
             assert restore == newest, "a task began from another snapshot than the newest"
         machine.generation = max(machine.generation, generation)

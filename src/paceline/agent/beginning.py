@@ -33,6 +33,7 @@ class Beginning:
         self.stage = SETTLING
         self.choice: Id | None = None
         self.trouble: tuple[str, bool] | None = None  # what the place said, and whether it may pass
+        self.owed: dict[str, Any] | None = None  # the record, where the place could not take it
         self._settle_until = now + settle
         self._prepared: set[str] = set()
         self._bad: set[Id] = set()
@@ -78,9 +79,12 @@ class Beginning:
     def _record(self) -> None:
         self.stage = RECORDING
         self._shelf.open(self.number)
+        self._request(self._request_of_record())
+
+    def _request_of_record(self) -> dict[str, Any]:
         parent = None if self.choice is None else pair(self.choice)
         seen = [pair(id) for id in self._seen]
-        self._request({"do": "begin", "generation": self.number, "parent": parent, "seen": seen})
+        return {"do": "begin", "generation": self.number, "parent": parent, "seen": seen}
 
     def _request(self, request: dict[str, Any]) -> None:
         self._asked += 1
@@ -129,7 +133,9 @@ class Beginning:
                 self.stage = READY
 
     def _later(self, error: Mapping[str, Any], now: float) -> None:
-        if self.stage == RECORDING:
-            self.number += 1  # nobody can tell whether the record is there now, and it is made only once
+        if self.stage == RECORDING and error["passing"] and self.number > 1:
+            self.stage = READY  # training need not wait for it: the record is owed, and until then nothing is committed
+            self.owed = self._request_of_record()
+            return
         self.trouble = str(error["text"]), bool(error["passing"])
         self._again_at = now + PAUSE

@@ -297,6 +297,8 @@ class Captain:
     # ---- snapshots
 
     def _on_saved(self, told: ev.Saved, now: float) -> None:
+        if told.task not in self.plan.host(told.host).tasks:
+            return
         if self.shelf.saved(told, now):
             self._emit("saved", step=told.id.step, snapshot=str(told.id))
             self.watch.snapshot(now)
@@ -316,8 +318,22 @@ class Captain:
             self._out.append(ev.Leave(str(error["text"])))
         elif "_number" not in told.request:
             self.shelf.answered(told.request, told.answer, now)
+            if self.shelf.missed:
+                self._begin_again(now)
         elif self._beginning is not None:
             self._beginning.answered(told.request, told.answer, now)
+            if self.generation == 0 and self._beginning.number > 1:
+                # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
+                self.generation, self._beginning = self._beginning.number - 1, None
+                self._return(now)
+
+    def _begin_again(self, now: float) -> None:
+        """A snapshot was committed that this generation should have begun from."""
+        self.shelf.missed = False
+        for unit in self.units:
+            if unit.kind != ALONE and unit.phase == RUNNING:
+                unit.turn(STOPPING, now)
+                self._end_tasks([task.name for task in unit.tasks], "kill")
 
     # ---- failing and starting again
 
@@ -430,6 +446,8 @@ class Captain:
         elif begun.stage == READY:
             self._beginning = None
             self.generation = begun.number
+            if begun.owed is not None:
+                self.shelf.owe(begun.owed, now)
             self._start(units, begun.choice, now)
 
     def _check_waits(self, now: float) -> None:
@@ -593,7 +611,8 @@ class Captain:
 
     def milestone(self) -> tuple[object, ...]:
         """Differs when something happened that the next captain must know and no member could tell it."""
-        return self.generation, len(self.restarts), len(self._recovering), self.outcome, self.phase
+        owes = self.shelf.owed is not None
+        return self.generation, len(self.restarts), len(self._recovering), self.outcome, self.phase, owes
 
     def saved(self) -> dict[str, Any]:
         return {
@@ -602,6 +621,7 @@ class Captain:
             "recovering": [number for number, record in enumerate(self.restarts) if record in self._recovering],
             "best": self._best,
             "recorded": self._recorded,
+            "owed": self.shelf.owed,
             "skipped": self.shelf.skipped,
             "first_generation": self._first_generation_wall,
             "stacks": self.stacks,
@@ -618,6 +638,7 @@ class Captain:
             record["_at"] = record["at"] - self._wall_offset
         self._best = saved["best"]
         self._recorded = saved["recorded"]
+        self.shelf.owed = saved["owed"]
         self.shelf.skipped = saved["skipped"]
         self.stacks = dict(saved["stacks"])
         status, reason, cause = saved["outcome"]

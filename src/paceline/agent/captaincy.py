@@ -95,6 +95,7 @@ class Captaincy:
         self._captain = Captain(plan, options.run, options.lease, now, time.time(), saved.get("captain"))
         place = plan.snapshots.to or f"{options.folder}/snapshots"
         environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
+        self._name = os.urandom(8).hex()
         self._porting = Porting(place, options.run, plan.snapshots.rate, environment, self.loop)
         self.loop.on_child(self._child_ended)
         _raise_file_limit()
@@ -258,7 +259,7 @@ class Captaincy:
         elif isinstance(instruction, ev.Say):
             self._send(instruction.host, encode(instruction.message))
         elif isinstance(instruction, ev.Ask):
-            request = instruction.request
+            request = {**instruction.request, "by": self._name}
             self._porting.ask(request, lambda answer: self._tell(ev.Answered(request, answer)))
         elif isinstance(instruction, ev.Leave):
             self._leave(instruction.reason)

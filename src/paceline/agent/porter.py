@@ -106,8 +106,9 @@ class Porter:
     def _begin(self, request: Request) -> Request:
         parent = request["parent"]
         late = self._short.begin(
-            int(request["generation"]), None if parent is None else _id(parent), map(_id, request["seen"])
-        )
+            int(request["generation"]), None if parent is None else _id(parent), map(_id, request["seen"]),
+            str(request.get("by") or ""),
+        )  # fmt: skip
         return {"late": [_pair(id) for id in late]}
 
     def _commit(self, request: Request) -> Request:

@@ -62,6 +62,9 @@ class Shelf:
         self._drafts: dict[Id, Draft] = {}
         self._moving: Id | None = None
         self._committing = False
+        self.owed: dict[str, Any] | None = None  # the record of this generation, which is not at the place yet
+        self._owed_at: float | None = 0.0  # when it is sent again; None: it is on its way
+        self.missed = False  # this generation began from an older snapshot than it could have
         self._holders: dict[Id, set[tuple[str, str]]] = {}  # host and task of copies that are still on their hosts
 
     # ---- what is asked by the captain
@@ -84,9 +87,16 @@ class Shelf:
     def open(self, generation: int) -> None:
         """From now on, only what this generation saves counts."""
         self.generation = generation
+        self.owed, self.missed = None, False
         for id in list(self._drafts):
             if id.generation != generation:
                 self._drop(id)
+
+    def owe(self, record: dict[str, Any], now: float) -> None:
+        """Before anything of this generation is committed, its record must be at the place."""
+        self.owed, self._owed_at = record, now + PAUSE
+        text = "the place for snapshots cannot be written to: training goes on, and nothing is committed until it can"
+        self._emit("warning", text=text)
 
     # ---- what members tell
 
@@ -145,6 +155,15 @@ class Shelf:
             self.take(answer)
             if int(answer["generation"]) > self.generation:
                 self.open(int(answer["generation"]))  # a captain before this one had begun it
+            elif int(answer["generation"]) < self.generation and self.owed is None:
+                self.missed = True  # a captain before this one owed the record, and nobody knows what it was
+        elif request["do"] == "begin" and self.owed is not None and "error" in answer:
+            self._owed_at = now + PAUSE
+        elif request["do"] == "begin" and self.owed is not None:
+            self.owed = None
+            if answer["late"]:
+                self.counted = [Id(*each) for each in answer["late"]]
+                self.missed = True
         elif request["do"] == "commit":
             self._on_commit(request, answer, now)
         elif request["do"] == "delete" and "error" in answer:
@@ -189,6 +208,11 @@ class Shelf:
             if (self._drafts or self._holders) and self._ask_at is not None and now >= self._ask_at:
                 self._ask_at = None
                 self._put(ev.Ask(self.question()))
+            return
+        if self.owed is not None:
+            if self._owed_at is not None and now >= self._owed_at:
+                self._owed_at = None
+                self._put(ev.Ask(self.owed))
             return
         if self._moving is not None:
             return

@@ -219,7 +219,8 @@ class Staging:
         gone = []
         for folder in folders:
             try:
-                aside = f"{folder}.{os.urandom(4).hex()}.gone"
+                above, name = os.path.split(folder)
+                aside = f"{above}/.{name}.{os.urandom(4).hex()}.gone"
                 os.rename(folder, aside)
                 gone.append(aside)
             except OSError:

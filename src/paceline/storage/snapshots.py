@@ -76,16 +76,17 @@ class Snapshots:
 
     # ---- a generation begins
 
-    def begin(self, generation: int, parent: Id | None, seen: Iterable[Id] = ()) -> list[Id]:
-        """Before any of its tasks starts. `seen`: what was there when the parent was chosen.
+    def begin(self, generation: int, parent: Id | None, seen: Iterable[Id] = (), by: str = "") -> list[Id]:
+        """Before anything of it is committed. `seen`: what was there when the parent was chosen. `by`: which captain;
+        it may ask again where it has no answer.
 
         Where more that counts has been committed since then, what counted until now is returned, newest first: whoever
         wrote it may have been told so, before this record could tell it that it is late. The caller begins one
         generation more, from the newest of these.
         """
         self._still_newest(generation)
-        record = Record(generation, parent, os.urandom(8).hex())
-        if not self._store.create(self._record(generation), record.to_bytes()):
+        name, data = self._record(generation), Record(generation, parent, by or os.urandom(8).hex()).to_bytes()
+        if not self._store.create(name, data) and self._store.read(name, _RECORD_BYTES) != data:
             raise Superseded(f"generation {generation} has been begun by another captain")
         known = self.known()
         before = {number: each for number, each in known.records.items() if number != generation}
@@ -121,7 +122,8 @@ class Snapshots:
 
         `held`: a folder with `<task>/<snapshot>/<path>`, where a file need not be fetched if it is what was committed.
         """
-        partial = f"{folder}.{os.urandom(4).hex()}.partial"
+        above, name = os.path.split(folder)
+        partial = f"{above}/.{name}.{os.urandom(4).hex()}.partial"
         os.makedirs(partial)
         came = 0
         try:
