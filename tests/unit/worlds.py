@@ -139,10 +139,11 @@ class Place:
 
 
 class World:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, copies: bool = False) -> None:
         self.plan = plan
+        self.copies = copies
         self.now = 1000.0
-        self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now)
+        self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now, copies=copies)
         self.machines = {host.name: Machine(host.name, f"{host.name}-a") for host in plan.hosts}
         self.ghosts: list[Machine] = []  # replaced hosts that still run until their lease ends
         self.events: list[tuple[str, int, dict[str, Any]]] = []
@@ -180,7 +181,10 @@ class World:
             machine.inbox.clear()
         self.place.asked.clear()
         self.place.by += "+"
-        self.captain = Captain(self.plan, "run", LEASE, self.now, self.now, saved)
+        self.captain = Captain(self.plan, "run", LEASE, self.now, self.now, saved, self.copies)
+
+    def place_is_lost(self) -> None:
+        self.place = Place()
 
     # ---- members
 
@@ -388,9 +392,9 @@ class World:
         return self.captain.phase == OVER
 
 
-def up(plan: Plan) -> World:
+def up(plan: Plan, copies: bool = False) -> World:
     """A world in which the first generation runs."""
-    world = World(plan)
+    world = World(plan, copies)
     world.join_all()
     world.deliver_all()
     return world

@@ -24,8 +24,16 @@ FAREWELL = 5.0  # how long members may take to say that they have left
 
 class Captain:
     def __init__(
-        self, plan: Plan, run: str, lease: float, now: float, wall: float, saved: dict[str, Any] | None = None
+        self,
+        plan: Plan,
+        run: str,
+        lease: float,
+        now: float,
+        wall: float,
+        saved: dict[str, Any] | None = None,
+        copies: bool = False,
     ) -> None:
+        """`copies`: hosts keep the newest snapshot."""
         self.plan = plan
         self.run = run
         self.lease = lease
@@ -39,7 +47,7 @@ class Captain:
         self.restarts: list[dict[str, Any]] = []
         self.stacks: dict[str, str] = {}
         self.watch = Watch(plan)
-        self.shelf = Shelf(plan, run, self._put, self._emit)
+        self.shelf = Shelf(plan, run, self._put, self._emit, copies)
         self._beginning: Beginning | None = None
         self._recorded = 0  # the highest generation that may have a record
         self.phase = LIVE
@@ -124,7 +132,7 @@ class Captain:
     def _take_stock(self, told: ev.Joined, now: float) -> None:
         """Of the snapshots that are on a host that has joined."""
         if self.phase == RETURNING and self._beginning is None:
-            self.shelf.generation = max(self.generation, self._recorded)
+            self.shelf.learn(max(self.generation, self._recorded))
         self.shelf.lost(told.host)
         for saved in told.held:
             self._on_saved(saved, now)
@@ -405,7 +413,7 @@ class Captain:
         if self.phase == LIVE:
             self._start_ready(now)
         if self.phase != OVER:
-            self.shelf.advance(now)
+            self.shelf.advance(now, all_there=self.phase != RETURNING)
         if self.phase == LIVE and self._training_succeeded():
             self._close(now)
         if self.phase == CLOSING:

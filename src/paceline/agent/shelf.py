@@ -48,8 +48,17 @@ class Draft:
 
 
 class Shelf:
-    def __init__(self, plan: Plan, run: str, put: Callable[[ev.Instruction], None], emit: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        run: str,
+        put: Callable[[ev.Instruction], None],
+        emit: Callable[..., None],
+        copies: bool = False,
+    ) -> None:
+        """`copies`: hosts keep the newest committed one, so that they need not fetch it, and the place may be lost."""
         self._plan, self._run = plan, run
+        self._copies = copies
         self._put, self._emit = put, emit
         self._order = {task.name: number for number, task in enumerate(plan.tasks)}
         self.generation = 0  # what may be saved is of this one
@@ -65,13 +74,15 @@ class Shelf:
         self.owed: dict[str, Any] | None = None  # the record of this generation, which is not at the place yet
         self._owed_at: float | None = 0.0  # when it is sent again; None: it is on its way
         self.missed = False  # this generation began from an older snapshot than it could have
-        self._holders: dict[Id, set[tuple[str, str]]] = {}  # host and task of copies that are still on their hosts
+        self._lost = False  # the place knows nothing of what this run has done
+        self._held: dict[Id, Draft] = {}  # copies of what is committed, or of an earlier generation
 
     # ---- what is asked by the captain
 
     def busy(self) -> bool:
         """Whether something that is saved may soon be committed."""
-        return self._committing or any(draft.complete and not draft.hopeless for draft in self._drafts.values())
+        unsure = self._lost or (not self.known and bool(self._drafts or self._held))
+        return self._committing or unsure or any(d.complete and not d.hopeless for d in self._drafts.values())
 
     def committing(self) -> bool:
         return self._committing
@@ -92,6 +103,12 @@ class Shelf:
             if id.generation != generation:
                 self._drop(id)
 
+    def learn(self, generation: int) -> None:
+        """A captain that returns hears from one member after the other how far the run was."""
+        self.generation = max(self.generation, generation)
+        for id in [id for id in self._drafts if id.generation < self.generation]:
+            self._held[id] = self._drafts.pop(id)
+
     def owe(self, record: dict[str, Any], now: float) -> None:
         """Before anything of this generation is committed, its record must be at the place."""
         self.owed, self._owed_at = record, now + PAUSE
@@ -104,21 +121,15 @@ class Shelf:
         """True when a snapshot is complete on its hosts by this."""
         id = told.id
         if id.generation != self.generation or id in self._committed:
-            self._holders.setdefault(id, set()).add((told.host, told.task))
+            _add(self._held.setdefault(id, Draft(id, told.parts, now)), told)
             self._let_go()
             return False
-        draft = self._drafts.get(id)
-        if draft is None:
-            draft = self._drafts[id] = Draft(id, told.parts, now)
+        draft = self._drafts.setdefault(id, Draft(id, told.parts, now))
         if draft.complete and told.task not in draft.pieces:
             self._put(_drop(told.host, told.task, id))  # each task has saved the whole: one is enough
             return False
         was_complete = draft.complete
-        before = draft.pieces.get(told.task)
-        if before is None or before.host != told.host:
-            draft.pieces[told.task] = Piece(told.host)
-        draft.metrics.update(told.metrics)
-        draft.versions.update(told.versions)
+        _add(draft, told)
         if self._moving == id:
             self._ask_for(draft)
         return draft.complete and not was_complete
@@ -143,8 +154,8 @@ class Shelf:
                 self._drop(draft.id)
             elif not draft.complete and self._moving == draft.id:
                 self._moving = None
-        for holders in self._holders.values():
-            holders -= {each for each in holders if each[0] == host}
+        for copy in self._held.values():
+            copy.pieces = {task: piece for task, piece in copy.pieces.items() if piece.host != host}
 
     # ---- what the place answers
 
@@ -152,16 +163,16 @@ class Shelf:
         if request["do"] == "known" and "error" in answer:
             self._ask_at = now + PAUSE
         elif request["do"] == "known":
+            # Or a captain before this one owed the record, and nobody knows what it was.
+            self._lost = int(answer["generation"]) < self.generation and self.owed is None
             self.take(answer)
             if int(answer["generation"]) > self.generation:
                 self.open(int(answer["generation"]))  # a captain before this one had begun it
-            elif int(answer["generation"]) < self.generation and self.owed is None:
-                self.missed = True  # a captain before this one owed the record, and nobody knows what it was
         elif request["do"] == "begin" and self.owed is not None and "error" in answer:
             self._owed_at = now + PAUSE
         elif request["do"] == "begin" and self.owed is not None:
             self.owed = None
-            if answer["late"]:
+            if answer["late"] and Id(*answer["late"][0]).generation < self.generation:
                 self.counted = [Id(*each) for each in answer["late"]]
                 self.missed = True
         elif request["do"] == "commit":
@@ -196,19 +207,25 @@ class Shelf:
         parts = [piece.part for piece in draft.pieces.values() if piece.part is not None]
         size = sum(file.size for part in parts for file in part.files)
         self._emit("committed", step=id.step, snapshot=str(id), bytes=size, took_s=round(now - draft.since, 3))
-        self._holders[id] = {(piece.host, task) for task, piece in draft.pieces.items()}
+        self._held[id] = draft
         self._let_go()
+        if id.generation < self.generation:  # it was brought back from copies
+            self.owed, self._owed_at = _record(self.generation, id), now
         self._tell_evaluators()
         self._retain()
 
     # ---- from one to the next
 
-    def advance(self, now: float) -> None:
+    def advance(self, now: float, all_there: bool = True) -> None:
+        """`all_there`: no host is expected that may have more copies."""
         if not self.known:
-            if (self._drafts or self._holders) and self._ask_at is not None and now >= self._ask_at:
+            if (self._drafts or self._held) and self._ask_at is not None and now >= self._ask_at:
                 self._ask_at = None
                 self._put(ev.Ask(self.question()))
             return
+        if self._lost and all_there:
+            self._lost = False
+            self.missed = not self._bring_back(now)
         if self.owed is not None:
             if self._owed_at is not None and now >= self._owed_at:
                 self._owed_at = None
@@ -227,6 +244,20 @@ class Shelf:
         if now >= newest.not_before:
             self._moving = newest.id
             self._ask_for(newest)
+
+    def _bring_back(self, now: float) -> bool:
+        """The place is empty, and hosts have copies: the newest that is whole goes there again."""
+        whole = [draft for draft in (*self._held.values(), *self._drafts.values()) if draft.complete]
+        if not whole:
+            return False
+        newest = max(whole, key=lambda draft: (draft.id.generation, draft.id.step))
+        self._emit("note", text=f"the place for snapshots is empty: step {newest.id.step} is brought back from copies")
+        self._held.pop(newest.id, None)
+        self._drafts = {newest.id: newest}
+        for piece in newest.pieces.values():
+            piece.part = None
+        self.owed, self._owed_at = _record(newest.id.generation, None), now
+        return True
 
     def tell_evaluator(self, host: str) -> None:
         if self.counted:
@@ -277,14 +308,13 @@ class Shelf:
             self._moving = None
 
     def _let_go(self) -> None:
-        """Copies on hosts of all but the newest, and where the place itself is a folder here, of all."""
-        if not self.known:
+        """Of copies on hosts that are of no use any more."""
+        if not self.known or self._lost:
             return
-        here = self._plan.snapshots.to[:1] in ("", "/")
-        kept = set() if here else set(self.counted[:1])
-        for id in [id for id in self._holders if id not in kept]:
-            for host, task in sorted(self._holders.pop(id)):
-                self._put(_drop(host, task, id))
+        kept = set(self.counted[:1]) if self._copies else set()
+        for id in [id for id in self._held if id not in kept]:
+            for task, piece in self._held.pop(id).pieces.items():
+                self._put(_drop(piece.host, task, id))
 
     def _retain(self) -> None:
         settings = self._plan.snapshots
@@ -294,6 +324,19 @@ class Shelf:
             self._committed.discard(id)
             self._put(ev.Ask({"do": "delete", "snapshot": pair(id)}))
         self.counted = [id for id in self.counted if id in self._committed]
+
+
+def _add(draft: Draft, told: ev.Saved) -> None:
+    before = draft.pieces.get(told.task)
+    if before is None or before.host != told.host:
+        draft.pieces[told.task] = Piece(told.host)
+    draft.metrics.update(told.metrics)
+    draft.versions.update(told.versions)
+
+
+def _record(generation: int, parent: Id | None) -> dict[str, Any]:
+    before = [] if parent is None else [pair(parent)]
+    return {"do": "begin", "generation": generation, "parent": before[0] if before else None, "seen": before}
 
 
 def pair(id: Id) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Iterable, Iterator
 
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
 
@@ -120,6 +121,44 @@ class Folder:
         except OSError as error:
             raise self._failed("write", name, error) from None
 
+    def take(self, pieces: Iterable[bytes | bytearray], name: str) -> tuple[int, str]:
+        """What somebody else sends; where it breaks off, nothing is kept."""
+        there = self._path(name)
+        digest, size = hashlib.sha256(), 0
+        try:
+            self._make_folders(os.path.dirname(there))
+            partial = self._partial(there)
+            fd = os.open(partial, _NEW, _MADE)
+        except OSError as error:
+            raise self._failed("write", name, error) from None
+        try:
+            for data in pieces:
+                try:
+                    write_all(fd, data)
+                except OSError as error:
+                    raise self._failed("write", name, error) from None
+                digest.update(data)
+                size += len(data)
+            os.fsync(fd)
+            os.rename(partial, there)
+        except BaseException:
+            os.unlink(partial)
+            raise
+        finally:
+            os.close(fd)
+        _sync(os.path.dirname(there))
+        return size, digest.hexdigest()
+
+    def give(self, name: str) -> Iterator[bytes] | None:
+        """For somebody else; None: there is no such name."""
+        try:
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failed("read", name, error) from None
+        return _pieces(fd)
+
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         try:
             return copy(self._path(name), path, wanted, sync=False)
@@ -196,7 +235,15 @@ def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str
     return size, digest.hexdigest()
 
 
-def write_all(fd: int, data: bytes) -> None:
+def _pieces(fd: int) -> Iterator[bytes]:
+    try:
+        while data := os.read(fd, PIECE):
+            yield data
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | bytearray) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
