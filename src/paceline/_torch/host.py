@@ -1,0 +1,107 @@
+"""A copy of a state in host memory: one block that every snapshot uses again, pinned where a GPU copies to it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from paceline._torch.tree import SnapshotUnsafe, mapped
+from paceline.runtime.memory import block
+
+_ALIGN = 64  # as torch.save aligns its records
+
+
+class Host:
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._pinned = 0  # its address, where it is
+        self._layout: list[Any] = []
+        self._slots: list[torch.Tensor] = []
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def hold(self, tree: Any) -> Any:
+        """The tree as it is now, in memory of our own. What an earlier call gave is overwritten."""
+        found = self._prepared(tree)
+        slots = dict(zip(found, self._slots))
+        with torch.no_grad():
+            self._copy(list(found.values()))
+        return mapped(tree, lambda tensor, _: slots[_identity(tensor)])
+
+    def prepare(self, tree: Any) -> None:
+        """Take the memory now, so that the first snapshot does not wait for it."""
+        self._prepared(tree)
+
+    def free(self) -> None:
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+        self._memory, self._pinned, self._layout, self._slots = None, 0, [], []
+
+    def _prepared(self, tree: Any) -> dict[Any, torch.Tensor]:
+        """Tensors by what they are: weights that two names share are one."""
+        found: dict[Any, torch.Tensor] = {}
+
+        def look(tensor: torch.Tensor, path: str) -> torch.Tensor:
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                raise SnapshotUnsafe(f"{path} is a tensor of layout {tensor.layout}: only strided ones can be copied")
+            found.setdefault(_identity(tensor), tensor)
+            return tensor
+
+        mapped(tree, look)
+        layout = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in found.values()]
+        if layout != self._layout:
+            self._lay_out(list(found.values()))
+            self._layout = layout
+        return found
+
+    def _lay_out(self, tensors: list[torch.Tensor]) -> None:
+        shapes = [torch.empty_like(tensor, device="meta") for tensor in tensors]  # dense, else contiguous
+        size = sum(-(-shape.nbytes // _ALIGN) * _ALIGN for shape in shapes)
+        if self._memory is None or not size <= len(self._memory) <= 1.05 * size + mmap.PAGESIZE:
+            self.free()
+            self._memory = block(size)
+            whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+            whole.zero_()  # the pages are there from now on
+            if any(tensor.is_cuda for tensor in tensors):
+                self._pin(whole)
+        self._slots, offset = [], 0
+        for shape in shapes:
+            self._slots.append(_slot(self._memory, offset, shape))
+            offset += -(-shape.nbytes // _ALIGN) * _ALIGN
+
+    def _pin(self, whole: torch.Tensor) -> None:
+        code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
+        if int(code) == 0:  # else it is slower, and that is all
+            self._pinned = whole.data_ptr()
+
+    def _copy(self, tensors: list[torch.Tensor]) -> None:
+        pairs = list(zip(self._slots, tensors))
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            stream.wait_stream(torch.cuda.current_stream(device))  # what training has asked for comes first
+            with torch.cuda.stream(stream):
+                _each(pair for pair in pairs if pair[1].device == device)
+        _each(pair for pair in pairs if not pair[1].is_cuda)
+        for stream in self._streams.values():
+            stream.synchronize()
+
+
+def _each(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for slot, tensor in pairs:
+        slot.copy_(tensor, non_blocking=tensor.is_cuda)
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    if tensor.numel() == 0:
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _slot(memory: mmap.mmap, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor with a storage of its own, so that its file holds it alone and nothing is in it twice."""
+    if like.nbytes == 0:
+        return torch.empty(like.shape, dtype=like.dtype)
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
+    return raw.view(like.dtype).as_strided(like.shape, like.stride())
