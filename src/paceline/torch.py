@@ -104,8 +104,8 @@ class Snapshots:
             self.save(n, **metrics)
             return True
         if not self._prepared and self._every is not None:
-            self._host.prepare(self._mine(self._tree(n, []))[0])  # now the optimizer has its state, too
-            self._prepared = True
+            self._prepared = True  # not earlier: now the optimizer has its state, too
+            self._host.prepare(self._mine(self._tree(n, [group.state()] * group.place()[1]))[0])
         due = self._every is not None and n % self._every == 0
         if due or self._late is not None:
             states = group.meet(not self._background.busy())

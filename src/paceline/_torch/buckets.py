@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 def order(model: Any) -> list[int] | None:
     """In which order gradients came, by the number of the parameter. All ranks have to call it."""
-    model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, DistributedDataParallel) or model.static_graph:
+    model = _ddp(model)
+    if model is None:
         return None
     try:
         model.reducer._rebuild_buckets()  # after the first step it is due, and would be done by the second
@@ -35,8 +35,8 @@ def order(model: Any) -> list[int] | None:
 
 def play(model: Any, known: list[int] | None) -> None:
     """Have DDP pack as it did. Before the state is restored: it leaves nothing but that behind."""
-    model = getattr(model, "_orig_mod", model)
-    if known is None or not isinstance(model, DistributedDataParallel) or model.static_graph:
+    model = _ddp(model)
+    if known is None or model is None:
         return
     ignored = model.parameters_to_ignore
     parameters = [p for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored]
@@ -51,3 +51,8 @@ def play(model: Any, known: list[int] | None) -> None:
         model._post_forward(loss).backward()
     for parameter, grad in zip(parameters, grads):
         parameter.grad = grad
+
+
+def _ddp(model: Any) -> Any:
+    model = getattr(model, "_orig_mod", model)  # torch.compile
+    return model if isinstance(model, DistributedDataParallel) and not model.static_graph else None

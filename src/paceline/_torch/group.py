@@ -28,7 +28,7 @@ def place() -> tuple[int, int]:
 
 def meet(ready: bool) -> list[bytes] | None:
     """Every rank's random state, in all ranks; None in all of them where one is not ready. All have to call it."""
-    mine = bytes([ready]) + _state()
+    mine = bytes([ready]) + state()
     if place()[1] == 1:
         return [mine[1:]] if ready else None
     # A group that knows CPU tensors does not wait for the GPU; NCCL alone knows its own.
@@ -40,7 +40,8 @@ def meet(ready: bool) -> list[bytes] | None:
     return [one[1:] for one in said] if all(one[0] for one in said) else None
 
 
-def _state() -> bytes:
+def state() -> bytes:
+    """This rank's random state; of the same length in all."""
     cuda = bytes(1 + _CUDA)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         cuda = b"\1" + bytes(torch.cuda.get_rng_state().tolist())[:_CUDA].ljust(_CUDA, b"\0")
