@@ -30,12 +30,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline._torch import buckets, files, fit, group
-from paceline._torch.files import SnapshotRefused
-from paceline._torch.fit import SnapshotMismatch
 from paceline._torch.host import Host
 from paceline._torch.tree import SnapshotUnsafe
 from paceline.runtime.contract import Background, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
+from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "SnapshotUnsafe", "Snapshots"]
@@ -66,14 +65,17 @@ class Snapshots:
         self._prepared = False
 
     def restore(self) -> int:
-        """How many steps are done: 0 where there is nothing to restore."""
+        """How many steps are done: 0 where there is nothing to restore.
+
+        Of a changed model, what fits is restored; then SnapshotMismatch names what does not.
+        """
         folder = restored()
         if folder is None:
             return 0
         saved = files.Saved(folder)
         about = saved.tree.get(_OURS, {})
         step = int(about.get("step") or folder.name.rpartition("-")[2])
-        misfits = fit.Misfits()
+        misfits = Misfits()
         misfits.unexpected += [name for name in saved.tree if name not in self._items and name != _OURS]
         if len(about.get("random", ())) == group.place()[1]:
             for name, item in self._items.items():

@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_named_and_what_fits_is_restored(place: Path, monke
 def test_another_optimizer_is_a_mismatch(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
     saved(place, monkeypatch, optimizer=torch.optim.SGD(model.parameters()))
-    with pytest.raises(SnapshotMismatch, match=r"optimizer \(a SGD in the snapshot, a AdamW here\)"):
+    with pytest.raises(SnapshotMismatch, match=r"optimizer \(SGD in the snapshot, AdamW here\)"):
         Snapshots({"optimizer": torch.optim.AdamW(model.parameters())}).restore()
 
 

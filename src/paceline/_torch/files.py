@@ -19,15 +19,13 @@ from typing import Any
 import torch
 
 from paceline._torch.tree import mapped, trusted
+from paceline.runtime.boxes import overlap
+from paceline.runtime.misfits import SnapshotRefused
 
 STATE = "state.pt"
 _SHARDED = "paceline.sharded"
 
 Piece = tuple[tuple[int, ...], torch.Tensor]  # where it begins in the whole, and what is there
-
-
-class SnapshotRefused(RuntimeError):
-    """A file that is no snapshot, or one that could only be read by running code (pickle)."""
 
 
 def shard_name(rank: int, world: int) -> str:
@@ -114,12 +112,11 @@ class Saved:
         pieces = self._known(value)
         into, filled = torch.empty(tuple(size), dtype=pieces[0][1].dtype), 0
         for begin, piece in pieces:
-            low = [max(ours, theirs) for ours, theirs in zip(offset, begin)]
-            high = [min(o + s, b + n) for o, s, b, n in zip(offset, size, begin, piece.shape)]
-            if all(a < b for a, b in zip(low, high)):
-                there = piece[tuple(slice(a - b, c - b) for a, b, c in zip(low, begin, high))]
-                into[tuple(slice(a - o, c - o) for a, o, c in zip(low, offset, high))] = there
-                filled += there.numel()
+            common = overlap(offset, size, begin, piece.shape)
+            if common is not None:
+                ours, theirs = common
+                into[ours] = piece[theirs]
+                filled += piece[theirs].numel()
         if filled != into.numel():
             raise SnapshotRefused(
                 f"{self.folder}: of {value[_SHARDED]} {into.numel()} numbers are needed and {filled} are there"
@@ -131,11 +128,11 @@ def is_marker(value: Any) -> bool:
     return isinstance(value, dict) and _SHARDED in value
 
 
-def shape_of(value: Any) -> tuple[int, ...] | None:
+def shape_of(value: Any) -> list[int] | None:
     """Of a tensor, whole or sharded; None for anything else."""
     if is_marker(value):
-        return tuple(value["shape"])
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+        return list(value["shape"])
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def _load(path: Path) -> Any:

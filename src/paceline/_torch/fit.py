@@ -2,47 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from paceline._torch.files import Saved, is_dtensor, local_pieces, shape_of
-
-
-class SnapshotMismatch(ValueError):
-    """The snapshot is of another model. What fits has been restored; `step` is how far it was."""
-
-    def __init__(self, step: int, missing: list[str], unexpected: list[str], different: list[str]) -> None:
-        self.step, self.missing, self.unexpected, self.different = step, missing, unexpected, different
-        kinds = (
-            ("not in the snapshot", missing),
-            ("in the snapshot alone", unexpected),
-            ("different", different),
-        )
-        told = "; ".join(f"{what}: {', '.join(names)}" for what, names in kinds if names)
-        super().__init__(f"the snapshot of step {step} does not fit: {told}")
-
-
-@dataclass
-class Misfits:
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    different: list[str] = field(default_factory=list)
-
-    def compare(self, name: str, theirs: Any, ours: Any) -> bool:
-        """Whether the shapes are the same."""
-        if theirs != ours:
-            self.different.append(f"{name} (shape {_words(theirs)} in the snapshot, {_words(ours)} here)")
-        return bool(theirs == ours)
-
-    def raise_any(self, step: int) -> None:
-        if self.missing or self.unexpected or self.different:
-            raise SnapshotMismatch(step, self.missing, self.unexpected, self.different)
-
-
-def _words(shape: Any) -> str:
-    return "none" if shape is None else str(list(shape))
+from paceline.runtime.misfits import Misfits
 
 
 def describe(item: Any) -> dict[str, Any] | None:
@@ -70,7 +35,9 @@ def _restore_module(name: str, module: torch.nn.Module, saved: Saved, theirs: An
     fitting: Any = type(ours)()
     fitting._metadata = getattr(theirs, "_metadata", {})
     for key in ours:
-        if key not in theirs or not misfits.compare(f"{name}/{key}", shape_of(theirs[key]), shape_of(ours[key])):
+        if key not in theirs:
+            continue
+        if not misfits.compare(f"{name}/{key}", shape_of(theirs[key]), shape_of(ours[key]), "shape "):
             continue
         if is_dtensor(ours[key]):
             fitting[key] = _filled(ours[key], saved, theirs[key])
@@ -86,15 +53,12 @@ def _restore_optimizer(name: str, item: Any, saved: Saved, theirs: Any, about: A
     mine, made = describe(item), about or describe(item)
     assert mine is not None
     assert made is not None
-    if made["kind"] != mine["kind"]:
-        misfits.different.append(f"{name} (a {made['kind']} in the snapshot, a {mine['kind']} here)")
-    if [len(group) for group in made["shapes"]] != [len(group) for group in mine["shapes"]]:
-        counts = [[len(group) for group in shapes] for shapes in (made["shapes"], mine["shapes"])]
-        misfits.different.append(f"{name} ({counts[0]} parameters a group in the snapshot, {counts[1]} here)")
-    else:
+    misfits.compare(name, made["kind"], mine["kind"])
+    theirs_count, count = ([len(group) for group in shapes] for shapes in (made["shapes"], mine["shapes"]))
+    if misfits.compare(name, theirs_count, count, "parameters a group: "):
         for number, groups in enumerate(zip(made["shapes"], mine["shapes"])):
             for index, (one, other) in enumerate(zip(*groups)):
-                misfits.compare(f"{name}/group {number}/parameter {index}", tuple(one), tuple(other))
+                misfits.compare(f"{name}/group {number}/parameter {index}", one, other, "shape ")
     if len(misfits.different) > before:
         return
     parameters = [one for group in item.param_groups for one in group["params"]]
@@ -111,7 +75,7 @@ def _restore_optimizer(name: str, item: Any, saved: Saved, theirs: Any, about: A
 
 def _beside(parameter: torch.Tensor, saved: Saved, value: Any) -> Any:
     """A value of an optimizer's state; sharded as its parameter is, where it has its shape."""
-    if is_dtensor(parameter) and shape_of(value) == tuple(parameter.shape):
+    if is_dtensor(parameter) and shape_of(value) == list(parameter.shape):
         return _filled(torch.zeros_like(parameter.detach(), dtype=saved.dtype(value)), saved, value)
     return saved.whole(value)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from paceline._torch.tree import SnapshotUnsafe, mapped
-from paceline.runtime.memory import block
+from paceline.runtime.memory import block, copy
 
 _ALIGN = 64  # as torch.save aligns its records
-_PIECE = 4 << 20
-_MOST = 8  # threads: a few have all of the memory's bandwidth
 
 
 class Host:
@@ -94,30 +90,13 @@ class Host:
 
 
 def _copy_from_host(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """In pieces that threads take one after the other: torch's own threads halve each tensor and wait for the slower
-    one, six times as long where others use the cores."""
-    pieces: list[tuple[int, int, int]] = []
+    spans = []
     for slot, tensor in pairs:
         if tensor.device.type != "cpu" or tensor.stride() != slot.stride() or tensor.is_conj() or tensor.is_neg():
             slot.copy_(tensor)
-            continue
-        into, out, size = slot.data_ptr(), tensor.data_ptr(), slot.nbytes
-        pieces += [(into + at, out + at, min(_PIECE, size - at)) for at in range(0, size, _PIECE)]
-    left = iter(pieces)
-
-    def work() -> None:
-        for into, out, size in left:
-            ctypes.memmove(into, out, size)  # without the lock of Python
-
-    helpers = min(torch.get_num_threads(), _MOST, len(pieces)) - 1
-    if helpers < 1 or sum(size for _, _, size in pieces) < 4 * _PIECE:
-        work()
-        return
-    with ThreadPoolExecutor(helpers) as pool:
-        others = [pool.submit(work) for _ in range(helpers)]
-        work()
-    for other in others:
-        other.result()
+        else:
+            spans.append((slot.data_ptr(), tensor.data_ptr(), slot.nbytes))
+    copy(spans, torch.get_num_threads())
 
 
 def _identity(tensor: torch.Tensor) -> Any:
