@@ -137,6 +137,13 @@ def test_mistakes_are_told_at_once(place: Path) -> None:
         Snapshots(every=0)
 
 
+def test_when_the_group_is_leaving_a_snapshot_is_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.jax.leaving", lambda: True)
+    with Snapshots() as snapshots:
+        assert snapshots.step(3, {"a": 1}) is True
+    assert [path.name for path in place.iterdir()] == ["step-3"]
+
+
 def test_outside_a_run_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PACELINE_RESTORE", "PACELINE_SNAPSHOT_DIR"):
         monkeypatch.delenv(name, raising=False)

@@ -70,11 +70,13 @@ def test_sharded_tensors_go_to_groups_of_other_sizes(tmp_path: Path) -> None:
     ]
 
 
-def test_training_goes_on_while_a_snapshot_is_written(tmp_path: Path) -> None:
-    """It is held up in rank 0 from step 2 on: 4 and 6 are due meanwhile, and all ranks go without them."""
-    done = group(tmp_path / "held", PROGRAM, 2, kind="held")
+@pytest.mark.parametrize("last", [6, 7])
+def test_training_goes_on_while_a_snapshot_is_written(last: int, tmp_path: Path) -> None:
+    """It is held up in rank 0 from step 2 to 6: 4 and 6 are due meanwhile, and all ranks go without them. The next one
+    is taken after step 7; where there is none, 6 is, at the end."""
+    done = group(tmp_path / "held", PROGRAM, 2, kind="held", steps=last)
     assert [done.result(rank)["skipped"] for rank in (0, 1)] == [2, 2]
-    assert done.steps() == [2, 7]
+    assert done.steps() == [2, last]
     for step in done.steps():
         saved = torch.load(done.merged(step) / "state.pt", weights_only=True)["model"]
         assert [saved["weight"].tolist(), saved["bias"].tolist()] == done.result()["states"][str(step)]
@@ -198,6 +200,19 @@ def test_plain_values_and_all_kinds_of_tensors_come_back(place: Path, monkeypatc
             assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             assert torch.equal(ours.float(), theirs.float())
     assert item.kept["shapes"][2].stride() == values["shapes"][2].stride()
+
+
+def test_when_the_group_is_leaving_a_snapshot_is_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.torch.leaving", lambda: True)
+    with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
+        assert snapshots.step(3) is True
+    assert [path.name for path in place.iterdir()] == ["step-3"]
+
+
+def test_tasks_that_have_not_met_are_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"2 tasks train together, and torch\.distributed is not initialised"):
+        Snapshots({"model": nn.Linear(1, 1)}).save(1)
 
 
 def test_outside_a_run_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def held(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     states: dict[int, Any] = {}
     with Snapshots({"model": model, "optimizer": optimizer}, every=2) as snapshots:
-        for n in range(1, 8):
+        for n in range(1, options["steps"] + 1):
             if n == 2 and rank == 0:
                 hold.go.clear()
             model(torch.ones(2, 4) * n).sum().backward()
@@ -135,7 +135,7 @@ def held(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
             snapshots.step(n)
             if n == 6:
                 hold.go.set()
-                snapshots._wait()
+                n < options["steps"] and snapshots._wait()
     return {"states": states, "skipped": snapshots.skipped}
 
 
