@@ -46,7 +46,8 @@ class Snapshots:
     """Takes and restores snapshots of anything with `state_dict` and `load_state_dict`.
 
     Rank 0 writes for all. Where tensors are sharded (`fully_shard`: DTensors), every rank writes its part, and any
-    number of ranks can restore it. Training is held while the state is copied to host memory; a thread writes.
+    number of ranks can restore it; what is not sharded is taken to be the same in all, and rank 0's counts. Training is
+    held while the state is copied to host memory; a thread writes.
     """
 
     def __init__(self, items: Mapping[str, Any], every: int | None = None, order: Shards | None = None) -> None:

@@ -23,11 +23,11 @@ class Host:
 
     def hold(self, tree: Any) -> Any:
         """The tree as it is now, in memory of our own. What an earlier call gave is overwritten."""
-        found = self._prepared(tree)
-        slots = dict(zip(found, self._slots))
+        tensors, numbers = self._prepared(tree)
         with torch.no_grad():
-            self._copy(list(found.values()))
-        return mapped(tree, lambda tensor, _: slots[_identity(tensor)])
+            self._copy(tensors)
+        left = iter(numbers)
+        return mapped(tree, lambda *_: self._slots[next(left)])
 
     def prepare(self, tree: Any) -> None:
         """Take the memory now, so that the first snapshot does not wait for it."""
@@ -38,22 +38,27 @@ class Host:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)
         self._memory, self._pinned, self._layout, self._slots = None, 0, [], []
 
-    def _prepared(self, tree: Any) -> dict[Any, torch.Tensor]:
-        """Tensors by what they are: weights that two names share are one."""
-        found: dict[Any, torch.Tensor] = {}
+    def _prepared(self, tree: Any) -> tuple[list[torch.Tensor], list[int]]:
+        """The tensors; and, for each place in the tree, the number of its own: weights that two names share are one."""
+        tensors: list[torch.Tensor] = []
+        numbers: list[int] = []
+        seen: dict[int, int] = {}
 
-        def look(tensor: torch.Tensor, path: str) -> torch.Tensor:
+        def look(tensor: torch.Tensor, path: str) -> None:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 raise SnapshotUnsafe(f"{path} is a tensor of layout {tensor.layout}: only strided ones can be copied")
-            found.setdefault(_identity(tensor), tensor)
-            return tensor
+            number = seen.setdefault(tensor.data_ptr(), len(tensors))
+            if number == len(tensors) or not _same(tensor, tensors[number]):
+                number = len(tensors)
+                tensors.append(tensor)
+            numbers.append(number)
 
         mapped(tree, look)
-        layout = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in found.values()]
+        layout = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         if layout != self._layout:
-            self._lay_out(list(found.values()))
+            self._lay_out(tensors)
             self._layout = layout
-        return found
+        return tensors, numbers
 
     def _lay_out(self, tensors: list[torch.Tensor]) -> None:
         shapes = [torch.empty_like(tensor, device="meta") for tensor in tensors]  # dense, else contiguous
@@ -99,10 +104,9 @@ def _copy_from_host(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     copy(spans, torch.get_num_threads())
 
 
-def _identity(tensor: torch.Tensor) -> Any:
-    if tensor.numel() == 0:
-        return id(tensor)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of two that begin at the same address."""
+    return (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride())
 
 
 def _slot(memory: mmap.mmap, offset: int, like: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import torch
 
-_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size)
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size})
 
 
 class SnapshotUnsafe(TypeError):
@@ -22,20 +22,24 @@ def trusted() -> bool:
 
 def mapped(value: Any, change: Callable[[torch.Tensor, str], Any], path: str = "") -> Any:
     """The same tree with other tensors: `change` gets each one and where it is."""
-    if isinstance(value, torch.Tensor):
-        return change(value, path)
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if isinstance(value, torch.Tensor):
+        return change(value, path)
     if isinstance(value, Mapping):
         into: Any = kind() if kind in (OrderedDict, Counter) else {}
         for key, inner in value.items():
-            into[key] = mapped(inner, change, f"{path}/{key}" if path else str(key))
+            plain = type(inner) in _PLAIN  # no path is made for the many that are
+            into[key] = inner if plain else mapped(inner, change, f"{path}/{key}" if path else str(key))
         if hasattr(value, "_metadata"):  # of a module: versions of its layers
             into._metadata = value._metadata
         return into
     if kind in (list, tuple, set):
-        return kind(mapped(inner, change, f"{path}/{index}") for index, inner in enumerate(value))
+        return kind(
+            inner if type(inner) in _PLAIN else mapped(inner, change, f"{path}/{index}")
+            for index, inner in enumerate(value)
+        )
     if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     if trusted():
