@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,6 @@ class Held:
     """Holds up what the thread of snapshots does, at its first call to the system, until it is let go."""
 
     def __init__(self) -> None:
-        import threading
-
         self.go = threading.Event()
         self.go.set()
         sys.addaudithook(self._hook)

@@ -38,6 +38,10 @@ class Host:
 
     def hold(self, leaves: list[Leaf]) -> None:
         """Have the leaves hold arrays of our own. Those of an earlier call are overwritten."""
+        for leaf in leaves:  # all copies from devices are under way before the first is waited for
+            for _, piece in leaf.pieces:
+                if isinstance(piece, jax.Array):
+                    piece.copy_to_host_async()
         places = self.prepare(leaves)
         for leaf in leaves:
             leaf.pieces = [(at, np.ascontiguousarray(piece).reshape(piece.shape)) for at, piece in leaf.pieces]

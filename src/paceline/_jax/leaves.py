@@ -62,10 +62,6 @@ def held(state: Any) -> list[Leaf]:
             leaf.stored = (list(value.shape), np.dtype(value.dtype).name)
             leaf.pieces = list(_pieces(value))
         leaves.append(leaf)
-    for leaf in leaves:  # all copies from devices are under way before the first is waited for
-        for _, piece in leaf.pieces:
-            if isinstance(piece, jax.Array):
-                piece.copy_to_host_async()
     return leaves
 
 
