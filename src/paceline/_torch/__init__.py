@@ -1,0 +1,1 @@
+"""Behind `paceline.torch`: copying a state to host memory, its files, and putting it back."""

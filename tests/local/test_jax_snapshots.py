@@ -1,0 +1,153 @@
+"""Snapshots of JAX: real processes on CPU with arrays that are sharded over them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from snapshots import Group
+from snapshots import group as any_group
+
+from paceline.jax import SnapshotMismatch, SnapshotRefused, Snapshots
+
+
+def group(place: Path, world: int, restore: Path | None = None, **options: Any) -> Group:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    return any_group(place, "jax_snapshots.py", world, restore, port=port, **options)
+
+
+def test_a_group_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = group(tmp_path / "whole", 2, steps=6, every=3)
+    killed = group(tmp_path / "killed", 2, steps=6, every=3, kill=4)
+    assert killed.results == [None, None]
+    assert [killed.steps(rank) for rank in (0, 1)] == [[3], [3]]
+    resumed = group(tmp_path / "resumed", 2, killed.merged(3), steps=6)
+    for rank in (0, 1):
+        assert resumed.result(rank)["start"] == 3
+        assert resumed.result(rank)["restored"] == whole.result(rank)["states"]["3"]
+        for what in ("states", "seen"):  # examples, Python's and numpy's random numbers
+            after = {n: value for n, value in whole.result(rank)[what].items() if int(n) > 3}
+            assert resumed.result(rank)[what] == after
+
+
+def test_sharded_arrays_go_to_groups_of_other_sizes(tmp_path: Path) -> None:
+    two = group(tmp_path / "two", 2, steps=2, last=True)
+    one = group(tmp_path / "one", 1, two.merged(2), steps=3, last=True)
+    assert (one.result()["restored"], one.result()["shards"]) == (two.result()["states"]["2"], [[12, 4]])
+    three = group(tmp_path / "three", 3, one.merged(3), steps=3)
+    for rank in range(3):
+        assert (three.result(rank)["start"], three.result(rank)["shards"]) == (3, [[4, 4]])
+        assert three.result(rank)["restored"] == one.result()["states"]["3"]
+
+
+def test_training_goes_on_while_a_snapshot_is_written(tmp_path: Path) -> None:
+    """It is held up in process 0 from step 2 on, and its memory is donated: 4 and 6 are due meanwhile."""
+    done = group(tmp_path / "held", 2, steps=7, every=2, hold=2, go=6)
+    assert [done.result(rank)["skipped"] for rank in (0, 1)] == [2, 2]
+    assert [done.steps(rank) for rank in (0, 1)] == [[2, 7], [2, 7]]
+    again = group(tmp_path / "again", 2, done.merged(2), steps=2)
+    assert again.result()["restored"] == done.result()["states"]["2"]
+    about = json.loads((tmp_path / "held/merged/step-2/paceline.json").read_text())
+    assert (about["parts"], about["metrics"]) == (2, {"loss": 2.0})
+    assert about["versions"]["jax"] == jax.__version__
+
+
+# ---- alone, in this process
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("PACELINE_RESTORE", raising=False)
+    monkeypatch.setenv("PACELINE_SNAPSHOT_DIR", str(tmp_path / "snapshots"))
+    return tmp_path / "snapshots"
+
+
+def saved(place: Path, monkeypatch: pytest.MonkeyPatch, state: Any, step: int = 1) -> Path:
+    with Snapshots() as snapshots:
+        snapshots.save(step, state)
+    monkeypatch.setenv("PACELINE_RESTORE", str(place / f"step-{step}"))
+    return place / f"step-{step}"
+
+
+def test_what_does_not_fit_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = jax.random.key(1)
+    state = {"same": jnp.ones(2), "gone": 1, "list": [jnp.ones((2, 3)), jnp.ones(2)], "key": key, "plain": 1}
+    saved(place, monkeypatch, state, 7)
+    with pytest.raises(SnapshotMismatch) as error:
+        other = [jnp.ones((2, 4)), jnp.ones(2, jnp.bfloat16)]
+        Snapshots().restore({"same": jnp.ones(2), "new": 2, "list": other, "key": jnp.ones(2), "plain": jnp.ones(1)})
+    assert str(error.value) == (
+        "the snapshot of step 7 does not fit:"
+        " not in the snapshot: new;"
+        " in the snapshot alone: gone;"
+        " different: key (key<fry>[] in the snapshot, float32[2] here),"
+        " list/0 (float32[2, 3] in the snapshot, float32[2, 4] here),"
+        " list/1 (float32[2] in the snapshot, bfloat16[2] here),"
+        " plain (a plain value in the snapshot, float32[1] here)"
+    )
+
+
+def test_shapes_are_enough_to_restore(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what JAX may move to another device may still be moved."""
+    state = {"array": jnp.arange(6.0).reshape(2, 3), "empty": jnp.zeros((0, 3)), "scalar": jnp.asarray(2)}
+    saved(place, monkeypatch, state)
+    restored, step = Snapshots().restore(jax.eval_shape(lambda: state))
+    assert step == 1
+    assert jax.tree_util.tree_map(lambda x: x.tolist(), restored) == {
+        "array": [[0, 1, 2], [3, 4, 5]], "empty": [], "scalar": 2,
+    }  # fmt: skip
+    again, _ = Snapshots().restore(state)
+    assert not again["array"].committed
+
+
+def test_a_file_that_needs_pickle_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(place, monkeypatch, {"a": jnp.ones(2)})
+    np.save(folder / "00000-00000-0.npy", np.array([{"any": "object"}], dtype=object), allow_pickle=True)
+    with pytest.raises(SnapshotRefused, match="cannot be read without running code"):
+        Snapshots().restore({"a": jnp.ones(2)})
+
+
+def test_a_part_that_is_not_there_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(place, monkeypatch, {"a": jnp.ones(2)})
+    (folder / "index-00000-of-00001.json").rename(folder / "index-00000-of-00002.json")
+    with pytest.raises(SnapshotRefused, match="2 processes wrote it, and the parts of 1 are there"):
+        Snapshots().restore({"a": jnp.ones(2)})
+
+
+def test_what_cannot_be_written_is_raised_by_close(place: Path) -> None:
+    place.write_text("in the way")
+    snapshots = Snapshots(every=1)
+    assert snapshots.step(1, {"a": jnp.ones(2)}) is False
+    with pytest.raises(OSError, match="step-1"):
+        snapshots.close()
+
+
+def test_mistakes_are_told_at_once(place: Path) -> None:
+    with pytest.raises(TypeError, match="a/b is a set: a state is made of arrays, random keys and plain values"):
+        Snapshots().save(1, {"a": {"b": {1}}})
+    with pytest.raises(ValueError, match="every 0 steps: at least 1"):
+        Snapshots(every=0)
+
+
+def test_when_the_group_is_leaving_a_snapshot_is_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.jax.leaving", lambda: True)
+    with Snapshots() as snapshots:
+        assert snapshots.step(3, {"a": 1}) is True
+    assert [path.name for path in place.iterdir()] == ["step-3"]
+
+
+def test_outside_a_run_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PACELINE_RESTORE", "PACELINE_SNAPSHOT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with Snapshots(every=1) as snapshots:
+        assert snapshots.restore({"a": 1}) == ({"a": 1}, 0)
+        assert snapshots.step(1, {"a": 1}) is False
+        snapshots.save(1, {"a": 1})

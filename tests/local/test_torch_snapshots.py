@@ -1,0 +1,232 @@
+"""Snapshots of torch: real groups on gloo that are killed, resized and held up."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from snapshots import group
+from torch import nn
+
+from paceline.torch import SnapshotMismatch, SnapshotRefused, Snapshots, SnapshotUnsafe
+
+PROGRAM = "torch_snapshots.py"
+
+
+@pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("ddp", 3), ("fsdp", 2)])
+def test_a_group_that_was_killed_ends_with_the_same_bits(kind: str, world: int, tmp_path: Path) -> None:
+    """Dropout, momentum, a scheduler, and a loader with workers, killed in the middle of an epoch."""
+    options: dict[str, Any] = {"kind": kind, "steps": 9, "every": 3, "workers": 2}
+    whole = group(tmp_path / "whole", PROGRAM, world, **options)
+    killed = group(tmp_path / "killed", PROGRAM, world, **options, kill=4)
+    assert killed.results == [None] * world
+    assert killed.steps() == [3]
+    resumed = group(tmp_path / "resumed", PROGRAM, world, killed.merged(3), **options)
+    for rank in range(world):
+        undisturbed, after = whole.result(rank), resumed.result(rank)
+        assert after["start"] == 3
+        assert after["losses"] == {n: loss for n, loss in undisturbed["losses"].items() if int(n) > 3}
+        assert after["seen"] == {n: seen for n, seen in undisturbed["seen"].items() if int(n) > 3}
+        assert (after["state"], after["order"]) == (undisturbed["state"], undisturbed["order"])
+    first_epoch = [index for rank in range(world) for n in range(1, 6) for index in whole.result(rank)["seen"][str(n)]]
+    assert sorted(first_epoch) == list(range(60))
+
+
+def test_the_very_first_step_can_be_resumed_too(tmp_path: Path) -> None:
+    """DDP packs its buckets anew after that."""
+    whole = group(tmp_path / "whole", PROGRAM, 3, kind="ddp", steps=3, every=1)
+    resumed = group(tmp_path / "resumed", PROGRAM, 3, whole.merged(1), kind="ddp", steps=3)
+    assert resumed.result()["start"] == 1
+    assert resumed.result()["state"] == whole.result()["state"]
+
+
+def test_sharded_tensors_go_to_groups_of_other_sizes(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"kind": "fsdp", "last": True}
+    two = group(tmp_path / "two", PROGRAM, 2, **options, steps=3)
+    assert [two.steps(rank) for rank in (0, 1)] == [[3], [3]]
+    one = group(tmp_path / "one", PROGRAM, 1, two.merged(3), **options, steps=5)
+    assert (one.result()["start"], one.result()["restored"]) == (3, two.result()["state"])
+    three = group(tmp_path / "three", PROGRAM, 3, one.merged(5), **options, steps=6)
+    for rank in range(3):
+        assert (three.result(rank)["start"], three.result(rank)["restored"]) == (5, one.result()["state"])
+    assert sorted(path.name for path in three.merged(6).iterdir()) == [
+        "paceline.json",
+        *(f"shard-{rank:05}-of-00003.pt" for rank in range(3)),
+        "state.pt",
+    ]
+    # Anybody can read it.
+    saved = torch.load(tmp_path / "three/merged/step-6/state.pt", weights_only=True)
+    assert saved["model"]["first.weight"] == {"paceline.sharded": "model/first.weight", "shape": [700, 24]}
+    names = sorted((tmp_path / "three/merged/step-6").glob("shard-*"))
+    parts = [torch.load(path, weights_only=True, mmap=True)["model/first.weight"] for path in names]
+    assert [(offset, list(piece.shape)) for part in parts for offset, piece in part] == [
+        ((0, 0), [234, 24]),
+        ((234, 0), [234, 24]),
+        ((468, 0), [232, 24]),
+    ]
+
+
+@pytest.mark.parametrize("last", [6, 7])
+def test_training_goes_on_while_a_snapshot_is_written(last: int, tmp_path: Path) -> None:
+    """It is held up in rank 0 from step 2 to 6: 4 and 6 are due meanwhile, and all ranks go without them. The next one
+    is taken after step 7; where there is none, 6 is, at the end."""
+    done = group(tmp_path / "held", PROGRAM, 2, kind="held", steps=last)
+    assert [done.result(rank)["skipped"] for rank in (0, 1)] == [2, 2]
+    assert done.steps() == [2, last]
+    for step in done.steps():
+        saved = torch.load(done.merged(step) / "state.pt", weights_only=True)["model"]
+        assert [saved["weight"].tolist(), saved["bias"].tolist()] == done.result()["states"][str(step)]
+
+
+def test_what_cannot_be_written_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    done = group(tmp_path / "failing", PROGRAM, 1, kind="failing")
+    assert done.result() == {"kept": ["step-2"], "raised": "NotADirectoryError"}
+    assert [words["_"] for words in done.told] == ["warning", "saved", "warning"]
+    assert done.told[0]["text"].startswith("the snapshot of step 1 could not be written: ")
+
+
+# ---- alone, in this process
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("PACELINE_RESTORE", "PACELINE_TRUST", "PACELINE_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PACELINE_SNAPSHOT_DIR", str(tmp_path / "snapshots"))
+    return tmp_path / "snapshots"
+
+
+def saved(place: Path, monkeypatch: pytest.MonkeyPatch, step: int = 1, **items: Any) -> Path:
+    """A snapshot of these, which is the one to restore from now on."""
+    with Snapshots(items) as snapshots:
+        snapshots.save(step, loss=torch.tensor(0.5), accuracy=1)
+    monkeypatch.setenv("PACELINE_RESTORE", str(place / f"step-{step}"))
+    return place / f"step-{step}"
+
+
+def test_metrics_and_versions_are_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = json.loads((saved(place, monkeypatch, model=nn.Linear(2, 2)) / "paceline.json").read_text())
+    assert (about["parts"], about["metrics"]) == (1, {"loss": 0.5, "accuracy": 1.0})
+    assert about["versions"]["torch"] == torch.__version__
+
+
+def test_what_does_not_fit_is_named_and_what_fits_is_restored(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.Linear(3, 3), c=nn.Linear(3, 1)))
+    optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
+    saved(
+        place, monkeypatch, 7, model=old, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    )
+    new = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.Linear(3, 5), d=nn.Linear(5, 1)))
+    with pytest.raises(SnapshotMismatch) as error:
+        Snapshots({"model": new, "optimizer": torch.optim.SGD(new.parameters()), "scaler": old}).restore()
+    assert str(error.value) == (
+        "the snapshot of step 7 does not fit:"
+        " not in the snapshot: model/d.weight, model/d.bias, scaler;"
+        " in the snapshot alone: scheduler, model/c.weight, model/c.bias;"
+        " different: model/b.weight (shape [3, 3] in the snapshot, [5, 3] here),"
+        " model/b.bias (shape [3] in the snapshot, [5] here),"
+        " optimizer/group 0/parameter 2 (shape [3, 3] in the snapshot, [5, 3] here),"
+        " optimizer/group 0/parameter 3 (shape [3] in the snapshot, [5] here),"
+        " optimizer/group 0/parameter 4 (shape [1, 3] in the snapshot, [1, 5] here)"
+    )
+    assert error.value.step == 7
+    assert torch.equal(new.a.weight, old.a.weight)
+
+
+def test_another_optimizer_is_a_mismatch(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    saved(place, monkeypatch, optimizer=torch.optim.SGD(model.parameters()))
+    with pytest.raises(SnapshotMismatch, match=r"optimizer \(SGD in the snapshot, AdamW here\)"):
+        Snapshots({"optimizer": torch.optim.AdamW(model.parameters())}).restore()
+
+
+class Foreign:
+    """Something that only pickle can bring back."""
+
+
+class Keeper:
+    def __init__(self, kept: Any = None) -> None:
+        self.kept = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state["kept"]
+
+
+def test_a_file_that_needs_pickle_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = place / "step-4"
+    folder.mkdir(parents=True)
+    torch.save({"item": {"kept": Foreign()}}, folder / "state.pt")
+    monkeypatch.setenv("PACELINE_RESTORE", str(folder))
+    item = Keeper()
+    with pytest.raises(SnapshotRefused, match=r"state\.pt can only be read by running code .* set PACELINE_TRUST=1"):
+        Snapshots({"item": item}).restore()
+    assert item.kept is None
+    monkeypatch.setenv("PACELINE_TRUST", "1")
+    assert Snapshots({"item": item}).restore() == 4
+    assert isinstance(item.kept, Foreign)
+
+
+def test_a_state_that_would_need_pickle_is_refused_when_it_is_taken(place: Path) -> None:
+    with pytest.raises(SnapshotUnsafe, match=r"item/kept is a .*Foreign: it cannot be read back without pickle"):
+        Snapshots({"item": Keeper(Foreign())}).save(1)
+
+
+def test_plain_values_and_all_kinds_of_tensors_come_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tied = torch.randn(3, 4)
+    values: dict[str, Any] = {
+        "plain": [None, True, 1, 0.1, "text", b"bytes", (1, 2), {3}, float("inf")],
+        "of torch": [torch.float16, torch.device("cpu"), torch.Size([1, 2])],
+        "tensors": [
+            torch.ones(2, dtype=kind) for kind in (torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64)
+        ],
+        "shapes": [torch.tensor(1.5), torch.empty(0, 3), torch.randn(2, 3).T, torch.randn(6)[::2], tied, tied],
+        1: OrderedDict(x=1),
+    }
+    folder = saved(place, monkeypatch, item=Keeper(values))
+    assert (folder / "state.pt").stat().st_size < 60_000
+    item = Keeper()
+    assert Snapshots({"item": item}).restore() == 1
+    assert item.kept["plain"] == values["plain"]
+    assert item.kept["of torch"] == values["of torch"]
+    for name in ("tensors", "shapes"):
+        for ours, theirs in zip(values[name], item.kept[name], strict=True):
+            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+            assert torch.equal(ours.float(), theirs.float())
+    assert item.kept["shapes"][2].stride() == values["shapes"][2].stride()
+
+
+def test_when_the_group_is_leaving_a_snapshot_is_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.torch.leaving", lambda: True)
+    with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
+        assert snapshots.step(3) is True
+    assert [path.name for path in place.iterdir()] == ["step-3"]
+
+
+def test_tasks_that_have_not_met_are_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"2 tasks train together, and torch\.distributed is not initialised"):
+        Snapshots({"model": nn.Linear(1, 1)}).save(1)
+
+
+def test_outside_a_run_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PACELINE_RESTORE", "PACELINE_SNAPSHOT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with Snapshots({"model": nn.Linear(1, 1)}, every=1) as snapshots:
+        assert (snapshots.restore(), snapshots.step(1)) == (0, False)
+        snapshots.save(1)
+
+
+def test_mistakes_are_told_at_once() -> None:
+    with pytest.raises(TypeError, match="model has no state_dict and load_state_dict: it is a int"):
+        Snapshots({"model": 3})
+    with pytest.raises(ValueError, match="the name 'paceline' is taken"):
+        Snapshots({"paceline": nn.Linear(1, 1)})
+    with pytest.raises(ValueError, match="every 0 steps: at least 1"):
+        Snapshots({}, every=0)
