@@ -18,6 +18,8 @@ CODE_IN_IMAGE = "image"  # as Plan.code; a folder is an absolute path there
 KEEP_FINISHED = 3600.0
 COMMIT = 600.0
 KEEP = 3
+BUCKETS = ("s3://", "gs://", "az://")
+CLAIM = "claim://"
 
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, workers stay
@@ -78,6 +80,19 @@ class Snapshots:
     keep: int = KEEP
     best: tuple[str, bool] | None = None  # a metric, and whether the lowest is the best
     rate: int | None = None  # bytes a second that a host may send
+    claim: dict[str, Any] = field(default_factory=dict)  # size, storage_class and access of one to be made; {}: none
+
+    @property
+    def in_bucket(self) -> bool:
+        return self.to.startswith(BUCKETS)
+
+    @property
+    def claimed(self) -> tuple[str, str]:
+        """The name of a volume claim and the folder in it; empty where it is another place."""
+        if not self.to.startswith(CLAIM):
+            return "", ""
+        name, _, path = self.to[len(CLAIM) :].partition("/")
+        return name, path
 
 
 @dataclass(frozen=True)
@@ -183,7 +198,8 @@ def make(job: Job) -> Plan:
 def _snapshots(job: Job) -> Snapshots:
     given = job.snapshots
     best = None if given.best is None else (given.best.metric, given.best.mode == "min")
-    return Snapshots(given.to or "", given.keep, best, given.rate)
+    claim = {} if given.claim is None else given.claim.model_dump()
+    return Snapshots(given.to or "", given.keep, best, given.rate, claim)
 
 
 def gpus_of(job: Job, role: str, group: Group) -> int:

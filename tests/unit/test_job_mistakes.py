@@ -18,7 +18,10 @@ TOP = (
     "allowed: code, command, cpu, credentials, env, framework, gpus, kubernetes, limits, memory, name, restart, roles, "
     "snapshots, strategy, tensorboard"
 )
-PLACES = "allowed: a folder, or a bucket: s3://bucket/path, gs://bucket/path, az://container/path"
+PLACES = (
+    "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
+    "or on a cluster a volume claim (claim://name/path)"
+)
 GROUP = "allowed: command, cpu, env, gpus, memory, replicas, tasks_per_host"
 NAMES = "allowed: a letter, then letters, digits and -, all lower case, at most 40 characters"
 
@@ -81,8 +84,18 @@ FIELDS = {
     ),
     "a path that leads out of a bucket": (
         "snapshots: {to: 's3://training/../other'}\n",
-        "job.yaml:4: snapshots.to: has a path that no bucket has; write names with one / between them; "
+        "job.yaml:4: snapshots.to: has a path that cannot be one; write names with one / between them; "
         f"{PLACES}\n    snapshots: {{to: 's3://training/../other'}}",
+    ),
+    "a claim that nothing names": (
+        "snapshots: {claim: {size: 20Gi}}\n",
+        "job.yaml:4: snapshots.claim: has no effect: snapshots.to names no claim; "
+        "write to: claim://snapshots, or remove claim\n    snapshots: {claim: {size: 20Gi}}",
+    ),
+    "a claim of no size": (
+        "snapshots: {to: claim://digits, claim: {}}\n",
+        "job.yaml:4: snapshots.claim.size: is missing; write size: 100Gi\n"
+        "    snapshots: {to: claim://digits, claim: {}}",
     ),
     "no snapshot is kept": (
         "snapshots: {keep: 0}\n",

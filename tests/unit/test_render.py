@@ -137,7 +137,7 @@ def test_the_captains_job_comes_first_and_tells_the_runs_truth(tmp_path: Path) -
     assert captain["spec"]["ttlSecondsAfterFinished"] == 600
     for job in (each for each in objects[1:] if each["kind"] == "Job"):
         assert "ttlSecondsAfterFinished" not in job["spec"] and "podFailurePolicy" not in job["spec"]
-        assert job["spec"]["activeDeadlineSeconds"] == 30 * 60 + 6 * 3600 + 30 + 86400 + 120
+        assert job["spec"]["activeDeadlineSeconds"] == 30 * 60 + 6 * 3600 + 30 + 10 * 60 + 86400 + 120
 
 
 def test_gpus_go_to_the_roles_that_ask_and_unequal_hosts_have_jobs_of_their_own(tmp_path: Path) -> None:

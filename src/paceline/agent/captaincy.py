@@ -19,7 +19,7 @@ from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop
 from paceline.agent.options import FAILED, LEAVING, Options, endpoint
-from paceline.agent.porting import Porting
+from paceline.agent.porting import Porting, errand
 from paceline.agent.wire import Message, WireError, encode, encode_packed
 from paceline.plan import from_data
 
@@ -92,11 +92,14 @@ class Captaincy:
         self._started = saved.get("started") or stamp()
         self._beat = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
         now = self.loop.now()
-        self._captain = Captain(plan, options.run, options.lease, now, time.time(), saved.get("captain"))
-        place = plan.snapshots.to or f"{options.folder}/snapshots"
+        there = errand(plan, options)
+        copies = bool(there.serve) or not there.place.startswith("/")
+        self._captain = Captain(plan, options.run, options.lease, now, time.time(), saved.get("captain"), copies)
         environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
         self._name = os.urandom(8).hex()
-        self._porting = Porting(place, options.run, plan.snapshots.rate, environment, self.loop)
+        self._porting = Porting(there, environment, self.loop)
+        if there.serve:
+            self._porting.start()
         self.loop.on_child(self._child_ended)
         _raise_file_limit()
         self._listener = self._listen()

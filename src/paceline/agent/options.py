@@ -32,6 +32,8 @@ class Options:
     echo: bool = False  # output and events also go to stdout, where the backend's own logs take them from
     last_words: str = ""  # a file for how the run ended, where the backend has one
     tensorboard: str = ""  # host:port that takes what tasks write for TensorBoard, where something does
+    snapshots: str = ""  # the place for them, where it is not as the plan says
+    serve: str = ""  # host:port that other hosts may use that place at
     starter: int = 0  # the process that must live as long as this host; 0: whoever its parent is
 
     def to_json(self) -> str:

@@ -49,7 +49,9 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
     )
     every = "[::]" if ":" in address else "0.0.0.0"
     if told["role"] == CAPTAIN:
-        return replace(options, listen=f"{every}:{endpoint(told['captain'])[1]}", address=address)
+        serve = f"{every}:{told['serve']}" if told["serve"] else ""
+        listen = f"{every}:{endpoint(told['captain'])[1]}"
+        return replace(options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve)
     python = shutil.which("python") or sys.executable
     if told["role"] == TENSORBOARD:
         listen = f"{every}:{endpoint(told['tensorboard'])[1]}"
@@ -71,6 +73,7 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
         cores=host.cpu if host.cpu is not None else _cores(),
         devices=tuple(str(device) for device in range(host.gpus)),
         tensorboard=told["tensorboard"],
+        snapshots=told["snapshots"],
     )
 
 

@@ -14,12 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Callable
 
+from paceline.agent.options import endpoint
+from paceline.storage.folder import Folder
 from paceline.storage.manifest import Damaged, Id, Newer, parse
 from paceline.storage.places import open_store
 from paceline.storage.snapshots import Snapshots, Superseded, Unfit
-from paceline.storage.store import StoreError, Unwanted, Wanted
+from paceline.storage.store import Store, StoreError, Unwanted, Wanted
 
 Request = dict[str, Any]
 TRANSFERS = ("send", "fetch")
@@ -171,7 +174,39 @@ def _pair(id: Id) -> list[int]:
     return [id.step, id.generation]
 
 
-def main(place: str, run: str, rate: str | None = None) -> int:
+@dataclass(frozen=True)
+class Errand:
+    """What a porter is told when it starts."""
+
+    place: str  # a folder, a bucket, or peer://host:port, where another porter has it
+    run: str
+    rate: int | None = None  # bytes a second that may be sent
+    tls: str = ""  # folder of certificates, for peers
+    serve: str = ""  # host:port that peers may use the place at
+
+
+def _open(errand: Errand, patience: float | None) -> Store:
+    if errand.place.startswith("peer://"):
+        from paceline.agent.link import SERVER_NAME, context
+        from paceline.storage.peer import Peer
+
+        return Peer(endpoint(errand.place[7:]), context(errand.tls, "member", server=False), SERVER_NAME)
+    return open_store(errand.place, patience)
+
+
+def _serve(errand: Errand) -> None:
+    from paceline.agent.link import context
+    from paceline.storage.peer import Server
+
+    try:
+        tls = context(errand.tls, "captain", server=True)
+        Server(endpoint(errand.serve), tls, Folder(errand.place), errand.run)
+    except OSError as error:
+        raise StoreError(f"cannot serve {errand.place} at {errand.serve}: {error.strerror}", passing=True) from None
+
+
+def main(words: str) -> int:
+    errand = Errand(**json.loads(words))
     lock = threading.Lock()
 
     def answer(words: Request) -> None:
@@ -188,12 +223,15 @@ def main(place: str, run: str, rate: str | None = None) -> int:
     except OSError:
         pass
     try:
-        short, transfers = Snapshots(open_store(place, PATIENCE), run), Snapshots(open_store(place), run)
+        short = Snapshots(_open(errand, PATIENCE), errand.run)
+        transfers = Snapshots(_open(errand, None), errand.run)
+        if errand.serve:
+            _serve(errand)
     except StoreError as error:
         for line in sys.stdin.buffer:
             answer({"id": json.loads(line)["id"], **_failed("store", str(error), error.passing)})
         return 0
-    porter = Porter(short, transfers, answer, None if rate is None else float(rate))
+    porter = Porter(short, transfers, answer, errand.rate)
     for line in sys.stdin.buffer:
         porter.ask(json.loads(line))
     porter.close()
@@ -201,4 +239,4 @@ def main(place: str, run: str, rate: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

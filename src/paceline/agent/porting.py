@@ -9,9 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Callable
 
 from paceline.agent.loop import Loop
+from paceline.agent.options import Options
+from paceline.agent.porter import Errand
+from paceline.plan import Plan
 
 Answer = Mapping[str, Any]
 # Of all packages of this name, it is to be the agent's own; behind the standard library, as that may be site-packages.
@@ -20,22 +24,31 @@ import sys
 found = [number for number, path in enumerate(sys.path) if path.endswith("-packages")]
 sys.path.insert(found[0] if found else len(sys.path), sys.argv[1])
 from paceline.agent.porter import main
-sys.exit(main(*sys.argv[2:]))
+sys.exit(main(sys.argv[2]))
 """
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # a folder, or an archive
 _READ = 1 << 20
+AGAIN_S = 1.0  # until one that others ask is started again
+
+
+def errand(plan: Plan, options: Options) -> Errand:
+    to = "" if plan.snapshots.claimed[0] else plan.snapshots.to  # there are no claims but on a cluster
+    place = options.snapshots or to or f"{options.folder}/snapshots"
+    return Errand(place, options.run, plan.snapshots.rate, options.tls, options.serve)
 
 
 class Porting:
-    def __init__(self, place: str, run: str, rate: int | None, environment: Mapping[str, str], loop: Loop) -> None:
+    def __init__(self, errand: Errand, environment: Mapping[str, str], loop: Loop) -> None:
         """`environment`: with what the place asks for, such as credentials."""
-        self._command = [sys.executable, "-I", "-c", _CODE, _HERE, place, run, *([] if rate is None else [str(rate)])]
+        self._command = [sys.executable, "-I", "-c", _CODE, _HERE, json.dumps(asdict(errand))]
+        self._serves = bool(errand.serve)
         self._environment = environment
         self._loop = loop
         self._process: subprocess.Popen[bytes] | None = None
         self._unsent = b""
         self._read = b""
         self._asked = 0
+        self._closed = False
         self._waiting: dict[int, Callable[[Answer], None]] = {}
 
     def ask(self, request: Mapping[str, Any], answered: Callable[[Answer], None]) -> int:
@@ -51,6 +64,11 @@ class Porting:
         if number in self._waiting:
             self._write({"do": "forget", "which": number})
 
+    def start(self) -> None:
+        """Also without a question: for a porter that others ask."""
+        if self._process is None and not self._closed:
+            self._write({"id": 0, "do": "remove", "folders": []})
+
     def pids(self) -> set[int]:
         return {self._process.pid} if self._process is not None else set()
 
@@ -63,6 +81,7 @@ class Porting:
 
     def close(self) -> None:
         """At once: what was being carried is not wanted any more."""
+        self._closed = True
         self._waiting = {}
         self._gone("")
 
@@ -133,3 +152,5 @@ class Porting:
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
             answered({"error": {"kind": "here", "text": f"the process that carries snapshots: {why}", "passing": True}})
+        if self._serves and not self._closed:
+            self._loop.after(AGAIN_S, self.start)

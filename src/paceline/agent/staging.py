@@ -18,7 +18,7 @@ from typing import Any, Callable
 from paceline.agent.events import Saved
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options
-from paceline.agent.porting import Answer, Porting
+from paceline.agent.porting import Answer, Porting, errand
 from paceline.agent.wire import Message
 from paceline.plan import Plan
 from paceline.storage.manifest import Id, parse_id
@@ -49,9 +49,8 @@ class Staging:
         self._held = f"{options.folder}/held"
         self._restored = f"{options.folder}/restored/{options.host}"
         self._committed = f"{options.folder}/committed/{options.host}"
-        place = plan.snapshots.to or f"{options.folder}/snapshots"
         environment = {**os.environ, **plan.role(host.role).env}
-        self.porting = Porting(place, options.run, plan.snapshots.rate, environment, loop)
+        self.porting = Porting(errand(plan, options), environment, loop)
         self._sending: dict[tuple[str, Id], int] = {}
         self._stored: dict[tuple[str, Id], Message] = {}  # what was told, should the captain ask again
         self._preparing: tuple[Id, int] | None = None
@@ -203,9 +202,9 @@ class Staging:
 
         def fetched(answer: Answer) -> None:
             self._fetching = False
-            if "error" in answer:
+            if "error" in answer and self._wanted is None:
                 self._said(f"{self._options.host} did not get step {id.step}: {answer['error']['text']}", True)
-            else:
+            elif "error" not in answer:
                 self._remove([f"{self._committed}/{name}" for name in kept[: 1 - FOR_EVALUATORS]])
             wanted, self._wanted = self._wanted, None
             if wanted is not None:

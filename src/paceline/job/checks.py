@@ -9,7 +9,7 @@ from paceline.job import cluster, cluster_checks
 from paceline.job.errors import Finding, did_you_mean, listed, visible
 from paceline.job.fields import ROLES
 from paceline.job.models import Job
-from paceline.plan import CODE_IN_IMAGE, tasks_per_host
+from paceline.plan import CLAIM, CODE_IN_IMAGE, tasks_per_host
 
 Path = tuple[str | int, ...]
 
@@ -66,6 +66,7 @@ def notes(job: Job, cluster: bool) -> list[str]:
 def _for_clusters(job: Job) -> list[str]:
     """The fields that were given and that only a cluster uses."""
     given = {
+        "snapshots.to": (job.snapshots.to or "").startswith(CLAIM),
         "tensorboard": job.tensorboard,
         "credentials": job.credentials is not None,
         "limits.keep_finished": "keep_finished" in job.limits.model_fields_set,

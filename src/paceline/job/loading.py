@@ -56,6 +56,7 @@ def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overr
     findings += [Finding(path, "has no value", _for_nothing(path)) for path in empty[:100]]
     findings += checks.check(job, broken)
     findings += files.check(job, folder, broken, cluster)
+    findings += snapshots.check(job.snapshots, broken, cluster)
     said = {(problem.line, problem.path) for problem in problems}
     located = [_located(root, finding) for finding in findings]
     problems += [problem for problem in located if not problem.path or (problem.line, problem.path) not in said]

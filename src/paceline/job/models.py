@@ -25,7 +25,7 @@ from paceline.job.fields import (
     Text,
     whole,
 )
-from paceline.job.snapshots import Best, Snapshots
+from paceline.job.snapshots import Best, Claim, Snapshots
 from paceline.plan import COMMIT, KEEP_FINISHED
 
 
@@ -185,8 +185,8 @@ def model_at(path: tuple[str | int, ...]) -> type[BaseModel]:
     """The model of the mapping at this place of a job."""
     if not path:
         return Job
-    if path[:2] == ("snapshots", "best"):
-        return Best
+    if path[0] == "snapshots" and len(path) > 1:
+        return Best if path[1] == "best" else Claim
     if path[0] == "kubernetes" and len(path) > 2:
         return ITEMS[str(path[1])]
     return SECTIONS.get(str(path[0]), Group)

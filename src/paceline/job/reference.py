@@ -66,7 +66,8 @@ def page() -> str:
     for section, model in SECTIONS.items():
         parts += [f"## `{section}`", *_part(made["$defs"][model.__name__])]
         if section == "snapshots":
-            parts += ["### `snapshots.best`", *_part(made["$defs"]["Best"])]
+            for name in ("best", "claim"):
+                parts += [f"### `snapshots.{name}`", *_part(made["$defs"][name.capitalize()])]
     parts.append(f"A job for a cluster:\n\n```yaml\n{write(CLUSTER)}```")
     for field, item in ITEMS.items():
         parts += [f"### Items of `kubernetes.{field}`", *_part(made["$defs"][item.__name__])]

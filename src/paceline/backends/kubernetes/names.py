@@ -11,6 +11,7 @@ RUN_LABEL = "paceline.dev/run"
 ROLE_LABEL = "paceline.dev/role"
 CAPTAIN_PORT = 7733
 FILES_PORT = 7734  # of TensorBoard's pod, for the members
+SNAPSHOTS_PORT = 7735  # of the captain's pod, for the members, where that has the place for snapshots
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ def captain_address(run: str) -> str:
     >>> captain_address("digits-3f9a")
     'digits-3f9a-0.digits-3f9a:7733'
     """
-    return f"{run}-0.{run}:{CAPTAIN_PORT}"
+    return f"{captain_host(run)}:{CAPTAIN_PORT}"
+
+
+def captain_host(run: str) -> str:
+    return f"{run}-0.{run}"
 
 
 def board(run: str) -> str:

@@ -27,6 +27,7 @@ AGENT_FOLDER, PLAN_FOLDER, TLS_FOLDER, CODE_FOLDER = (f"/paceline/{name}" for na
 RUN_FOLDER, HOME = "/paceline/run", "/paceline/home"
 LAST_WORDS = "/dev/termination-log"
 CREDENTIALS = "/paceline/credentials"
+SNAPSHOTS_FOLDER = "/paceline/snapshots"
 WORK = "/paceline/work"  # unless the job file says otherwise
 
 # An image may call it python or python3, and an old one may mean Python 2 by the first.
@@ -40,10 +41,42 @@ _FIND_PYTHON = (
 
 def captain(plan: Plan, run: str) -> Object:
     container = _container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
-    container["env"] = _env(_told(plan, run, CAPTAIN, run, 0))
-    container["volumeMounts"] = _mounts([])
-    spec = _spec(plan, run, container, [], "captain")
+    told = _told(plan, run, CAPTAIN, run, 0)
+    volumes: list[Object] = []
+    mounts: list[Object] = []
+    if plan.snapshots.in_bucket:
+        told |= {"snapshots": "", "serve": 0}
+        _give_credentials(plan, container, told, volumes, mounts)
+    else:
+        told |= {"snapshots": _claimed(plan, volumes, mounts), "serve": names.SNAPSHOTS_PORT}
+        container["env"] = _env(told)
+    container["volumeMounts"] = _mounts(mounts)
+    spec = _spec(plan, run, container, volumes, "captain")
     return {**spec, "restartPolicy": "Never"}  # what a podFailurePolicy asks for
+
+
+def _claimed(plan: Plan, volumes: list[Object], mounts: list[Object]) -> str:
+    """Where the captain has the snapshots: in a claim, or else in a folder that goes with its pod."""
+    claim, path = plan.snapshots.claimed
+    if not claim:
+        return f"{RUN_FOLDER}/snapshots"
+    volumes.append({"name": "paceline-snapshots", "persistentVolumeClaim": {"claimName": claim}})
+    mounts.append({"name": "paceline-snapshots", "mountPath": SNAPSHOTS_FOLDER})
+    return f"{SNAPSHOTS_FOLDER}/{path}".rstrip("/")
+
+
+def _give_credentials(plan: Plan, container: Object, told: Object, volumes: list[Object], mounts: list[Object]) -> None:
+    settings, credentials = plan.kubernetes, plan.credentials
+    container["env"] = _env(told)
+    container["envFrom"] = [_env_from(source) for source in settings["env_from"]]
+    if credentials:
+        place = {"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": f"{CREDENTIALS}/{credentials['file']}"}
+        container["env"].append(place)
+        items = [{"key": credentials["file"], "path": credentials["file"]}]
+        volumes.append(
+            {"name": "paceline-credentials", "secret": {"secretName": credentials["secret"], "items": items}}
+        )
+        mounts.append({"name": "paceline-credentials", "mountPath": CREDENTIALS, "readOnly": True})
 
 
 def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
@@ -55,10 +88,10 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
     own_work = plan.code == CODE_IN_IMAGE  # its code, and the folder it lies in
     told |= {"work": "" if own_work and settings["work"] == WORK else settings["work"]}
     told |= {"code": CODE_FOLDER if code else ""}
-    credentials = plan.credentials
-    container["env"] = _env(told)
-    container["envFrom"] = [_env_from(source) for source in settings["env_from"]]
+    peer = f"peer://{names.captain_host(run)}:{names.SNAPSHOTS_PORT}"
+    told |= {"snapshots": "" if plan.snapshots.in_bucket else peer}
     volumes, mounts = _extra_volumes(settings["volumes"])
+    _give_credentials(plan, container, told, volumes, mounts)
     if not own_work:
         mounts.append({"name": "paceline-work", "mountPath": settings["work"]})
         volumes.append({"name": "paceline-work", "emptyDir": {}})
@@ -71,14 +104,6 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
         sources = [{"configMap": {"name": name}} for name in code]
         volumes.append({"name": "paceline-code", "projected": {"sources": sources}})
         mounts.append({"name": "paceline-code", "mountPath": CODE_FOLDER, "readOnly": True})
-    if credentials:
-        place = {"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": f"{CREDENTIALS}/{credentials['file']}"}
-        container["env"].append(place)
-        items = [{"key": credentials["file"], "path": credentials["file"]}]
-        volumes.append(
-            {"name": "paceline-credentials", "secret": {"secretName": credentials["secret"], "items": items}}
-        )
-        mounts.append({"name": "paceline-credentials", "mountPath": CREDENTIALS, "readOnly": True})
     container["volumeMounts"] = _mounts(mounts)
     spec = {**_spec(plan, run, container, volumes, "member"), "restartPolicy": "OnFailure"}
     spec = merge(spec, _placement(settings["placement"], run, group.role))

@@ -38,6 +38,7 @@ def render(
         _config(plan, run, f"{run}-agent", {"agent.pyz": agent}),
         _plan(plan, run),
         *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in parts.items()),
+        *([_claim(plan)] if plan.snapshots.claim else []),
     ]
     if plan.tensorboard:
         objects += [_board_service(plan, run), _board(plan, run, suspended)]
@@ -61,7 +62,7 @@ def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, su
         spec["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": failed}]}
         spec["ttlSecondsAfterFinished"] = math.ceil(plan.limits.keep_finished)
     if plan.limits.runtime is not None:
-        whole = plan.limits.start + plan.limits.runtime + plan.limits.grace
+        whole = plan.limits.start + plan.limits.runtime + plan.limits.grace + plan.limits.commit
         spec["activeDeadlineSeconds"] = math.ceil(whole) + BACKSTOP_S
     return {**_head("batch/v1", "Job", name, plan, run, role), "spec": spec}
 
@@ -71,7 +72,10 @@ def _service(plan: Plan, run: str) -> Object:
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # hosts find each other before anything is ready
         "selector": {names.RUN_LABEL: run},
-        "ports": [{"name": "captain", "port": names.CAPTAIN_PORT}],
+        "ports": [
+            {"name": "captain", "port": names.CAPTAIN_PORT},
+            {"name": "snapshots", "port": names.SNAPSHOTS_PORT},
+        ],
     }
     return {**_head("v1", "Service", run, plan, run), "spec": spec}
 
@@ -86,6 +90,20 @@ def _board(plan: Plan, run: str, suspended: bool) -> Object:
         "template": template,
     }
     return {**_head("apps/v1", "Deployment", names.board(run), plan, run, TENSORBOARD), "spec": spec}
+
+
+def _claim(plan: Plan) -> Object:
+    """For snapshots, which outlive the run: not owned by it, and not labelled as its own."""
+    asked = plan.snapshots.claim
+    spec: Object = {
+        "accessModes": [asked["access"]],
+        "resources": {"requests": {"storage": str(asked["size"])}},
+        **({"storageClassName": asked["storage_class"]} if asked["storage_class"] else {}),
+    }
+    metadata: Object = {"name": plan.snapshots.claimed[0], "labels": {"app.kubernetes.io/managed-by": "paceline"}}
+    if plan.kubernetes["namespace"]:
+        metadata["namespace"] = plan.kubernetes["namespace"]
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def _board_service(plan: Plan, run: str) -> Object:

@@ -74,9 +74,13 @@ def _name(each: Object) -> str:
 
 
 def _create(cluster: Cluster, each: Object, owner: Object) -> None:
-    name = each["metadata"]["name"]
-    owned = {**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}}
-    cluster.ask(f"create the {each['kind']} {name}", lambda: cluster.client.create(codecs.from_dict(owned)))
+    name, outlives = each["metadata"]["name"], each["kind"] == "PersistentVolumeClaim"
+    owned = each if outlives else {**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}}
+    try:
+        cluster.ask(f"create the {each['kind']} {name}", lambda: cluster.client.create(codecs.from_dict(owned)))
+    except Refused as refused:
+        if not outlives or refused.reason != "AlreadyExists":
+            raise
 
 
 def release(cluster: Cluster, name: str) -> None:
