@@ -215,6 +215,7 @@ class Server:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # or the thread that waits would take one more
         self._listener.close()
 
     def _accept(self) -> None:
@@ -251,8 +252,7 @@ class Server:
             raise Closed("a name that is not of this run")
         try:
             if verb == "send":
-                size, digest = self._folder.take(wire.pieces(), name)
-                wire.say({"size": size, "sha256": digest})
+                self._take(wire, name)
             elif verb == "read":
                 data = self._folder.read(name, ANSWER_LIMIT)
                 wire.say({"there": data is not None})
@@ -264,8 +264,16 @@ class Server:
                 raise Closed("no such question")
         except StoreError as error:
             wire.say({"error": str(error), "passing": error.passing})
-            if verb == "send":
-                raise Closed("what it still sends is not wanted") from None
+
+    def _take(self, wire: Wire, name: str) -> None:
+        pieces = wire.pieces()
+        try:
+            size, digest = self._folder.take(pieces, name)
+        except StoreError:
+            for _ in pieces:
+                pass  # whoever sends hears the answer when it has sent all
+            raise
+        wire.say({"size": size, "sha256": digest})
 
     def _give(self, wire: Wire, name: str) -> None:
         pieces = self._folder.give(name)

@@ -1,0 +1,109 @@
+"""Snapshots of runs on a real cluster: at the captain's pod, in a volume claim, and after the loss of what had them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from people import Person, Run, eventually, lines
+
+pytestmark = pytest.mark.timeout(300, func_only=True)
+
+# Saves a snapshot with every tenth step, each worker a part of it, and goes on from the newest.
+TRAINING = """
+import json, os, sys, time, pathlib
+import paceline
+rank, world = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_WORLD_SIZE"])
+restore, saves = os.environ["PACELINE_RESTORE"], pathlib.Path(os.environ["PACELINE_SNAPSHOT_DIR"])
+step = 0
+if restore:
+    found = sorted(pathlib.Path(restore).glob("part-*"))
+    steps = {int(each.read_text()) for each in found}
+    assert len(found) == world and len(steps) == 1, (found, steps)
+    step = steps.pop()
+print("start", step, flush=True)
+while not pathlib.Path("/shared/finish").exists():
+    time.sleep(0.05)
+    step += 1
+    paceline.report(step=step)
+    if step % 10 == 0:
+        partial = saves / "x.partial"
+        partial.mkdir()
+        (partial / f"part-{rank}").write_text(str(step))
+        (partial / "paceline.json").write_text(json.dumps({"parts": world}))
+        partial.rename(saves / f"step-{step}")
+print("done", flush=True)
+"""
+
+
+def begun(run: Run, task: str) -> list[int]:
+    """The steps that it has started from."""
+    return [int(line.split()[-1]) for line in lines(run.folder, task) if "start " in line]
+
+
+def restored(run: Run) -> int:
+    step: str = run.events("generation-formed")[-1]["restore"]
+    return int(step.split("-")[1])
+
+
+def test_without_a_store_a_run_survives_the_loss_of_a_host_and_of_its_captain(
+    person: Person, start: Callable[..., Run]
+) -> None:
+    run = start(program=TRAINING)
+    first = run.wait("committed")
+    lost = run.pods("worker")[1]["metadata"]["name"]
+    person.cluster.kubectl("delete", "pod", lost, "-n", person.namespace, "--grace-period=1")
+    run.wait("generation-formed", count=2)
+    assert restored(run) >= first["step"]
+    second = run.wait("committed", generation=2)
+    captain = run.pods("captain")[0]["metadata"]["name"]
+    person.cluster.kubectl("delete", "pod", captain, "-n", person.namespace, "--grace-period=1")
+    run.wait("captain-returned")
+    eventually("it is brought back", lambda: "brought back from copies" in run.said(), more=run.said)
+    run.wait("committed", count=len(run.events("committed")) + 2)
+    pid = run.events("task-started", task="worker-2")[-1]["pid"]
+    pod = run.pods("worker")[2]["metadata"]["name"]
+    person.cluster.kubectl("exec", "-n", person.namespace, pod, "--", "/bin/sh", "-c", f"kill -9 {pid}")
+    run.wait("generation-formed", count=3)
+    assert restored(run) >= second["step"]
+    eventually("all begin from it", lambda: begun(run, "worker-0")[-1] == restored(run), more=run.said)
+    person.finish()
+    assert run.ends() == 0, run.said()
+
+
+def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, start: Callable[..., Run]) -> None:
+    node = person.cluster.nodes[0]
+    folder = person.cluster.local_volume(person.namespace, "kept", node)
+    run = start(program=TRAINING, snapshots={"to": "claim://kept/of digits", "keep": 2})
+    run.wait("committed", count=4)
+    assert [pod["spec"]["nodeName"] for pod in run.pods("captain")] == [node]
+    pid = run.events("task-started", task="worker-0")[-1]["pid"]
+    pod = run.pods("worker")[0]["metadata"]["name"]
+    person.cluster.kubectl("exec", "-n", person.namespace, pod, "--", "/bin/sh", "-c", f"kill -9 {pid}")
+    run.wait("committed", generation=2)
+    assert restored(run) > 0
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert person.call("delete", "--yes", run.name).returncode == 0
+    kept: list[dict[str, Any]] = [
+        json.loads(path.read_text()) for path in (folder / "of digits" / run.name).glob("step-*/manifest.json")
+    ]
+    assert len(kept) == 2 and max(each["step"] for each in kept) == run.events("committed")[-1]["step"]
+    assert all(set(each["parts"]) == {"worker-0", "worker-1", "worker-2"} for each in kept)
+
+
+def test_a_claim_is_made_on_request_and_stays(person: Person, start: Callable[..., Run]) -> None:
+    """No volume is provisioned in this cluster, so that its pod waits for one: what matters is the claim."""
+    run = start(program=TRAINING, snapshots={"to": "claim://fresh", "claim": {"size": "1Gi", "storage_class": "none"}})
+    claim = eventually("the claim", lambda: person.cluster.get("pvc", "-n", person.namespace)["items"])
+    found = next(each for each in claim if each["metadata"]["name"] == "fresh")
+    assert found["spec"]["resources"]["requests"]["storage"] == str(2**30)
+    assert (found["spec"]["accessModes"], found["spec"]["storageClassName"]) == (["ReadWriteOnce"], "none")
+    assert "ownerReferences" not in found["metadata"]
+    run.process.send_signal(signal.SIGINT)
+    assert run.ends() == 130, run.said()
+    assert person.call("delete", "--yes", run.name).returncode == 0
+    assert person.cluster.get("pvc", "fresh", "-n", person.namespace)
