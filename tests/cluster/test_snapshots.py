@@ -87,11 +87,12 @@ def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, sta
     assert restored(run) > 0
     person.finish()
     assert run.ends() == 0, run.said()
+    last = run.events("committed")[-1]["step"]
     assert person.call("delete", "--yes", run.name).returncode == 0
     kept: list[dict[str, Any]] = [
         json.loads(path.read_text()) for path in (folder / "of digits" / run.name).glob("step-*/manifest.json")
     ]
-    assert len(kept) == 2 and max(each["step"] for each in kept) == run.events("committed")[-1]["step"]
+    assert len(kept) == 2 and max(each["step"] for each in kept) == last
     assert all(set(each["parts"]) == {"worker-0", "worker-1", "worker-2"} for each in kept)
 
 
@@ -105,5 +106,4 @@ def test_a_claim_is_made_on_request_and_stays(person: Person, start: Callable[..
     assert "ownerReferences" not in found["metadata"]
     run.process.send_signal(signal.SIGINT)
     assert run.ends() == 130, run.said()
-    assert person.call("delete", "--yes", run.name).returncode == 0
     assert person.cluster.get("pvc", "fresh", "-n", person.namespace)
