@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 from paceline.runtime.report import report
 
 if TYPE_CHECKING:
-    from paceline.runtime.leaving import leaving
+    from paceline.runtime.leaving import leaving, save_now
     from paceline.runtime.shards import Shards
 
 __version__ = "0.1.0"
-__all__ = ["Shards", "leaving", "report"]
+__all__ = ["Shards", "leaving", "report", "save_now"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,8 +18,9 @@ def __getattr__(name: str) -> Any:
         from paceline.runtime.shards import Shards
 
         return Shards
-    if name == "leaving":
-        from paceline.runtime.leaving import leaving
+    if name in ("leaving", "save_now"):
+        # Not through the module of that name, which takes the place of the function here once it is imported.
+        from paceline.runtime import leaving as module
 
-        return leaving
+        return getattr(module, name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

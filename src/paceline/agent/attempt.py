@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections import deque
-from typing import Callable
+from typing import Any, Callable
 
 from paceline.agent import machine
 from paceline.agent.causes import Raised
@@ -31,7 +31,7 @@ class Attempt:
         log: TaskLog,
         loop: Loop,
         stepped: Callable[[], None],
-        told: Callable[[Attempt, str, str], None],
+        told: Callable[[Attempt, dict[str, Any]], None],
     ) -> None:
         now = loop.now()
         self.task = task
@@ -46,6 +46,7 @@ class Attempt:
         self.step: int | None = None
         self.step_at = now
         self.metrics: dict[str, float] = {}
+        self.asks = False  # whether it asks once a step if it should take a snapshot
         self.cold_because = ""
         self.raised: Raised | None = None
         self.raised_at = 0.0
@@ -72,6 +73,12 @@ class Attempt:
         """The process is there; the ends that it was given are its own now."""
         self.pid, self.warm = pid, warm
         self.close_ends()
+
+    def tell(self, words: dict[str, Any]) -> None:
+        try:
+            self._reports.send(json.dumps(words).encode())
+        except OSError:
+            pass  # it is gone, or does not listen
 
     def close_ends(self) -> None:
         if self.output_end >= 0:
@@ -130,8 +137,8 @@ class Attempt:
         if message.get("_") == "cold":
             self.cold_because = str(message.get("why", ""))[:500]
             return
-        if message.get("_") in ("saved", "warning"):
-            self._told(self, message["_"], str(message.get("text", ""))[:2000])
+        if message.get("_") in ("saved", "warning", "asks", "save", "agree"):
+            self._told(self, message)
             return
         if message.get("_") == "raised" and self.raised is None:
             self.raised = Raised(*(str(message.get(name, "")) for name in ("type", "text", "place")))

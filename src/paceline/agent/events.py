@@ -71,6 +71,7 @@ class Beat:
     host: str
     tasks: Mapping[str, Progress]
     memory: float = 0.0  # share of what the host may use
+    asking: tuple[str, ...] = ()  # tasks that ask once a step whether to take a snapshot
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,25 @@ class Answered:
 class Leaving:
     host: str
     reason: str
+
+
+@dataclass(frozen=True)
+class SaveNow:
+    """A task has asked for a snapshot of its group."""
+
+    host: str
+    task: str
+
+
+@dataclass(frozen=True)
+class Agrees:
+    """What a task says on the way to a common step: here, yes or late."""
+
+    host: str
+    task: str
+    say: str
+    which: int
+    count: int
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
 OWN_SHARE = 0.9  # of a lease: tasks are gone before the captain counts on it
 DIAL_LIMIT = 10.0
+SAVING_SHARE = 0.7  # of the grace: for a last snapshot of the group; the rest is for tasks to end
 UNANSWERED = 3.0  # seconds until it is worth a word that no name server answers
 
 
@@ -75,6 +76,7 @@ class Member:
         self._alone_since = self.loop.now()
         self._alone_because = ""
         self._leaving = False
+        self._told_tasks = False  # that this host has to go
         self._over = False
         self._exit = 0
         os.makedirs(f"{options.folder}/logs", exist_ok=True)
@@ -231,6 +233,12 @@ class Member:
             )
         elif kind in ("send", "drop", "prepare", "committed"):
             self._staging.receive(kind, message)
+        elif kind == "agree":
+            for name in message["tasks"]:
+                if name in self._attempts:
+                    self._attempts[name].tell(message["words"])
+        elif kind == "farewell":
+            self._end_all()
         elif kind == "wait":
             self._alone_since = self.loop.now()  # another instance of this host is still there
         elif kind == "finish":
@@ -274,7 +282,9 @@ class Member:
         for old in [n for n in self._sent_at if n < self._beats - 64]:
             del self._sent_at[old]
         tasks = {name: attempt.progress(now) for name, attempt in self._attempts.items()}
-        self._send({"type": "beat", "n": self._beats, "tasks": tasks, "memory": self._memory.share()})
+        asking = [name for name, attempt in self._attempts.items() if attempt.asks]
+        more = {"asking": asking} if asking else {}
+        self._send({"type": "beat", "n": self._beats, "tasks": tasks, "memory": self._memory.share(), **more})
 
     def _guard(self) -> None:
         """Without the captain's word for a lease, another group may be starting: end what runs here."""
@@ -332,12 +342,22 @@ class Member:
             except OSError as error:
                 self._cannot_start(attempt, error)
 
-    def _told_by(self, attempt: Attempt, kind: str, text: str) -> None:
+    def _told_by(self, attempt: Attempt, message: dict[str, Any]) -> None:
         """What the runtime in a task has to say."""
+        kind, task = message["_"], attempt.task.name
         if kind == "saved":
             self._staging.look()
         elif kind == "warning":
-            self._said(f"{attempt.task.name}: {text}", True)
+            self._said(f"{task}: {str(message.get('text'))[:2000]}", True)
+        elif kind == "asks":
+            attempt.asks = True
+            self._send_beat()
+        elif kind == "save":
+            self._send({"type": "save", "task": task})
+        elif kind == "agree":
+            self._send(
+                {"type": "agree", "task": task, **{name: message.get(name) for name in ("say", "which", "count")}}
+            )
 
     def _cannot_start(self, attempt: Attempt, error: OSError) -> None:
         attempt.log.feed(f"{error.strerror}: {error.filename}\n".encode())
@@ -512,10 +532,22 @@ class Member:
         if self._leaving:
             return
         self._leaving = True
+        grace = self._plan.limits.grace
         self._send({"type": "leaving", "reason": "SIGTERM"})
         for attempt in self._attempts.values():
+            attempt.deadline = self.loop.after(grace, attempt.kill)
+        if self._joined and any(attempt.asks for attempt in self._attempts.values()):
+            # The group takes a snapshot first; the captain says when it is committed.
+            self.loop.after(SAVING_SHARE * grace, self._end_all)
+        else:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        if not self._leaving or self._told_tasks:
+            return
+        self._told_tasks = True
+        for attempt in self._attempts.values():
             attempt.signal(signal.SIGTERM, whole_group=self._starting.python is None)
-            attempt.deadline = self.loop.after(self._plan.limits.grace, attempt.kill)
         if not self._attempts:
             self._go()
 

@@ -91,6 +91,11 @@ def read_member(message: Message, host: str) -> ev.Told | None:
         return ev.Leaving(host, _text(message, "reason"))
     if kind == "said":
         return ev.Said(host, _text(message, "text"), bool(message.get("warning")))
+    if kind == "save":
+        return ev.SaveNow(host, _text(message, "task"))
+    if kind == "agree":
+        which, count = _number(message, "which"), _number(message, "count")
+        return ev.Agrees(host, _text(message, "task"), _text(message, "say"), which, count)
     if kind == "left":
         return ev.Left(host)
     return None
@@ -103,7 +108,10 @@ def _read_beat(message: Message, host: str) -> ev.Beat:
     memory = message.get("memory", 0.0)
     if not isinstance(memory, (int, float)) or not 0 <= memory < 1000:
         raise WireError("beat: memory is no share")
-    return ev.Beat(host, {name: _progress(data) for name, data in tasks.items()}, float(memory))
+    asking = message.get("asking", [])
+    if not isinstance(asking, list) or len(asking) > MANY or not all(isinstance(name, str) for name in asking):
+        raise WireError("beat: asking is no list")
+    return ev.Beat(host, {name: _progress(data) for name, data in tasks.items()}, float(memory), tuple(asking))
 
 
 def _progress(data: Any) -> ev.Progress:

@@ -40,12 +40,17 @@ def report(step: int | None = None, **metrics: Any) -> None:
 
 def tell(words: dict[str, Any]) -> None:
     """To the agent, at once; for the runtime itself."""
-    if _descriptor == _NONE or (_descriptor == _UNKNOWN and _open() == _NONE):
+    if descriptor() == _NONE:
         return
     try:
         os.write(_descriptor, json.dumps(words).encode())
     except OSError:
         pass  # the agent is busy or gone, and looks for itself
+
+
+def descriptor() -> int:
+    """Of the socket to the agent; negative where there is none."""
+    return _open() if _descriptor == _UNKNOWN else _descriptor
 
 
 def _send() -> None:

@@ -1,0 +1,74 @@
+"""Tasks of a group that save at the same step because one of them has to go."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import PROGRAMS, Run, job
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """A run of three workers that step at different speeds, as far as they are let."""
+    runs: list[Run] = []
+
+    def started(**env: str) -> Run:
+        given: dict[str, Any] = {"FINISH": str(tmp_path / "finish"), **env}
+        fields = {"env": given, "limits": {"grace": "20s"}}
+        runs.append(Run(tmp_path, job(["python", str(PROGRAMS / "asks.py")], workers=3, **fields)))
+        return runs[-1]
+
+    yield started
+    for run in runs:
+        run.clean_up()
+
+
+def saves(run: Run) -> set[int]:
+    """The steps at which tasks have saved, by their own word."""
+    words = [(run.folder / "logs" / f"worker-{n}.log").read_text().split() for n in range(3)]
+    return {int(after) for text in words for word, after in itertools.pairwise(text) if word == "saves"}
+
+
+def test_a_host_that_has_to_go_leaves_after_the_group_has_saved_at_one_step(begin: Callable[..., Run]) -> None:
+    run = begin()
+    run.wait("step", task="worker-2")
+    os.kill(run.keeper("worker-host-1"), signal.SIGTERM)
+    run.wait("generation-formed", generation=2)
+    committed = run.events("committed")[0]
+    assert saves(run) == {committed["step"]}
+    restart = run.events("restart")[0]
+    assert (restart["cause"], restart["task"]) == ("preempted", "worker-1")
+    assert run.events("generation-formed")[1]["restore"] == committed["snapshot"]
+    run.wait("step", generation=2, task="worker-1")
+    (run.place / "finish").touch()
+    run.succeeds()
+
+
+def test_all_hosts_that_have_to_go_at_once_save_once(begin: Callable[..., Run]) -> None:
+    run = begin()
+    run.wait("step", task="worker-2")
+    for number in range(3):
+        os.kill(run.keeper(f"worker-host-{number}"), signal.SIGTERM)
+    run.wait("generation-formed", generation=2)
+    assert len(saves(run)) == 1
+    (run.place / "finish").touch()
+    run.succeeds()
+
+
+@pytest.mark.parametrize("step_s", ["0.0005", "0.05"])
+def test_a_task_may_ask_for_a_snapshot_of_its_group(begin: Callable[..., Run], step_s: str) -> None:
+    """Fast steps pass while the word is on its way, so that some tries come too late."""
+    run = begin(SAVE_NOW_AT="30", STEP_S=step_s)
+    committed = run.wait("committed")
+    assert saves(run) == {committed["step"]}
+    (run.place / "finish").touch()
+    report = run.succeeds()
+    assert report["generations"] == 1
