@@ -12,7 +12,8 @@ from pathlib import Path
 
 import paceline
 
-_NEEDED = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
+_AGENT = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
+_HELPERS = ("keras.py", "tensorflow/*.py")  # for programs; they import their framework
 _MAIN = '''"""Starts the agent of this host."""
 
 import sys
@@ -46,6 +47,6 @@ def agent_archive() -> bytes:
 
 def _sources() -> Iterator[tuple[str, bytes]]:
     package = Path(paceline.__file__).parent
-    for pattern in _NEEDED:
+    for pattern in _AGENT + _HELPERS:
         for path in package.glob(pattern):
             yield f"{package.name}/{path.relative_to(package).as_posix()}", path.read_bytes()
