@@ -48,7 +48,7 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
     """Takes a snapshot every so many batches and at the end of each epoch; `fit` goes on from the newest one.
 
     Without `order` it is not known which batches of an epoch were trained on, so there are snapshots only between
-    epochs.
+    epochs. So it is under strategies with several replicas: there `fit` shares out batches in its own way.
     """
 
     def __init__(self, every: int | None = None, order: Shards | None = None) -> None:
@@ -76,6 +76,11 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
         order = self._position.order
         if order is not None and self.params.get("steps") != _steps(order):
             raise ValueError("give fit the data of paceline.keras.batches(order, ...), as it is")
+        if order is not None and self.model.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "fit shares out batches in its own way over several replicas, and not by order: leave order out, "
+                "for snapshots at the end of epochs, or train in a loop of your own with paceline.tensorflow"
+            )
         if self._snapshots is None:
             if not self.model.built:
                 raise ValueError("build the model before fit: call model.build(...), or begin it with keras.Input")
