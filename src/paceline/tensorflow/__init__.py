@@ -94,7 +94,7 @@ class Snapshots:
         All variables must have been made before: `model.build(...)`, `optimizer.build(model.trainable_variables)`.
         SnapshotMismatch where program and snapshot do not have the same state; nothing is changed then.
         """
-        self._state.settle()
+        self._state.copy().drop()  # the first time takes far longer than later ones: now, training does not wait
         folder = contract.restored()
         if folder is None:
             return 0
@@ -184,18 +184,18 @@ class Snapshots:
         if group.chief:
             step, metrics = self._at, {name: float(value) for name, value in self._metrics.items()}
             position = None if self.order is None else self.order.state()
-            rest = json.dumps({"step": step, "order": position, "random": random})
+            rest = {"step": step, "order": position, "random": random}
             self._background.start(step, lambda: self._write(step, copy, rest, metrics))
 
-    def _write(self, step: int, copy: Copy, rest: str, metrics: dict[str, float]) -> None:
+    def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:
         """In the background."""
         versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
         if "keras" in sys.modules:
             versions["keras"] = sys.modules["keras"].__version__
         try:
-            self._state.verify()
             with contract.writing(step, metrics=metrics, versions=versions) as folder:
-                copy.write(folder)
-                (folder / STATE).write_text(rest)
+                copy.write(folder)  # first, since it lets Python go on
+                (folder / STATE).write_text(json.dumps(rest))
+                self._state.verify()
         finally:
             copy.drop()  # an error would keep the values in memory
