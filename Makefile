@@ -44,7 +44,7 @@ lint: .venv/dev
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy
-	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/storage src/paceline/_jax src/paceline/_torch src/paceline/jax.py src/paceline/plan.py src/paceline/torch.py
+	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/storage src/paceline/jax src/paceline/keras.py src/paceline/plan.py src/paceline/tensorflow src/paceline/torch
 
 bench: .venv/dev
 	for script in start cli overhead generation; do $(BIN)/python bench/$$script.py || exit 1; done

@@ -78,9 +78,9 @@ def test_it_is_small() -> None:
 
 
 def test_it_holds_what_agents_and_programs_need_and_nothing_else() -> None:
-    names = ("agent", "frameworks", "frameworks/site", "runtime", "storage", "_jax", "_torch")
+    names = ("agent", "frameworks", "frameworks/site", "runtime", "storage", "jax", "tensorflow", "torch")
     sources = [
-        *(PACKAGE / name for name in ("__init__.py", "plan.py", "jax.py", "torch.py")),
+        *(PACKAGE / name for name in ("__init__.py", "keras.py", "plan.py")),
         *(path for name in names for path in (PACKAGE / name).glob("*.py")),
     ]
     with zipfile.ZipFile(io.BytesIO(agent_archive())) as archive:
@@ -94,7 +94,7 @@ def test_every_module_of_it_is_imported_without_anything_installed(python: str, 
     names = sorted(zipfile.ZipFile(pyz).namelist())
     modules = [name[:-3].replace("/", ".").replace(".__init__", "") for name in names if "/site/" not in name]
     modules.remove("__main__")
-    modules = [name for name in modules if not {"jax", "_jax", "torch", "_torch"} & set(name.split("."))]
+    modules = [name for name in modules if not {"jax", "keras", "tensorflow", "torch"} & set(name.split("."))]
     code = (
         f"import importlib, sys; sys.path.insert(0, {str(pyz)!r})\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import paceline
 
-_NEEDED = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
-_FOR_PROGRAMS = ("jax.py", "_jax/*.py", "torch.py", "_torch/*.py")  # no agent imports these
+_AGENT = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
+_HELPERS = ("jax/*.py", "keras.py", "tensorflow/*.py", "torch/*.py")  # for programs; they import their framework
 _MAIN = '''"""Starts the agent of this host."""
 
 import sys
@@ -47,6 +47,6 @@ def agent_archive() -> bytes:
 
 def _sources() -> Iterator[tuple[str, bytes]]:
     package = Path(paceline.__file__).parent
-    for pattern in (*_NEEDED, *_FOR_PROGRAMS):
+    for pattern in _AGENT + _HELPERS:
         for path in package.glob(pattern):
             yield f"{package.name}/{path.relative_to(package).as_posix()}", path.read_bytes()

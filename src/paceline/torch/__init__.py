@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline._torch import buckets, files, fit, group
-from paceline._torch.host import Host
-from paceline._torch.tree import SnapshotUnsafe
 from paceline.runtime.contract import Background, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
+from paceline.torch import buckets, files, fit, group
+from paceline.torch.host import Host
+from paceline.torch.tree import SnapshotUnsafe
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "SnapshotUnsafe", "Snapshots"]
 

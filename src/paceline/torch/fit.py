@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from paceline._torch.files import Saved, is_dtensor, local_pieces, shape_of
 from paceline.runtime.misfits import Misfits
+from paceline.torch.files import Saved, is_dtensor, local_pieces, shape_of
 
 
 def describe(item: Any) -> dict[str, Any] | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from paceline._torch.tree import SnapshotUnsafe, mapped
 from paceline.runtime.memory import block, copy
+from paceline.torch.tree import SnapshotUnsafe, mapped
 
 _ALIGN = 64  # as torch.save aligns its records
 

@@ -25,9 +25,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from paceline._jax import files
-from paceline._jax.host import Host
-from paceline._jax.leaves import described, flat, held
+from paceline.jax import files
+from paceline.jax.host import Host
+from paceline.jax.leaves import described, flat, held
 from paceline.runtime import chance
 from paceline.runtime.contract import Background, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving

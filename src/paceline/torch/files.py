@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from paceline._torch.tree import mapped, trusted
 from paceline.runtime.boxes import overlap
 from paceline.runtime.misfits import SnapshotRefused
+from paceline.torch.tree import mapped, trusted
 
 STATE = "state.pt"
 _SHARDED = "paceline.sharded"

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paceline._jax.leaves import Leaf
+from paceline.jax.leaves import Leaf
 from paceline.runtime.memory import block, copy
 
 _ALIGN = 64

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paceline._jax.leaves import Leaf
+from paceline.jax.leaves import Leaf
 from paceline.runtime.boxes import overlap
 from paceline.runtime.misfits import SnapshotRefused
 

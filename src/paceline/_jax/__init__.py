@@ -1,1 +1,0 @@
-"""Behind `paceline.jax`: copying a state to host memory, its files, and putting it back."""

@@ -1,0 +1,182 @@
+"""Snapshots for Keras' `model.fit`, which goes on in the middle of an epoch, with the next batch.
+
+    order = paceline.Shards(size=len(images), batch=100)
+    data = batches(order, lambda chosen: (tf.gather(images, chosen), tf.gather(labels, chosen)))
+    snapshots = Snapshots(every=100, order=order)
+    model.fit(data, epochs=5, initial_epoch=snapshots.initial_epoch, callbacks=[snapshots])
+
+With Keras 3 on TensorFlow. A resumed fit ends with the same weights, bit for bit, as one never disturbed, where
+- the data comes from `batches`, and `load` has no randomness of its own but what it makes of the indices,
+- the program begins with `keras.utils.set_random_seed` and `tf.config.experimental.enable_op_determinism`,
+- randomness in the model is that of Keras' layers, or of a `keras.random.SeedGenerator`,
+- `Snapshots` is the last of the callbacks, and no other one keeps a state of its own from epoch to epoch, as
+  `EarlyStopping` does: such a state begins anew.
+Metrics of the epoch that was resumed are those of its rest.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any, Callable
+
+import keras
+import tensorflow as tf
+
+from paceline import tensorflow
+from paceline.runtime import contract
+from paceline.runtime.leaving import leaving
+from paceline.runtime.shards import Shards
+from paceline.tensorflow.state import STATE, SnapshotMismatch
+
+__all__ = ["SnapshotMismatch", "Snapshots", "batches"]
+
+
+def batches(order: Shards, load: Callable[[Any], Any]) -> tf.data.Dataset:
+    """What `model.fit` trains on: `load` makes inputs and targets of a vector of indices. Reads ahead.
+
+    Give it to `fit` as it is: Keras must see how long a whole epoch is, also when the first one is but the rest of one.
+    """
+    data = tensorflow.indices(order).map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    data = data.prefetch(tf.data.AUTOTUNE)
+    steps = tf.constant(_steps(order), tf.int64)
+    data.cardinality = lambda: steps
+    return data
+
+
+class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
+    """Takes a snapshot every so many batches and at the end of each epoch; `fit` goes on from the newest one.
+
+    Without `order` it is not known which batches of an epoch were trained on, so there are snapshots only between
+    epochs. So it is under strategies with several replicas: there `fit` shares out batches in its own way.
+    """
+
+    def __init__(self, every: int | None = None, order: Shards | None = None) -> None:
+        super().__init__()
+        if every is not None and order is None:
+            raise ValueError("every=... needs order=...: without it, snapshots are taken at the end of epochs only")
+        self.leaving = False  # whether fit has ended early because the group is leaving
+        self.initial_epoch = 0  # for `fit`
+        folder = contract.restored()
+        if folder is not None:
+            self.initial_epoch = int(json.loads((folder / STATE).read_text())["order"]["epoch"])
+        self._every = every
+        self._position = _Position(order)
+        self._snapshots: tensorflow.Snapshots | None = None
+        self._resuming = folder is not None
+        self._step = 0
+        self._batch = -1
+
+    @property
+    def skipped(self) -> int:
+        """Not taken at their batch, since the last one was still being written."""
+        return 0 if self._snapshots is None else self._snapshots.skipped
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        order = self._position.order
+        if order is not None and self.params.get("steps") != _steps(order):
+            raise ValueError("give fit the data of paceline.keras.batches(order, ...), as it is")
+        if order is not None and self.model.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "fit shares out batches in its own way over several replicas, and not by order: leave order out, "
+                "for snapshots at the end of epochs, or train in a loop of your own with paceline.tensorflow"
+            )
+        if self._snapshots is None:
+            if not self.model.built:
+                raise ValueError("build the model before fit: call model.build(...), or begin it with keras.Input")
+            if not self.model.optimizer.built:
+                with self.model.distribute_strategy.scope():
+                    self.model.optimizer.build(self.model.trainable_variables)
+            checkpoint = tf.train.Checkpoint(model=self.model)  # its optimizer too
+            self._snapshots = tensorflow.Snapshots(checkpoint, every=self._every, order=self._position)
+            self._step = self._snapshots.restore()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._batch = -1
+        if not self._resuming or self._snapshots is None:
+            return
+        self._resuming = False
+        if epoch != self.initial_epoch:
+            raise ValueError(
+                f"fit begins with epoch {epoch}, and the snapshot is of epoch {self.initial_epoch}: "
+                "give it initial_epoch=snapshots.initial_epoch"
+            )
+        if self._position.inside():
+            # Other callbacks have begun this epoch a second time: the learning rate may have gone down twice.
+            self._snapshots.restore()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        done, self._batch = batch - self._batch, batch
+        order = self._position.order
+        if self._snapshots is None:
+            return
+        if order is None:
+            self._step += done
+            self._leave(leaving())
+            return
+        self._step += min(done, len(order))  # the last ones of an epoch may be fewer than are run at once
+        order.position = min(order.size, order.position + done * order.batch)
+        if self._position.inside():
+            self._leave(self._snapshots.step(self._step, **_numbers(logs)))
+        elif batch + 1 < _steps(order):
+            # The rest of an epoch is trained. Keras would find that out by one more step, which fails for want of
+            # data, but counts, and draws random numbers.
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+            raise StopIteration
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._snapshots is None or self.leaving or not self._position.end(epoch):
+            return
+        if self._position.order is None:
+            self._snapshots.save(self._step, **_numbers(logs))
+        else:
+            self._snapshots.due = True
+            self._leave(self._snapshots.step(self._step, **_numbers(logs)))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+    def _leave(self, now: bool) -> None:
+        if now:
+            self.leaving = self.model.stop_training = True
+
+
+class _Position:
+    """Where fit is: in an epoch, by `order`; without one, between epochs."""
+
+    def __init__(self, order: Shards | None) -> None:
+        self.order = order
+        self._epoch = 0
+
+    def inside(self) -> bool:
+        return self.order is not None and 0 < self.order.position < self.order.size
+
+    def end(self, epoch: int) -> bool:
+        """Whether that epoch was trained to its end."""
+        if self.order is None:
+            self._epoch = epoch + 1
+        elif self.order.position < self.order.size:
+            return False
+        else:
+            self.order.epoch, self.order.position = self.order.epoch + 1, 0
+        return True
+
+    def state(self) -> dict[str, int]:
+        return {"epoch": self._epoch} if self.order is None else self.order.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        if (self.order is None) != ("position" not in state):
+            raise SnapshotMismatch("the snapshot does not fit the program: only one of them has an order")
+        if self.order is None:
+            self._epoch = int(state["epoch"])
+        else:
+            self.order.load(state)
+
+
+def _steps(order: Shards) -> int:
+    return -(-order.size // order.batch)
+
+
+def _numbers(logs: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in (logs or {}).items() if name.isidentifier()}

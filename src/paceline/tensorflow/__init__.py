@@ -1,0 +1,201 @@
+"""Snapshots for TensorFlow: taken while training goes on, and everything is in them.
+
+order = paceline.Shards(size=len(images), batch=100)
+data = indices(order).map(lambda chosen: (tf.gather(images, chosen), tf.gather(labels, chosen))).prefetch(2)
+with Snapshots({"model": model, "optimizer": optimizer}, every=100, order=order) as snapshots:
+    step = snapshots.restore()
+    while order.epoch < 5:
+        for x, y in order.through(data):
+            loss = train_step(x, y)
+            step += 1
+            if snapshots.step(step, loss=loss):
+                return
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paceline.runtime import contract
+from paceline.runtime.leaving import leaving
+from paceline.runtime.shards import Shards
+from paceline.tensorflow import randomness
+from paceline.tensorflow.group import Group
+from paceline.tensorflow.state import STATE, Copy, SnapshotMismatch, State
+
+__all__ = ["SnapshotMismatch", "Snapshots", "indices"]
+
+_TAKE, _BUSY, _NOWHERE = 1, 2, 3
+
+
+def indices(order: Shards) -> tf.data.Dataset:
+    """This task's indices of each step that is left in the epoch, as a dataset; iterate it again for the next epoch.
+
+    However far it is read ahead, `order` stays where training is, as long as training gets its batches through
+    `order.through(dataset)`. Not with `repeat`, `shuffle` or `cache`: the order is made by `order` itself.
+
+    Under MultiWorkerMirroredStrategy: `strategy.distribute_datasets_from_function(lambda _: dataset)`, one replica a
+    task.
+    """
+    return tf.data.Dataset.from_generator(order.ahead, output_signature=tf.TensorSpec([None], tf.int64))
+
+
+class Snapshots:
+    """Takes snapshots of a `tf.train.Checkpoint`, or of a dict of what one can hold, and restores them.
+
+    A snapshot holds the variables, the seeds of Keras' layers, the step, where `order` stands, and random state: that
+    of `random` and of `numpy.random`, the global generator of TensorFlow, and the seeds that ops outside of a
+    `tf.function` get after `tf.random.set_seed`. Each worker has its own random state back; a worker that was not
+    there when the snapshot was taken begins with that of its program.
+
+    What cannot be had back: how far an op like `tf.random.normal` is inside a `tf.function`, or with a `seed` of its
+    own, and generators that are not in the checkpoint. Use `tf.random.Generator` and put it into the checkpoint, or
+    `tf.random.stateless_*` with the step as seed, or Keras' layers: these resume bit for bit.
+
+    Variables that are shared out over replicas are right under all strategies. With MultiWorkerMirroredStrategy every
+    worker makes the same calls at the same steps and the first one writes; with ParameterServerStrategy only the
+    coordinator calls, after `ClusterCoordinator.join`, and has all values in its memory while it writes them.
+
+    Plain TensorFlow reads them: `tf.train.Checkpoint(model=model, optimizer=optimizer).read(f"{folder}/ckpt")`.
+    """
+
+    def __init__(
+        self, checkpoint: tf.train.Checkpoint | Mapping[str, Any], every: int | None = None, order: Any = None
+    ) -> None:
+        """`every`: steps from one snapshot to the next; without it they are taken by `save`, and before leaving.
+        `order`: what has `state` and `load`, as `paceline.Shards` has."""
+        if every is not None and every < 1:
+            raise ValueError(f"every={every}: at least one step lies between snapshots")
+        if not isinstance(checkpoint, tf.train.Checkpoint):
+            checkpoint = tf.train.Checkpoint(**checkpoint)
+        self.checkpoint = checkpoint
+        self.every = every
+        self.order = order
+        self.skipped = 0  # not taken at their step, since the last one was still being written
+        self._background = contract.Background()
+        self._state = State(checkpoint)
+        self._made: Group | None = None
+        self._at = 0
+        self.due = False  # whether the next step takes a snapshot; may be set
+        self._put_off = False
+        self._metrics: dict[str, Any] = {}
+
+    def restore(self) -> int:
+        """Goes on from the snapshot of this run, where there is one: how many steps are done; else 0.
+
+        All variables must have been made before: `model.build(...)`, `optimizer.build(model.trainable_variables)`.
+        SnapshotMismatch where program and snapshot do not have the same state; nothing is changed then.
+        """
+        self._state.copy().drop()  # the first time takes far longer than later ones: now, training does not wait
+        folder = contract.restored()
+        if folder is None:
+            return 0
+        kept = json.loads((folder / STATE).read_text())
+        if (kept["order"] is None) != (self.order is None):
+            where = "program" if kept["order"] is None else "snapshot"
+            raise SnapshotMismatch(f"the snapshot {folder} does not fit the program; only in the {where}: order")
+        self._state.restore(folder)
+        if self.order is not None:
+            self.order.load(kept["order"])
+        rank = self._group().rank
+        if rank < len(kept["random"]):
+            randomness.load(kept["random"][rank])
+        self._at, self.due = int(kept["step"]), False
+        return self._at
+
+    def step(self, n: int, **metrics: Any) -> bool:
+        """After every step, in every worker: takes a snapshot when it is time. True: the group is leaving, so end.
+
+        While the last snapshot is still being written, the next one is put off until a step finds it done.
+        """
+        going = leaving()
+        now = self.every is not None and n // self.every > self._at // self.every
+        self._at, self._metrics = n, metrics
+        self.due = self.due or now
+        if going:
+            self.save(n, **metrics)
+        elif self.due:
+            answer = self._group().chiefs(self._answer())
+            if answer == _BUSY:
+                self.skipped += now or not self._put_off
+                self._put_off = True
+            else:
+                self._settle()
+                self._take(answer)
+        return going
+
+    def save(self, n: int, **metrics: Any) -> None:
+        """Takes a snapshot now, once the last one is written. Training goes on as soon as the values are copied."""
+        self._at, self._metrics = n, metrics
+        self._settle()
+        self._take(self._group().chiefs(self._answer()))
+
+    def close(self) -> None:
+        """Takes the snapshot that was put off, if any, and waits until all is written; raises where that failed."""
+        if self.due:
+            self.save(self._at, **self._metrics)
+        self._background.wait()
+
+    def __enter__(self) -> Snapshots:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._settle()  # others may be in the middle of a step: nothing that needs them
+
+    def _settle(self) -> None:
+        """Waits for the last write. Where it failed that was told, and training goes on; but not with a wrong state."""
+        try:
+            self._background.wait()
+        except SnapshotMismatch:
+            raise
+        except Exception:
+            pass
+
+    def _group(self) -> Group:
+        if self._made is None:
+            self._made = Group(self._state.strategy)
+        return self._made
+
+    def _answer(self) -> int:
+        if not contract.in_a_run():
+            return _NOWHERE
+        return _BUSY if self._background.busy() else _TAKE
+
+    def _take(self, answer: int) -> None:
+        self.due = self._put_off = False
+        group = self._group()
+        if answer == _NOWHERE or not (group.chief or group.together):
+            return
+        random = group.all(randomness.now())
+        copy = self._state.copy()
+        if group.chief:
+            step, metrics = self._at, {name: float(value) for name, value in self._metrics.items()}
+            position = None if self.order is None else self.order.state()
+            rest = {"step": step, "order": position, "random": random}
+            self._background.start(step, lambda: self._write(step, copy, rest, metrics))
+
+    def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:
+        """In the background."""
+        versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
+        if "keras" in sys.modules:
+            versions["keras"] = sys.modules["keras"].__version__
+        try:
+            with contract.writing(step, metrics=metrics, versions=versions) as folder:
+                copy.write(folder)  # first, since it lets Python go on
+                (folder / STATE).write_text(json.dumps(rest))
+                self._state.verify()
+        finally:
+            copy.drop()  # an error would keep the values in memory

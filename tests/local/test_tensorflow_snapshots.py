@@ -1,0 +1,164 @@
+"""Snapshots of TensorFlow programs: real processes, alone, as workers of one strategy, and with parameter servers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import kill
+from tensorflows import end, group, run, steps
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run("tf_snapshots.py", folder=tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Any], Path]]:
+    """What two workers ended with, and the folder that both had for snapshots."""
+    folder = tmp_path_factory.mktemp("workers")
+    yield together(folder, folder), folder
+    shutil.rmtree(folder)
+
+
+def together(*folders: Path, words: tuple[str, ...] = (), restore: Path | None = None) -> list[Any]:
+    started = group({"worker": len(folders)}, "tf_snapshots.py", *words, folders=folders, restore=restore)
+    return [end(process) for process in started.values()]
+
+
+# ---- one process
+
+
+def test_a_killed_program_resumes_bit_for_bit_although_its_data_is_read_ahead(undisturbed: Any, tmp_path: Path) -> None:
+    run("tf_snapshots.py", "--kill-at", 8, folder=tmp_path / "killed", code=-9)
+    last = steps(tmp_path / "killed")[-1]
+    assert 3 <= last <= 8
+    newest = tmp_path / "killed" / f"step-{last}"
+    # The data is prefetched to the end of the epoch, and yet the position is that of the step.
+    position = json.loads((newest / "state.json").read_text())["order"]
+    assert [position["epoch"], position["position"]] == undisturbed["positions"][last - 1]
+    resumed = run("tf_snapshots.py", folder=tmp_path / "resumed", restore=newest)
+    assert resumed["begin"] == last
+    assert resumed["positions"] == undisturbed["positions"][last:]
+    assert (resumed["weights"], resumed["random"]) == (undisturbed["weights"], undisturbed["random"])
+
+
+def test_the_values_are_those_of_the_step_however_long_the_writing_takes(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "later_updates", folder=tmp_path)
+    names = ["add", "rows", "slice", "adam", "function"]
+    assert seen == {"changed": names, "kept": names, "read by TensorFlow": names}
+
+
+def test_metrics_and_versions_lie_beside_it(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "about", folder=tmp_path)
+    assert seen["steps"] == ["step-2"]
+    assert seen["about"]["parts"] == 1
+    assert seen["about"]["metrics"] == {"loss": 0.5, "accuracy": 0.25}
+    assert sorted(seen["about"]["versions"]) == ["keras", "numpy", "python", "tensorflow"]
+
+
+def test_what_cannot_be_written_is_a_warning_and_closing_raises(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "disk", folder=tmp_path)
+    assert [told["_"] for told in seen["told"]] == ["warning", "saved", "warning"]
+    assert seen["told"][0]["text"].startswith("the snapshot of step 1 could not be written: ")
+    assert seen["steps"] == [[], ["step-2"], ["step-2"]]
+    assert seen["raised"]
+
+
+def test_while_one_is_written_the_next_is_put_off(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "busy", folder=tmp_path)
+    assert seen["skipped"] == [0, 0, 0, 1, 1, 1, 1, 2]
+    assert seen["values"] == {"step-2": 2.0, "step-6": 6.0, "step-8": 8.0}
+
+
+def test_before_leaving_one_is_taken_whatever_is_still_written(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "leaving", folder=tmp_path)
+    assert seen == {"answers": [False] * 4 + [True], "steps": ["step-2", "step-5"]}
+
+
+def test_what_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "mismatch", folder=tmp_path)
+    assert seen["error"] == (
+        "the snapshot .../step-1 does not fit the program; only in the program: new; only in the snapshot: gone; "
+        "of another shape: other (there [2], here [3]) (before restoring, build model and optimizer)"
+    )
+    assert seen["same"] == [7.0]
+
+
+def test_a_variable_that_comes_too_late_to_be_restored_is_said_at_once(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "late", folder=tmp_path)
+    assert seen["error"].startswith("made or replaced after restore() or the first snapshot")
+    assert ": y:0 (build" in seen["error"]
+    assert seen["steps"] == []
+
+
+def test_outside_a_run_nothing_happens(tmp_path: Path) -> None:
+    seen = run("tf_stories.py", "outside", folder=tmp_path)
+    assert seen == {"restored": 0, "answers": [False, False], "steps": []}
+
+
+# ---- workers of one strategy
+
+
+def test_the_first_of_the_workers_writes_for_all(workers: tuple[list[Any], Path]) -> None:
+    ended, folder = workers
+    assert steps(folder)[-1] == 12
+    assert ended[0]["seen"] != ended[1]["seen"]  # each has its own value of the variable that is synchronized on read
+    kept = json.loads((folder / "step-12" / "state.json").read_text())
+    assert len(kept["random"]) == 2
+
+
+def test_workers_resume_bit_for_bit(workers: tuple[list[Any], Path], tmp_path: Path) -> None:
+    ended, folder = workers
+    first = steps(folder)[0]
+    resumed = together(tmp_path, tmp_path, restore=folder / f"step-{first}")
+    for before, after in zip(ended, resumed, strict=True):
+        assert after["begin"] == first
+        assert (after["weights"], after["random"]) == (before["weights"], before["random"])
+        assert after["positions"] == before["positions"][first:]
+
+
+def test_workers_skip_the_same_ones_and_only_the_first_has_files(
+    workers: tuple[list[Any], Path], tmp_path: Path
+) -> None:
+    ended = together(tmp_path / "first", tmp_path / "second", words=("--hold",))
+    assert [each["skipped"] for each in ended] == [[0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]] * 2
+    assert steps(tmp_path / "first") == [3, 12]
+    assert not (tmp_path / "second").exists()
+    assert [each["weights"] for each in ended] == [each["weights"] for each in workers[0]]
+
+
+def test_fewer_workers_go_on_with_the_next_example(workers: tuple[list[Any], Path], tmp_path: Path) -> None:
+    ended, folder = workers
+    first = steps(folder)[0]
+    alone = run("tf_snapshots.py", folder=tmp_path, restore=folder / f"step-{first}")
+    assert alone["begin"] == first
+    assert alone["positions"] == ended[0]["positions"][first:]
+
+
+# ---- parameter servers
+
+
+def test_a_coordinator_saves_what_lies_on_parameter_servers(tmp_path: Path) -> None:
+    first = coordinate(tmp_path, 3)
+    assert first == {"begin": 0, "restored": [0.0] * 6, "final": [3.0] * 3 + [6.0] * 3, "counter": 3}
+    second = coordinate(tmp_path, 4, restore=tmp_path / "chief" / "step-2")
+    assert second == {"begin": 2, "restored": [2.0] * 3 + [4.0] * 3, "final": [4.0] * 3 + [8.0] * 3, "counter": 4}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chief"]
+
+
+def coordinate(place: Path, last: int, restore: Path | None = None) -> Any:
+    roles = {"worker": 1, "ps": 2, "chief": 1}  # the coordinator is not the first task
+    folders = [place / name for name in ("worker", "ps-0", "ps-1", "chief")]
+    started = group(roles, "tf_snapshots_ps.py", last, folders=folders, restore=restore)
+    try:
+        return end(started.pop("chief-0"))
+    finally:
+        for process in started.values():
+            kill(process.pid)
+            process.communicate()

@@ -1,0 +1,105 @@
+"""A TensorFlow program that takes snapshots, alone or under MultiWorkerMirroredStrategy, and says what it ends with."""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import paceline
+from paceline.runtime import contract
+from paceline.tensorflow import Snapshots, indices
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--every", type=int, default=3)
+parser.add_argument("--kill-at", type=int, help="after this step, with SIGKILL, once the snapshots so far are written")
+parser.add_argument("--hold", action="store_true", help="the first worker writes nothing before the last step")
+given = parser.parse_args()
+
+strategy = tf.distribute.get_strategy()
+rank = 0
+if "TF_CONFIG" in os.environ:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    rank = strategy.cluster_resolver.task_id
+keras.utils.set_random_seed(1)
+tf.config.experimental.enable_op_determinism()
+np.random.seed(rank)  # each worker has its own
+random.seed(rank)
+images = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    dropout = keras.layers.Dropout(0.5)
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    generator = tf.random.Generator.from_seed(5)
+    seen = tf.Variable(
+        tf.zeros([4]),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.MEAN,
+    )
+
+
+def update(batch: tf.Tensor, noise: tf.Tensor) -> None:
+    seen.assign(0.9 * seen + 0.1 * tf.reduce_mean(batch, axis=0))
+    with tf.GradientTape() as tape:
+        made = model(dropout(batch + noise + generator.normal([4]), training=True))
+        loss = tf.reduce_sum((made - tf.reduce_sum(batch, axis=1, keepdims=True)) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+
+train_step = tf.function(lambda *values: strategy.run(update, values), reduce_retracing=True)
+
+if given.hold and rank == 0:
+    writing, gate = contract.writing, threading.Event()
+
+    def held(*words: object, **more: object) -> object:
+        gate.wait()
+        return writing(*words, **more)
+
+    contract.writing = held
+
+order = paceline.Shards(size=len(images), batch=8, seed=2)
+data = indices(order).map(lambda chosen: tf.gather(images, chosen)).prefetch(8)
+if "TF_CONFIG" in os.environ:
+    data = strategy.distribute_datasets_from_function(lambda _, data=data: data)
+state = {"model": model, "optimizer": optimizer, "dropout": dropout, "generator": generator, "seen": seen}
+positions, skipped = [], []
+with Snapshots(state, every=given.every, order=order) as snapshots:
+    step = begin = snapshots.restore()
+    while step < given.steps:
+        for batch in order.through(data):
+            noise = np.random.normal() + random.random() + float(tf.random.normal([]))
+            train_step(batch, tf.constant(noise, tf.float32))
+            step += 1
+            positions.append((order.epoch, order.position))
+            snapshots.step(step, noise=noise)
+            skipped.append(snapshots.skipped)
+            if step == given.kill_at:
+                snapshots._background.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == given.steps:
+                break
+    if given.hold and rank == 0:
+        gate.set()
+own = strategy.experimental_local_results(seen)[0]
+values = [*model.variables, *optimizer.variables, *dropout.variables, own]
+print(
+    json.dumps(
+        {
+            "begin": begin,
+            "weights": hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest(),
+            "seen": hashlib.sha256(np.asarray(own).tobytes()).hexdigest(),
+            "positions": positions,
+            "skipped": skipped,
+            "random": [random.random(), np.random.normal()],
+        }
+    )
+)

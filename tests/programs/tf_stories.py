@@ -1,0 +1,167 @@
+"""Short stories of snapshots in one TensorFlow process: each says what it saw, as JSON."""
+
+import json
+import os
+import resource
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+import paceline.tensorflow
+from paceline.runtime import contract
+from paceline.tensorflow import SnapshotMismatch, Snapshots
+
+FOLDER = Path(os.environ["PACELINE_SNAPSHOT_DIR"])
+
+
+def held() -> threading.Event:
+    """From now on snapshots are written only once this is set."""
+    writing, gate = contract.writing, threading.Event()
+
+    def wait(*words: object, **more: object) -> object:
+        gate.wait()
+        return writing(*words, **more)
+
+    contract.writing = wait
+    return gate
+
+
+def steps() -> list[str]:
+    return sorted(path.name for path in FOLDER.iterdir()) if FOLDER.exists() else []
+
+
+def later_updates() -> object:
+    """Training goes on while a snapshot is held up, with every kind of update; the values are those of its step."""
+    weights = {name: tf.Variable(tf.random.normal([64, 4])) for name in ("add", "rows", "slice", "adam", "function")}
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build([weights["adam"]])
+    state = {**weights, "optimizer": optimizer}
+    before = {name: variable.numpy() for name, variable in weights.items()}
+    compiled = tf.function(lambda: weights["function"].assign_add(tf.ones([64, 4])), jit_compile=True)
+    gate = held()
+    with Snapshots(state) as snapshots:
+        snapshots.save(1)
+        for _ in range(3):
+            weights["add"].assign_add(tf.ones([64, 4]))
+            weights["rows"].scatter_add(tf.IndexedSlices(tf.ones([2, 4]), [1, 2]))
+            weights["slice"][1:5].assign(weights["slice"][2:6] + 1.0)
+            optimizer.apply([tf.ones([64, 4])], [weights["adam"]])
+            compiled()
+        changed = [name for name, variable in weights.items() if (variable.numpy() != before[name]).any()]
+        gate.set()
+    reader = tf.train.load_checkpoint(str(FOLDER / "step-1"))
+    kept = {name: reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE") for name in weights}
+    same = [name for name in weights if (kept[name] == before[name]).all()]
+    tf.train.Checkpoint(**state).read(str(FOLDER / "step-1" / "ckpt")).assert_consumed()
+    back = [name for name, variable in weights.items() if (variable.numpy() == before[name]).all()]
+    return {"changed": changed, "kept": same, "read by TensorFlow": back}
+
+
+def about() -> object:
+    snapshots = Snapshots({"x": tf.Variable(1.0)}, every=2)
+    for step in range(1, 3):
+        snapshots.step(step, loss=tf.constant(0.5), accuracy=0.25)
+    snapshots.close()
+    return {"steps": steps(), "about": json.loads((FOLDER / "step-2" / "paceline.json").read_text())}
+
+
+def disk() -> object:
+    """Writing fails, training goes on, a later one succeeds, and closing after another failure raises."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.environ["PACELINE_REPORT_FD"] = str(theirs.fileno())
+    os.environ["PACELINE_REPORT_INODE"] = str(os.fstat(theirs.fileno()).st_ino)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    snapshots = Snapshots({"x": tf.Variable(tf.zeros([1 << 20]))})
+    told, seen = [], []
+    for step, limit in enumerate([1 << 16, most, 1 << 16], start=1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+        snapshots.save(step)
+        told.append(json.loads(ours.recv(1 << 16)))
+        seen.append(steps())
+    try:
+        snapshots.close()
+        raised = ""
+    except tf.errors.OpError as error:
+        raised = type(error).__name__
+    snapshots.close()
+    return {"told": told, "steps": seen, "raised": raised}
+
+
+def busy() -> object:
+    """Due at 2, 4, 6 and 8; the first write ends after step 5, the next one after the last step."""
+    x = tf.Variable(0.0)
+    gate = held()
+    snapshots = Snapshots({"x": x}, every=2)
+    skipped = []
+    for step in range(1, 9):
+        x.assign(float(step))
+        snapshots.step(step)
+        skipped.append(snapshots.skipped)
+        if step == 5:
+            gate.set()
+            snapshots._background.wait()
+            gate.clear()
+    gate.set()
+    snapshots.close()
+    values = {
+        name: float(tf.train.load_checkpoint(str(FOLDER / name)).get_tensor("x/.ATTRIBUTES/VARIABLE_VALUE"))
+        for name in steps()
+    }
+    return {"skipped": skipped, "values": values}
+
+
+def leaving() -> object:
+    """The snapshot before leaving is not skipped, whatever is still being written."""
+    x = tf.Variable(0.0)
+    gate = held()
+    answers = []
+    with Snapshots({"x": x}, every=2) as snapshots:
+        for step in range(1, 9):
+            if step == 5:
+                paceline.tensorflow.leaving = lambda: True
+                gate.set()
+            answers.append(snapshots.step(step))
+            if answers[-1]:
+                break
+    return {"answers": answers, "steps": steps()}
+
+
+def mismatch() -> object:
+    with Snapshots({"same": tf.Variable([1.0]), "other": tf.Variable([1.0, 2.0]), "gone": tf.Variable(3.0)}) as one:
+        one.save(1)
+    os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
+    same = tf.Variable([7.0])
+    two = Snapshots({"same": same, "other": tf.Variable([1.0, 2.0, 3.0]), "new": tf.Variable(3.0)})
+    return {"error": refused(two.restore), "same": same.numpy().tolist()}
+
+
+def late() -> object:
+    """A variable that comes after restore() could not be restored: that is said in the first run."""
+    state = tf.train.Checkpoint(x=tf.Variable(1.0))
+    snapshots = Snapshots(state)
+    snapshots.restore()
+    state.y = tf.Variable(2.0, name="y")
+    snapshots.save(1)
+    return {"error": refused(snapshots.close), "steps": steps()}
+
+
+def outside() -> object:
+    """No run: nothing is written, and nothing is in the way."""
+    del os.environ["PACELINE_SNAPSHOT_DIR"]
+    with Snapshots({"x": tf.Variable(1.0)}, every=1) as snapshots:
+        return {"restored": snapshots.restore(), "answers": [snapshots.step(step) for step in (1, 2)], "steps": steps()}
+
+
+def refused(call: object) -> str:
+    try:
+        call()
+    except SnapshotMismatch as error:
+        return str(error).replace(str(FOLDER), "...")
+    return ""
+
+
+print(json.dumps(globals()[sys.argv[1]]()))
