@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from people import Person, Run, eventually, lines
+from people import IMAGE, Person, Run, eventually, lines
+
+from stores import parts
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
@@ -94,6 +97,81 @@ def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, sta
     ]
     assert len(kept) == 2 and max(each["step"] for each in kept) == last
     assert all(set(each["parts"]) == {"worker-0", "worker-1", "worker-2"} for each in kept)
+
+
+@pytest.fixture
+def bucket(person: Person) -> dict[str, str]:
+    """An S3 server in a pod of the namespace, which all pods reach; its settings as a Secret and as they are."""
+    shutil.copy(parts.versitygw(), person.shared / "versitygw")
+    (person.shared / "objects" / "digits").mkdir(parents=True, mode=0o777)
+    (person.shared / "objects").chmod(0o777)
+    (person.shared / "objects" / "digits").chmod(0o777)
+    restricted = {
+        "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    keys = {"ROOT_ACCESS_KEY": "digits", "ROOT_SECRET_KEY": "a secret of the digits"}
+    container = {
+        "name": "store", "image": IMAGE, "securityContext": restricted,
+        "command": ["/shared/versitygw", "--port", ":7070", "posix", "--sidecar", "/tmp", "/shared/objects"],
+        "env": [{"name": name, "value": value} for name, value in keys.items()],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/tmp"}],
+    }  # fmt: skip
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}, {"name": "tmp", "emptyDir": {}}]
+    metadata = {"name": "store", "namespace": person.namespace, "labels": {"app": "store"}}
+    service = {"selector": {"app": "store"}, "ports": [{"port": 7070}]}
+    known = {
+        "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"], "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
+        "AWS_ENDPOINT_URL": "http://store:7070", "AWS_REGION": "us-east-1",
+    }  # fmt: skip
+    person.cluster.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": known},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+         "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0}},
+    )  # fmt: skip
+
+    def up() -> bool:
+        return bool(person.cluster.get("pod", "store", "-n", person.namespace)["status"].get("phase") == "Running")
+
+    eventually("the store", up)
+    return known
+
+
+def test_in_a_bucket_with_an_image_that_knows_nothing_of_buckets(
+    person: Person, start: Callable[..., Run], bucket: dict[str, str]
+) -> None:
+    settings = json.loads(person.job(TRAINING).read_text())["kubernetes"]
+    run = start(
+        program=TRAINING, snapshots={"to": "s3://digits/training"},
+        kubernetes={**settings, "env_from": [{"secret": "store"}]},
+    )  # fmt: skip
+    first = run.wait("committed")
+    lost = run.pods("worker")[0]["metadata"]["name"]
+    captain = run.pods("captain")[0]["metadata"]["name"]
+    person.cluster.kubectl("delete", "pod", lost, captain, "-n", person.namespace, "--grace-period=1")
+    run.wait("committed", generation=2)
+    assert restored(run) >= first["step"]
+    person.finish()
+    assert run.ends() == 0, run.said()
+    kept = list((person.shared / "objects" / "digits" / "training" / run.name).glob("step-*/manifest.json"))
+    assert len(kept) == 3
+    assert bucket["AWS_SECRET_ACCESS_KEY"] not in (run.folder / "events.jsonl").read_text() + run.said()
+
+
+def test_a_bucket_that_cannot_be_used_ends_the_run_before_any_task_starts(
+    person: Person, start: Callable[..., Run], bucket: dict[str, str]
+) -> None:
+    settings = json.loads(person.job(TRAINING).read_text())["kubernetes"]
+    run = start(
+        program=TRAINING, snapshots={"to": "s3://letters/training"},
+        kubernetes={**settings, "env_from": [{"secret": "store"}]},
+    )  # fmt: skip
+    assert run.ends() == 1, run.said()
+    report = run.report()
+    assert (report["status"], report["cause"], report["generations"]) == ("failed", "store", 0)
+    assert "there is no such bucket" in report["reason"] and "s3://letters/training" in report["reason"]
+    assert run.events("task-started") == []
 
 
 def test_a_claim_is_made_on_request_and_stays(person: Person, start: Callable[..., Run]) -> None:

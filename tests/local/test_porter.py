@@ -23,7 +23,8 @@ RUN = "digits-3f9a"
 class Porter:
     def __init__(self, place: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.agent.porter", place, RUN], env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            [sys.executable, "-m", "paceline.agent.porter", json.dumps({"place": place, "run": RUN})],
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self._asked = 0

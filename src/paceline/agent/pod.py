@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.agent import __main__ as keeper
 from paceline.agent.options import Options, endpoint
+from paceline.agent.porter import OBSTORE
 from paceline.agent.unpack import UnpackError, unpack
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, from_data
 
@@ -51,7 +52,10 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
     if told["role"] == CAPTAIN:
         serve = f"{every}:{told['serve']}" if told["serve"] else ""
         listen = f"{every}:{endpoint(told['captain'])[1]}"
-        return replace(options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve)
+        obstore = _joined(told["obstore"], f"{told['folder']}/served/{told['run']}") if told["obstore"] else ""
+        return replace(
+            options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve, obstore=obstore
+        )
     python = shutil.which("python") or sys.executable
     if told["role"] == TENSORBOARD:
         listen = f"{every}:{endpoint(told['tensorboard'])[1]}"
@@ -74,7 +78,19 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
         devices=tuple(str(device) for device in range(host.gpus)),
         tensorboard=told["tensorboard"],
         snapshots=told["snapshots"],
+        obstore=told["obstore"],
     )
+
+
+def _joined(source: str, folder: str) -> str:
+    """The parts of an archive, in one file."""
+    os.makedirs(folder, exist_ok=True)
+    path = f"{folder}/{OBSTORE}"
+    with open(path, "wb") as whole:
+        for name in sorted(name for name in os.listdir(source) if not name.startswith(".")):
+            with open(f"{source}/{name}", "rb") as part:
+                shutil.copyfileobj(part, whole)
+    return path
 
 
 def _plan(source: str, folder: str) -> str:

@@ -6,6 +6,7 @@ one after the other; short requests do not wait for them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -13,15 +14,17 @@ import shutil
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Callable
 
 from paceline.agent.options import endpoint
 from paceline.storage.folder import Folder
 from paceline.storage.manifest import Damaged, Id, Newer, parse
 from paceline.storage.places import open_store
-from paceline.storage.snapshots import Snapshots, Superseded, Unfit
+from paceline.storage.snapshots import Snapshots, Superseded, Unfit, always
 from paceline.storage.store import Store, StoreError, Unwanted, Wanted
 
 Request = dict[str, Any]
@@ -182,16 +185,44 @@ class Errand:
     run: str
     rate: int | None = None  # bytes a second that may be sent
     tls: str = ""  # folder of certificates, for peers
-    serve: str = ""  # host:port that peers may use the place at
+    serve: str = ""  # host:port that peers may use the place at, or get obstore from
+    obstore: str = ""  # where it comes from, if there is none here: an archive, or peer://host:port
+    folder: str = ""  # for it
+
+
+PEER = "peer://"
+OBSTORE = "obstore.zip"
 
 
 def _open(errand: Errand, patience: float | None) -> Store:
-    if errand.place.startswith("peer://"):
-        from paceline.agent.link import SERVER_NAME, context
-        from paceline.storage.peer import Peer
+    return _peer(errand, errand.place) if errand.place.startswith(PEER) else open_store(errand.place, patience)
 
-        return Peer(endpoint(errand.place[7:]), context(errand.tls, "member", server=False), SERVER_NAME)
-    return open_store(errand.place, patience)
+
+def _peer(errand: Errand, address: str) -> Store:
+    from paceline.agent.link import SERVER_NAME, context
+    from paceline.storage.peer import Peer
+
+    return Peer(endpoint(address[len(PEER) :]), context(errand.tls, "member", server=False), SERVER_NAME)
+
+
+def _bring_obstore(errand: Errand) -> None:
+    """It is sent along, as few images have it; one that is there is used."""
+    if not errand.obstore or errand.place.startswith(("/", PEER)) or find_spec("obstore") is not None:
+        return
+    folder = f"{errand.folder}/obstore"
+    if not os.path.isdir(folder):
+        archive = errand.obstore
+        if archive.startswith(PEER):
+            archive = f"{errand.folder}/.{OBSTORE}"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(archive)  # what an earlier try has left
+            _peer(errand, errand.obstore).fetch(f"{errand.run}/{OBSTORE}", archive, always)
+        partial = f"{folder}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(partial)
+        os.rename(partial, folder)
+    sys.path.append(folder)
 
 
 def _serve(errand: Errand) -> None:
@@ -200,7 +231,8 @@ def _serve(errand: Errand) -> None:
 
     try:
         tls = context(errand.tls, "captain", server=True)
-        Server(endpoint(errand.serve), tls, Folder(errand.place), errand.run)
+        folder = errand.place if errand.place.startswith("/") else os.path.dirname(os.path.dirname(errand.obstore))
+        Server(endpoint(errand.serve), tls, Folder(folder), errand.run)
     except OSError as error:
         raise StoreError(f"cannot serve {errand.place} at {errand.serve}: {error.strerror}", passing=True) from None
 
@@ -222,19 +254,24 @@ def main(words: str) -> int:
         os.nice(NICE)
     except OSError:
         pass
-    try:
-        short = Snapshots(_open(errand, PATIENCE), errand.run)
-        transfers = Snapshots(_open(errand, None), errand.run)
-        if errand.serve:
-            _serve(errand)
-    except StoreError as error:
-        for line in sys.stdin.buffer:
-            answer({"id": json.loads(line)["id"], **_failed("store", str(error), error.passing)})
-        return 0
-    porter = Porter(short, transfers, answer, errand.rate)
+    porter: Porter | None = None
+    serving = not errand.serve
     for line in sys.stdin.buffer:
-        porter.ask(json.loads(line))
-    porter.close()
+        request = json.loads(line)
+        try:
+            if not serving:
+                _serve(errand)
+                serving = True
+            if porter is None:
+                _bring_obstore(errand)
+                short, transfers = (Snapshots(_open(errand, patience), errand.run) for patience in (PATIENCE, None))
+                porter = Porter(short, transfers, answer, errand.rate)
+            porter.ask(request)
+        except (StoreError, OSError, KeyError, zipfile.BadZipFile) as error:
+            text = str(error) if isinstance(error, StoreError) else f"obstore cannot be put in place here: {error!r}"
+            answer({"id": request["id"], **_failed("store", text, getattr(error, "passing", True))})
+    if porter is not None:
+        porter.close()
     return 0
 
 

@@ -44,5 +44,6 @@ def main(
         agent_archive(),
         prepared.code,
         certificates() if with_certificates else None,
+        library=prepared.library,
     )
     print("".join(f"---\n{dump(each)}" for each in objects), end="", flush=True)

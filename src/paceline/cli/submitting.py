@@ -84,7 +84,7 @@ def _submitted(
     plan, agent, secrets = replace(prepared.plan, kubernetes=there), agent_archive(), certificates()
     for left in reversed(range(1 if wanted else _TRIES)):
         run = new_run(plan.name, wanted)
-        objects = render(plan, run, agent, prepared.code, secrets, suspended=True)
+        objects = render(plan, run, agent, prepared.code, secrets, suspended=True, library=prepared.library)
         try:
             # Before there is anything on the cluster: whatever happens to us, `ls` and `delete` know of the run.
             folder = known.make_folder(plan, prepared.text, cluster, run)

@@ -76,6 +76,7 @@ def _open() -> int:
         found = os.fstat(int(number))
         if stat.S_ISSOCK(found.st_mode) and str(found.st_ino) == inode:
             _descriptor = int(number)
+            os.set_blocking(_descriptor, False)
             atexit.register(_send)
     except (KeyError, ValueError, OSError):
         pass

@@ -22,4 +22,5 @@ def open_store(to: str, patience: float | None = None) -> Store:
 
         return Objects(to) if patience is None else Objects(to, patience)
     except ImportError as error:
-        raise StoreError(f"{to} cannot be used here: obstore cannot be loaded ({error})") from None
+        hint = "an image with obstore, or with Python 3.11 or newer and glibc, has or takes it"
+        raise StoreError(f"{to} cannot be used here: obstore cannot be loaded ({error}); {hint}") from None

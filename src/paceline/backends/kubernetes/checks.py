@@ -166,7 +166,7 @@ def _pod() -> dict[str, Any]:
     from paceline.job import load_text
 
     text = "{name: doctor, framework: none, command: [python], code: image, kubernetes: {image: python}}"
-    return pods.captain(plans.make(load_text(text, "job.yaml", Path.cwd(), cluster=True).job), "doctor")
+    return pods.captain(plans.make(load_text(text, "job.yaml", Path.cwd(), cluster=True).job), "doctor", [])
 
 
 def _nodes(cluster: Cluster) -> Iterator[Check]:

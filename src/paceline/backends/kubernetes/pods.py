@@ -28,6 +28,7 @@ RUN_FOLDER, HOME = "/paceline/run", "/paceline/home"
 LAST_WORDS = "/dev/termination-log"
 CREDENTIALS = "/paceline/credentials"
 SNAPSHOTS_FOLDER = "/paceline/snapshots"
+LIBRARY_FOLDER = "/paceline/library"
 WORK = "/paceline/work"  # unless the job file says otherwise
 
 # An image may call it python or python3, and an old one may mean Python 2 by the first.
@@ -39,16 +40,20 @@ _FIND_PYTHON = (
 )
 
 
-def captain(plan: Plan, run: str) -> Object:
+def captain(plan: Plan, run: str, library: list[str]) -> Object:
+    """`library`: the names of the ConfigMaps that carry it."""
     container = _container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
     told = _told(plan, run, CAPTAIN, run, 0)
     volumes: list[Object] = []
     mounts: list[Object] = []
     if plan.snapshots.in_bucket:
-        told |= {"snapshots": "", "serve": 0}
+        told |= {"snapshots": "", "serve": names.SNAPSHOTS_PORT, "obstore": LIBRARY_FOLDER}
+        sources = [{"configMap": {"name": name}} for name in library]
+        volumes.append({"name": "paceline-library", "projected": {"sources": sources}})
+        mounts.append({"name": "paceline-library", "mountPath": LIBRARY_FOLDER, "readOnly": True})
         _give_credentials(plan, container, told, volumes, mounts)
     else:
-        told |= {"snapshots": _claimed(plan, volumes, mounts), "serve": names.SNAPSHOTS_PORT}
+        told |= {"snapshots": _claimed(plan, volumes, mounts), "serve": names.SNAPSHOTS_PORT, "obstore": ""}
         container["env"] = _env(told)
     container["volumeMounts"] = _mounts(mounts)
     spec = _spec(plan, run, container, volumes, "captain")
@@ -89,7 +94,8 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
     told |= {"work": "" if own_work and settings["work"] == WORK else settings["work"]}
     told |= {"code": CODE_FOLDER if code else ""}
     peer = f"peer://{names.captain_host(run)}:{names.SNAPSHOTS_PORT}"
-    told |= {"snapshots": "" if plan.snapshots.in_bucket else peer}
+    in_bucket = plan.snapshots.in_bucket
+    told |= {"snapshots": "" if in_bucket else peer, "obstore": peer if in_bucket else ""}
     volumes, mounts = _extra_volumes(settings["volumes"])
     _give_credentials(plan, container, told, volumes, mounts)
     if not own_work:

@@ -29,6 +29,7 @@ class Prepared:
     text: str
     notes: tuple[str, ...]
     code: tuple[bytes, ...]
+    library: tuple[bytes, ...] = ()
 
 
 def prepare(loaded: Loaded) -> Prepared:
@@ -39,11 +40,19 @@ def prepare(loaded: Loaded) -> Prepared:
             "kubernetes.image is not set: say which container image the tasks run in, for example "
             "--set kubernetes.image=tensorflow/tensorflow:2.21.0"
         )
+    books = _library() if plan.snapshots.in_bucket else ()
     if plan.code == CODE_IN_IMAGE:
-        return Prepared(plan, loaded.text, tuple(loaded.notes), ())
+        return Prepared(plan, loaded.text, tuple(loaded.notes), (), books)
     code = collect(Path(plan.code))
     notes = (*loaded.notes, *code.notes, f"sending {plan.code}: {code.describe()}")
-    return Prepared(plan, loaded.text, notes, tuple(code.chunks(CHUNK)))
+    return Prepared(plan, loaded.text, notes, tuple(code.chunks(CHUNK)), books)
+
+
+def _library() -> tuple[bytes, ...]:
+    from paceline.backends.kubernetes.library import library
+
+    whole = library()
+    return tuple(whole[begin : begin + CHUNK] for begin in range(0, len(whole), CHUNK))
 
 
 def certificates() -> dict[str, str]:

@@ -27,17 +27,20 @@ def render(
     code: Sequence[bytes] = (),
     certificates: Mapping[str, str] | None = None,
     suspended: bool = False,
+    library: Sequence[bytes] = (),
 ) -> list[Object]:
-    """The captain's Job first: it owns the others, once it has a uid. `code`: parts of at most CHUNK bytes."""
+    """The captain's Job first: it owns the others, once it has a uid. `code`, `library`: parts of at most CHUNK bytes,
+    the library where snapshots go to a bucket."""
     parts = {f"{run}-code-{number:02}": part for number, part in enumerate(code)}
+    books = {f"{run}-library-{number:02}": part for number, part in enumerate(library)}
     objects = [
-        _job(plan, run, run, CAPTAIN, 1, pods.captain(plan, run), suspended),
+        _job(plan, run, run, CAPTAIN, 1, pods.captain(plan, run, list(books)), suspended),
         _service(plan, run),
         _network_policy(plan, run),
         _secret(plan, run, certificates or {}),
         _config(plan, run, f"{run}-agent", {"agent.pyz": agent}),
         _plan(plan, run),
-        *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in parts.items()),
+        *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in (parts | books).items()),
         *([_claim(plan)] if plan.snapshots.claim else []),
     ]
     if plan.tensorboard:
