@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from typing import Callable
 
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
 
@@ -120,6 +121,14 @@ class Folder:
         except OSError as error:
             raise self._failed("write", name, error) from None
 
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        try:
+            return digest(self._path(name), wanted)
+        except FileNotFoundError:
+            raise KeyError(name) from None
+        except OSError as error:
+            raise self._failed("read", name, error) from None
+
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         try:
             return copy(self._path(name), path, wanted, sync=False)
@@ -170,20 +179,11 @@ class Folder:
 
 def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
     """Digested on the way: one pass."""
-    digest, size = hashlib.sha256(), 0
     reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         writing = os.open(target, _NEW, _MADE)
         try:
-            while True:
-                data = os.read(reading, PIECE)
-                if not wanted(len(data)):
-                    raise Unwanted(source)
-                if not data:
-                    break
-                write_all(writing, data)
-                digest.update(data)
-                size += len(data)
+            found = _pass_on(reading, source, wanted, lambda data: write_all(writing, data))
             if sync:
                 os.fsync(writing)
         except BaseException:
@@ -193,7 +193,28 @@ def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str
             os.close(writing)
     finally:
         os.close(reading)
-    return size, digest.hexdigest()
+    return found
+
+
+def digest(source: str, wanted: Wanted) -> tuple[int, str]:
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _pass_on(reading, source, wanted, lambda data: None)
+    finally:
+        os.close(reading)
+
+
+def _pass_on(reading: int, source: str, wanted: Wanted, to: Callable[[bytes], None]) -> tuple[int, str]:
+    made, size = hashlib.sha256(), 0
+    while True:
+        data = os.read(reading, PIECE)
+        if not wanted(len(data)):
+            raise Unwanted(source)
+        if not data:
+            return size, made.hexdigest()
+        to(data)
+        made.update(data)
+        size += len(data)
 
 
 def write_all(fd: int, data: bytes) -> None:
