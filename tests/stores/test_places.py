@@ -177,7 +177,7 @@ def test_a_store_that_is_away_is_passing_trouble(
 
 def test_settings_that_are_missing_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(StoreError, match="az://container cannot be used: .*Account must be specified"):
+    with pytest.raises(StoreError, match=r"az://container cannot be used: .*Account must be specified"):
         Objects("az://container")
 
 
