@@ -30,10 +30,6 @@ def place(home: Path, name: str = RUN) -> Path:
     return home / "runs" / name / "snapshots" / name
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 # ---- ls
 
 
@@ -232,7 +228,7 @@ def test_a_copy_is_what_was_committed(home: Path, tmp_path: Path) -> None:
     done = call(home, "snapshots", "get", "--to", str(target))
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"step-40-g2 of digits-3f9a is in {target}: 2 files, 19 KiB\n"
-    assert contents(target) == {"variables/weights": committed.weights(40), "step": b"40"}
+    assert recorded.contents(target) == {"variables/weights": committed.weights(40), "step": b"40"}
     (tmp_path / "empty").mkdir()
     assert call(home, "snapshots", "get", RUN, "step-10", "--to", "empty", cwd=tmp_path).returncode == 0
     assert (tmp_path / "empty" / "step").read_text() == "10"

@@ -80,7 +80,7 @@ def is_place(written: str) -> bool:
 
 def place_of(run: Run) -> str:
     """Where a run that this machine knows commits to. Empty: to its cluster, which is not looked into."""
-    to = _planned_place(run.folder)
+    to = planned_place(run.folder)
     if is_bucket(to):
         return to
     return "" if runs.on_cluster(run.folder) else to or str(run.folder / "snapshots")
@@ -90,7 +90,7 @@ def of_run(run: Run) -> Source:
     """Nothing is asked of the place yet."""
     place = place_of(run)
     if not place:
-        to = _planned_place(run.folder)
+        to = planned_place(run.folder)
         where = f"at {to} on its cluster" if to else "in its captain's pod"
         raise OutOfReach(
             f"the snapshots of {run.name} are {where}, which cannot be reached from here yet; those at a bucket "
@@ -141,7 +141,7 @@ def holds_committed(run: Run) -> bool:
     return any((run.folder / "snapshots" / run.name).glob("step-*-g*/manifest.json"))
 
 
-def _planned_place(folder: Path) -> str:
+def planned_place(folder: Path) -> str:
     planned = (runs.read_object(folder / "plan.json") or {}).get("snapshots")
     to = planned.get("to") if isinstance(planned, dict) else None
     return to if isinstance(to, str) else ""
