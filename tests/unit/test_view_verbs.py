@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,27 @@ def test_ls_and_status_give_the_fields_of_the_report(home: Path) -> None:
     assert {key: status[key] for key in listed[1]} == listed[1]
     assert [task["task"] for task in status["tasks"]] == recorded.TASKS
     assert status["waiting"] is None
+    assert status["saved"] == {"step": 100, "snapshot": "step-100-g1", "at": at(5.5)}
+    assert status["committed"] == status["saved"]
+
+
+def test_status_tells_what_is_saved_from_what_is_committed(tmp_path: Path) -> None:
+    saved = recorded.event(6, "saved", step=120, snapshot="step-120-g1")
+    folder = recorded.write(tmp_path, events=[*recorded.LIFE[:10], saved])
+    with recorded.supervised(folder):
+        [line] = [line for line in call(tmp_path, "status").stdout.splitlines() if line.startswith("  snapshots")]
+        told = re.sub(r"(\d+ (d|h|min|s) ?)+ago", "... ago", line)
+        where = f"{folder}/snapshots/digits-3f9a/step-100-g1"
+        assert told == f"  snapshots    step 120 saved ... ago, step 100 committed ... ago: {where}"
+        status = json.loads(call(tmp_path, "status", "-o", "json").stdout)
+        assert (status["saved"]["step"], status["committed"]["step"]) == (120, 100)
+
+
+def test_status_without_snapshots_says_nothing_of_them(tmp_path: Path) -> None:
+    recorded.write(tmp_path, events=recorded.LIFE[:8])
+    assert "snapshots" not in call(tmp_path, "status").stdout
+    status = json.loads(call(tmp_path, "status", "-o", "json").stdout)
+    assert (status["saved"], status["committed"]) == (None, None)
 
 
 def test_a_loss_of_nan_is_still_json(tmp_path: Path) -> None:

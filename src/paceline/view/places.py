@@ -86,6 +86,15 @@ def place_of(run: Run) -> str:
     return "" if runs.on_cluster(run.folder) else to or str(run.folder / "snapshots")
 
 
+def described(run: Run, snapshot: str) -> str:
+    """Where that snapshot is, in words."""
+    place, to = place_of(run), planned_place(run.folder)
+    if not place and not to:
+        return "in its captain's pod"
+    where = f"{(place or to).rstrip('/')}/{run.name}/{snapshot}"
+    return where if place else f"{where} on its cluster"
+
+
 def of_run(run: Run) -> Source:
     """Nothing is asked of the place yet."""
     place = place_of(run)
