@@ -83,7 +83,9 @@ def place_of(run: Run) -> str:
     to = planned_place(run.folder)
     if is_bucket(to):
         return to
-    return "" if runs.on_cluster(run.folder) else to or str(run.folder / "snapshots")
+    if runs.on_cluster(run.folder):
+        return ""
+    return to if to.startswith("/") else str(run.folder / "snapshots")
 
 
 def described(run: Run, snapshot: str) -> str:
