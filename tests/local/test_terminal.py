@@ -167,6 +167,16 @@ def test_what_is_left_of_a_run_is_asked_for_as_snapshots(me: Person, snapshots: 
     assert not snapshots.exists()
 
 
+def test_delete_says_which_snapshots_cannot_stay(me: Person) -> None:
+    folder = recorded.write(me.home, committed.RUN, report=recorded.REPORT)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "on": "kubernetes"}))
+    terminal = me.terminal("delete", "digits")
+    terminal.wait_for(r"Committed snapshots stay, but for those in the captain's pod of digits-3f9a\. \[y/N\] ")
+    terminal.type("n\n")
+    assert terminal.end() == 1 and folder.exists()
+
+
 def test_snapshots_rm_asks(me: Person, snapshots: Path) -> None:
     for answer, code in (("n", 1), ("y", 0)):
         terminal = me.terminal("snapshots", "rm", "digits", "10", "step-20-g2")

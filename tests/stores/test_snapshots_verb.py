@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -13,7 +15,10 @@ import pytest
 import recorded
 from committed import NAMES, RUN
 
+from paceline.storage.manifest import Id, Manifest
 from paceline.storage.objects import Objects
+from paceline.storage.snapshots import Snapshots
+from paceline.storage.store import PIECE
 from stores.faults import Toxiproxy
 from stores.servers import Store
 
@@ -140,6 +145,30 @@ def test_a_server_that_never_answers_is_given_up_soon(s3: Store, home: Path) -> 
         done = recorded.call(home, "snapshots", "ls", f"{s3.url}/{RUN}", env=env)
         assert time.monotonic() - began < SOON_S
     assert (done.returncode, done.stderr) == (1, f"error: cannot list {s3.url}/{RUN}/: no answer from {endpoint}\n")
+
+
+def test_a_slow_line_is_no_failure_and_ctrl_c_does_not_wait_for_it(
+    s3: Store, home: Path, there: str, toxiproxy: Toxiproxy, tmp_path: Path
+) -> None:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "weights").write_bytes(os.urandom(PIECE))
+    snapshots = Snapshots(bucket(s3), RUN)
+    id = Id(50, 2)
+    assert snapshots.commit(Manifest(RUN, id, 1, (snapshots.send(id, "worker-0", str(tmp_path / "big")),)))
+    link = toxiproxy.link(s3.port)
+    words = recorded.paceline_command("snapshots", "get", there, "--to", str(tmp_path / "new" / "copy"))
+    env = {**recorded.environment(home), **s3.through(link).options}
+    with link.bandwidth(800_000):  # longer than the patience for an answer
+        begun = subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True)
+        while not list(tmp_path.glob("new/.copy.*.partial/weights")):
+            assert begun.poll() is None
+        begun.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert begun.communicate(timeout=60)[1] == "" and begun.returncode == 130
+        assert time.monotonic() - began < 5 and not (tmp_path / "new").exists()
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert recorded.contents(tmp_path / "new" / "copy") == recorded.contents(tmp_path / "big")
 
 
 def test_settings_that_are_missing_are_one_line(home: Path) -> None:

@@ -129,7 +129,9 @@ def _ask(chosen: list[Run], elsewhere: list[Source], snapshots: bool) -> None:
     elif snapshots:
         what = f"delete {names} with all logs, TensorBoard files and snapshots{also}?"
     else:
-        what = f"delete {names} with all logs and TensorBoard files? Committed snapshots stay."
+        lost = [run.name for run in chosen if _in_pod(run)]
+        but = f", but for those in the captain's pod of {', '.join(lost)}" if lost else ""
+        what = f"delete {names} with all logs and TensorBoard files? Committed snapshots stay{but}."
     confirm(what, f"say --yes to delete {names}" + (" with all snapshots" if snapshots else ""))
 
 
@@ -182,10 +184,21 @@ def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) ->
     return 1 if forgotten else 0
 
 
+def _in_pod(run: Run) -> bool:
+    """Whether snapshots were committed to the captain's pod, which nothing outlives."""
+    from paceline.view import places, runs, state
+
+    if not runs.on_cluster(run.folder) or places.planned_place(run.folder):
+        return False
+    return state.read(run).state.committed is not None
+
+
 def _stays(run: Run) -> str:
     """Where the snapshots are that are not deleted, and how to delete them."""
     from paceline.view import places, state
 
+    if _in_pod(run):
+        return "; its snapshots went with its captain's pod"
     place = places.place_of(run)
     if place == str(run.folder / "snapshots"):
         if not places.holds_committed(run):
@@ -194,8 +207,7 @@ def _stays(run: Run) -> str:
     if state.read(run).state.committed is None:
         return ""
     if not place:
-        to = places.planned_place(run.folder)
-        return f"; its snapshots stay in {to} on its cluster" if to else ""
+        return f"; its snapshots stay in {places.planned_place(run.folder)} on its cluster"
     where = f"{place.rstrip('/')}/{run.name}"
     return f"; its snapshots stay at {where}: `paceline delete --snapshots {where}` deletes them"
 

@@ -148,7 +148,7 @@ def get(
     whole = made.files().values()
     amount = sum(file.size for _, file in whole)
     with _ended_like_ctrl_c(), _progress(str(made.id), amount) as still:
-        snapshots.copy(source.reader, made, folder, still)
+        snapshots.copy(source.transfers, made, folder, still)
     tell(f"{made.id} of {source.run} is in {folder}: {count(len(whole), 'file')}, {size(amount)}")
     return 0
 
@@ -178,7 +178,7 @@ def verify(
         try:
             made = source.reader.manifest(id)
             with _progress(str(id), made.size) as still:
-                wrong = snapshots.damages(source.reader, made, still)
+                wrong = snapshots.damages(source.transfers, made, still)
             words = _amount(snapshots.Found(id, True, made))
         except Gone:
             tell(f"{id} was deleted meanwhile")

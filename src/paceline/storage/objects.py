@@ -183,20 +183,19 @@ class Objects:
 
         ahead: deque[Future[bytes]] = deque()
         starts = iter(range(0, size, PIECE))
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                while True:
-                    ahead.extend(pool.submit(get, start) for start, _ in zip(starts, range(AT_ONCE + 1 - len(ahead))))
-                    if not ahead:
-                        return
-                    try:
-                        data = ahead.popleft().result()
-                    except Exception as error:
-                        raise self._failed("read", name, error) from None
-                    yield data
-            finally:
-                for each in ahead:
-                    each.cancel()
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            while True:
+                ahead.extend(pool.submit(get, start) for start, _ in zip(starts, range(AT_ONCE + 1 - len(ahead))))
+                if not ahead:
+                    return
+                try:
+                    data = ahead.popleft().result()
+                except Exception as error:
+                    raise self._failed("read", name, error) from None
+                yield data
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever gives up does not wait for pieces nobody wants
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
         """Where a server has refused it says so in a text of its own; what it says else is for who made the server."""

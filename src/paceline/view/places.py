@@ -52,7 +52,8 @@ class Reader(Protocol):
 class Source:
     run: str
     place: str  # <place>/<run>/ is what belongs to the run
-    reader: Reader
+    reader: Reader  # answers soon, or fails soon
+    transfers: Reader  # the same for what takes its time: a slow line is no failure
     folder: Path | None = None  # where this machine keeps the run, if it knows it
 
     @property
@@ -110,22 +111,27 @@ def of_run(run: Run) -> Source:
     if is_bucket(place):
         os.environ.update(_settings(run.folder))
     from paceline.storage.places import open_store
-    from paceline.storage.snapshots import Snapshots
 
-    return Source(run.name, place, Snapshots(open_store(place, PATIENCE_S), run.name), run.folder)
+    return _source(run.name, place, open_store(place, PATIENCE_S), run.folder)
 
 
 def at_place(written: str) -> Source:
     """`s3://bucket/path/RUN` or `/folder/RUN`: of a run of any machine. Looks whether it is there."""
     from paceline.storage.places import open_store
-    from paceline.storage.snapshots import Snapshots
 
     place, run = _split(written)
     store = open_store(place, PATIENCE_S)
     inside = store.folders(f"{run}/")
     if not any(_of_a_run(name) for name in inside):
         raise NoPlace(_none_there(store, place, run, inside))
-    return Source(run, place, Snapshots(store, run), _known_here(place, run))
+    return _source(run, place, store, _known_here(place, run))
+
+
+def _source(run: str, place: str, store: Store, folder: Path | None) -> Source:
+    from paceline.storage.places import open_store
+    from paceline.storage.snapshots import Snapshots
+
+    return Source(run, place, Snapshots(store, run), Snapshots(open_store(place), run), folder)
 
 
 def delete_all(source: Source) -> None:
