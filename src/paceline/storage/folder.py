@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from typing import Callable
 
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
 
@@ -121,14 +120,6 @@ class Folder:
         except OSError as error:
             raise self._failed("write", name, error) from None
 
-    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
-        try:
-            return digest(self._path(name), wanted)
-        except FileNotFoundError:
-            raise KeyError(name) from None
-        except OSError as error:
-            raise self._failed("read", name, error) from None
-
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         try:
             return copy(self._path(name), path, wanted, sync=False)
@@ -139,6 +130,14 @@ class Folder:
         except OSError as error:
             if error.filename == path:
                 raise
+            raise self._failed("read", name, error) from None
+
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        try:
+            return digest(self._path(name), wanted)
+        except FileNotFoundError:
+            raise KeyError(name) from None
+        except OSError as error:
             raise self._failed("read", name, error) from None
 
     def _path(self, name: str) -> str:
@@ -177,13 +176,35 @@ class Folder:
         return StoreError(f"cannot {verb} {self._path(name)}: {why}", passing)
 
 
+def digest(source: str, wanted: Wanted) -> tuple[int, str]:
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_all(reading, source, wanted)
+    finally:
+        os.close(reading)
+
+
+def _read_all(reading: int, source: str, wanted: Wanted, writing: int | None = None) -> tuple[int, str]:
+    made, size = hashlib.sha256(), 0
+    while True:
+        data = os.read(reading, PIECE)
+        if not wanted(len(data)):
+            raise Unwanted(source)
+        if not data:
+            return size, made.hexdigest()
+        if writing is not None:
+            write_all(writing, data)
+        made.update(data)
+        size += len(data)
+
+
 def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
     """Digested on the way: one pass."""
     reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         writing = os.open(target, _NEW, _MADE)
         try:
-            found = _pass_on(reading, source, wanted, lambda data: write_all(writing, data))
+            found = _read_all(reading, source, wanted, writing)
             if sync:
                 os.fsync(writing)
         except BaseException:
@@ -194,27 +215,6 @@ def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str
     finally:
         os.close(reading)
     return found
-
-
-def digest(source: str, wanted: Wanted) -> tuple[int, str]:
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _pass_on(reading, source, wanted, lambda data: None)
-    finally:
-        os.close(reading)
-
-
-def _pass_on(reading: int, source: str, wanted: Wanted, to: Callable[[bytes], None]) -> tuple[int, str]:
-    made, size = hashlib.sha256(), 0
-    while True:
-        data = os.read(reading, PIECE)
-        if not wanted(len(data)):
-            raise Unwanted(source)
-        if not data:
-            return size, made.hexdigest()
-        to(data)
-        made.update(data)
-        size += len(data)
 
 
 def write_all(fd: int, data: bytes) -> None:
