@@ -14,7 +14,11 @@ from committed import DEAD, NAMES, RUN
 from recorded import REPORT, call
 
 from paceline.storage.folder import Folder
-from paceline.storage.snapshots import Snapshots
+from paceline.storage.manifest import File, Gone, Id, Manifest
+from paceline.storage.snapshots import Known, Snapshots
+from paceline.storage.store import Wanted
+from paceline.view import snapshots
+from paceline.view.places import Reader
 
 
 @pytest.fixture
@@ -330,3 +334,44 @@ def test_what_it_reads_is_what_a_run_commits(home: Path) -> None:
     """Nothing here has a form of its own."""
     known = Snapshots(Folder(str(place(home).parent)), RUN).known()
     assert [str(id) for id in known.counted()] == NAMES
+
+
+# ---- whatever it reads from
+
+
+class Vanishing:
+    """A source of another kind, of which the run that trains lets one snapshot go while somebody looks."""
+
+    def __init__(self, home: Path, gone: str) -> None:
+        self._snapshots = Snapshots(Folder(str(place(home).parent)), RUN)
+        self._gone = gone
+
+    def known(self) -> Known:
+        return self._snapshots.known()
+
+    def manifest(self, id: Id) -> Manifest:
+        if str(id) == self._gone:
+            raise Gone(f"{id} is gone")
+        return self._snapshots.manifest(id)
+
+    def check(self, id: Id, task: str, file: File, still: Wanted) -> None:
+        raise Gone(f"{file.path} is gone")
+
+    def fetch(self, wanted: Manifest, folder: str, still: Wanted) -> int:
+        return 0
+
+    def delete(self, id: Id) -> None: ...
+
+    def delete_all(self) -> None: ...
+
+
+def test_what_is_deleted_while_somebody_looks_is_no_damage(home: Path) -> None:
+    made = Snapshots(Folder(str(place(home).parent)), RUN).manifest(Id(10, 1))
+    reader: Reader = Vanishing(home, "step-10-g1")
+    known = reader.known()
+    assert [str(found.id) for found in snapshots.look_up(reader, known, known.counted())] == NAMES[:2]
+    with pytest.raises(Gone):
+        snapshots.damages(reader, made, lambda _: True)
+    assert snapshots.damages(Vanishing(home, "another"), made, lambda _: True) == [
+        "step is gone", "variables/weights is gone",
+    ]  # fmt: skip

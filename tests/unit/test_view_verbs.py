@@ -366,6 +366,15 @@ def test_a_deletion_that_was_cut_short_is_finished_and_never_takes_snapshots(hom
     assert recorded.contents(snapshots) == before
 
 
+def test_what_cannot_be_read_is_not_taken_for_empty(home: Path, snapshots: Path) -> None:
+    (snapshots / "digits-3f9a").rename(snapshots / "aside")
+    (snapshots / "digits-3f9a").symlink_to("digits-3f9a")
+    done = call(home, "delete", "digits", "--yes")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("error: digits-3f9a could not be deleted: Too many levels of symbolic links: ")
+    assert (snapshots.parent / "plan.json").exists() and (snapshots / "aside" / "step-40-g2").exists()
+
+
 def test_a_run_on_a_cluster_whose_snapshots_are_out_of_reach(home: Path) -> None:
     folder = home / "runs" / "translate-0001"
     for name, more in (("run.json", {"on": "kubernetes"}), ("plan.json", {"snapshots": {"to": "/mnt/volume"}})):

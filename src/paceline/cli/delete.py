@@ -167,8 +167,8 @@ def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) ->
         complain(f"{run.name} is left as it is")
         return 1
     remained = runs.deleted(run.folder)
-    stays = "" if snapshots else _stays(run)
     try:
+        stays = "" if snapshots else _stays(run)
         if not snapshots and places.holds_committed(run):
             (run.folder / runs.DELETED).touch()  # first, so that a deletion that is cut short leaves no half of a run
             _clear(run.folder)

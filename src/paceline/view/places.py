@@ -154,8 +154,13 @@ def delete_all(source: Source) -> None:
 
 
 def holds_committed(run: Run) -> bool:
-    """Whether a committed snapshot is in the run's own folder, which would be deleted with it."""
-    return any((run.folder / "snapshots" / run.name).glob("step-*-g*/manifest.json"))
+    """Whether a committed snapshot is in the run's own folder, which would be deleted with it. A folder that cannot be
+    read is an error: nobody may take it for an empty one."""
+    try:
+        with os.scandir(run.folder / "snapshots" / run.name) as entries:
+            return any(_of_a_run(entry.name) and (Path(entry.path) / "manifest.json").exists() for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def planned_place(folder: Path) -> str:
