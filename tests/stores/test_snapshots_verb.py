@@ -23,6 +23,15 @@ from stores.faults import Toxiproxy
 from stores.servers import Store
 
 pytestmark = pytest.mark.timeout(180)
+SAVING = """
+import os
+from pathlib import Path
+
+partial = Path(os.environ["PACELINE_SNAPSHOT_DIR"], "partial")
+partial.mkdir()
+(partial / "state").write_text("seven")
+partial.rename(partial.with_name("step-7"))
+"""
 SOON_S = 20.0  # the patience of one request is 8 s; the rest is for a busy machine
 
 
@@ -70,6 +79,20 @@ def test_all_that_can_be_done_with_snapshots_at_a_bucket(s3: Store, home: Path, 
     assert (done.returncode, done.stdout) == (1, f"step-40-g2: {RUN}/step-40-g2/worker-0/step is gone\n")
     assert call(home, s3, "snapshots", "rm", there, "40", "--yes").stderr == "deleted step-40-g2\n"
     assert call(home, s3, "snapshots", "ls", there, "-o", "name").stdout.split() == NAMES[1:]
+
+
+def test_what_a_real_run_commits_to_a_bucket_is_found_there(s3: Store, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVING)
+    job = {"name": "digits", "framework": "none", "command": ["python", "train.py"], "snapshots": {"to": s3.url}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    done = call(home, s3, "run", str(tmp_path / "job.yaml"), "--run", RUN)
+    assert done.returncode == 0, done.stderr
+    assert f"  snapshots    step 7 committed: {s3.url}/{RUN}/step-7-g1\n" in done.stderr
+    assert call(home, s3, "snapshots", "ls", "-o", "name").stdout == "step-7-g1\n"
+    assert call(home, s3, "snapshots", "verify").returncode == 0
+    assert call(home, s3, "delete", RUN, "--yes").returncode == 0
+    assert call(home, s3, "snapshots", "get", f"{s3.url}/{RUN}", "--to", str(tmp_path / "copy")).returncode == 0
+    assert recorded.contents(tmp_path / "copy") == {"state": b"seven"}
 
 
 def test_a_run_known_here_is_read_where_its_plan_says(s3: Store, home: Path, there: str) -> None:
