@@ -7,9 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import committed
 import person
 import pytest
+import recorded
 from person import BAR, DEAF, SHORT, STEADY, Person, rendered
+
+from paceline.storage.folder import Folder
 
 CTRL_C = "\x03"
 
@@ -129,10 +133,77 @@ def test_delete_asks(me: Person) -> None:
     me.call("run")
     for answer, code in (("n", 1), ("", 1), ("y", 0)):
         terminal = me.terminal("delete", "digits")
-        terminal.wait_for(r"delete digits-[0-9a-f]{4} with all logs, snapshots and TensorBoard files\? \[y/N\] ")
+        terminal.wait_for(
+            r"delete digits-[0-9a-f]{4} with all logs and TensorBoard files\? Committed snapshots stay\. \[y/N\] "
+        )
         terminal.type(answer + "\n")
         assert terminal.end() == code
         assert bool(os.listdir(me.home / "runs")) == (code == 1)  # noqa: PTH208
+
+
+@pytest.fixture
+def snapshots(me: Person) -> Path:
+    """Those of a run that has ended, in its own folder."""
+    folder = recorded.write(me.home, committed.RUN, report=recorded.REPORT)
+    committed.life(Folder(str(folder / "snapshots")), me.folder / "scratch")
+    return folder / "snapshots"
+
+
+def test_delete_with_snapshots_asks_for_them(me: Person, snapshots: Path) -> None:
+    for answer, code in (("n", 1), ("y", 0)):
+        terminal = me.terminal("delete", "--snapshots", "digits")
+        terminal.wait_for(r"delete digits-3f9a with all logs, TensorBoard files and snapshots\? \[y/N\] ")
+        terminal.type(answer + "\n")
+        assert terminal.end() == code
+        assert snapshots.exists() == (code == 1)
+
+
+def test_what_is_left_of_a_run_is_asked_for_as_snapshots(me: Person, snapshots: Path) -> None:
+    me.call("delete", "digits", "--yes")
+    terminal = me.terminal("delete", "--snapshots", "digits")
+    terminal.wait_for(r"delete all snapshots of digits-3f9a\? \[y/N\] ")
+    terminal.type("y\n")
+    assert terminal.end() == 0
+    assert not snapshots.exists()
+
+
+def test_delete_says_which_snapshots_cannot_stay(me: Person) -> None:
+    folder = recorded.write(me.home, committed.RUN, report=recorded.REPORT)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "on": "kubernetes"}))
+    terminal = me.terminal("delete", "digits")
+    terminal.wait_for(r"Committed snapshots stay, but for those in the captain's pod of digits-3f9a\. \[y/N\] ")
+    terminal.type("n\n")
+    assert terminal.end() == 1 and folder.exists()
+
+
+def test_snapshots_rm_asks(me: Person, snapshots: Path) -> None:
+    for answer, code in (("n", 1), ("y", 0)):
+        terminal = me.terminal("snapshots", "rm", "digits", "10", "step-20-g2")
+        terminal.wait_for(r"delete step-10-g1 and step-20-g2 of digits-3f9a \(37 KiB\) at ")
+        terminal.wait_for(r"\? \[y/N\] ")
+        terminal.type(answer + "\n")
+        assert terminal.end() == code
+        assert (snapshots / committed.RUN / "step-10-g1").exists() == (code == 1)
+
+
+def test_a_copy_says_how_far_it_is_and_ctrl_c_leaves_nothing_half(me: Person, snapshots: Path) -> None:
+    weights = snapshots / committed.RUN / "step-40-g2" / "worker-0" / "variables" / "weights"
+    data = weights.read_bytes()
+    weights.unlink()
+    os.mkfifo(weights)  # whoever reads it waits
+    terminal = me.terminal("snapshots", "get", "digits", "--to", "new/copy")
+    terminal.wait_for("step-40-g2: 2 B of 19 KiB")
+    assert [path.name for path in (me.folder / "new").iterdir()] != ["copy"]
+    terminal.type(CTRL_C)
+    assert terminal.end() == 130
+    assert not (me.folder / "new").exists()
+    weights.unlink()
+    weights.write_bytes(data)
+    terminal = me.terminal("snapshots", "get", "digits", "--to", "new/copy")
+    assert terminal.end() == 0
+    [said] = [line for line in terminal.screen if line]
+    assert said == f"step-40-g2 of digits-3f9a is in {me.folder}/new/copy: 2 files, 19 KiB"
 
 
 def test_a_narrow_terminal_cuts_the_live_line(me: Person) -> None:

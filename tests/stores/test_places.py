@@ -11,7 +11,7 @@ import pytest
 
 from paceline.storage import objects
 from paceline.storage.folder import Folder
-from paceline.storage.manifest import Damaged, Id, Manifest
+from paceline.storage.manifest import Damaged, Gone, Id, Manifest
 from paceline.storage.objects import Objects
 from paceline.storage.snapshots import Snapshots, Superseded
 from paceline.storage.store import Store, StoreError, Unwanted
@@ -117,6 +117,37 @@ def test_a_transfer_can_be_given_up(place: Store, saved: Path, tmp_path: Path) -
     assert not list(tmp_path.glob("*restored*"))
 
 
+def test_every_byte_can_be_checked_where_it_is(place: Store, saved: Path, tmp_path: Path) -> None:
+    snapshots = Snapshots(place, RUN)
+    made = committed(snapshots, saved, 10)
+    [part] = made.parts
+    weights = next(file for file in part.files if file.path == "variables/weights")
+    seen: list[int] = []
+    for file in part.files:
+        snapshots.check(made.id, "worker-0", file, lambda data: seen.append(data) is None)
+    assert sum(seen) == made.size
+    name = f"{RUN}/step-10-g1/worker-0/variables/weights"
+    (tmp_path / "other").write_bytes(bytes(BIG))
+    place.send(str(tmp_path / "other"), name, lambda _: True)
+    with pytest.raises(Damaged, match=f"{name} is damaged: its digest is another"):
+        snapshots.check(made.id, "worker-0", weights)
+    place.delete(name)
+    with pytest.raises(Gone, match=f"{name} is gone"):
+        snapshots.check(made.id, "worker-0", weights)
+
+
+def test_all_of_a_run_is_deleted_and_nothing_else(place: Store, saved: Path) -> None:
+    for run in (RUN, f"{RUN}b"):
+        snapshots = Snapshots(place, run)
+        snapshots.begin(1, None)
+        snapshots.send(Id(20, 1), "worker-0", str(saved))  # never committed
+        assert snapshots.commit(Manifest(run, Id(10, 1), 1, (snapshots.send(Id(10, 1), "worker-0", str(saved)),)))
+    assert place.create(f"{RUN}/notes/of-a-person", b"mine")
+    left = [name for name in place.names("") if name.startswith(f"{RUN}b/")]
+    Snapshots(place, RUN).delete_all()
+    assert place.names("") == [f"{RUN}/notes/of-a-person", *left] and len(left) == 8
+
+
 # ---- buckets that cannot be used
 
 
@@ -140,8 +171,14 @@ def test_a_store_that_is_away_is_passing_trouble(
     snapshots = Snapshots(bucket(store.through(link)), RUN)
     with link.down(), pytest.raises(StoreError) as failed:
         snapshots.begin(1, None)
-    assert failed.value.passing
+    assert failed.value.passing and str(failed.value).endswith(f": no answer from {link.endpoint}")
     snapshots.begin(1, None)
+
+
+def test_settings_that_are_missing_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(StoreError, match=r"az://container cannot be used: .*Account must be specified"):
+        Objects("az://container")
 
 
 def test_a_connection_that_breaks_in_the_middle_costs_nothing(

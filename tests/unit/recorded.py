@@ -110,6 +110,11 @@ REPORT: dict[str, Any] = {
 }  # fmt: skip
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @contextlib.contextmanager
 def supervised(folder: Path) -> Iterator[None]:
     """Holds the lock as a supervisor does."""

@@ -54,11 +54,28 @@ def test_a_killed_task_and_those_ended_with_it_are_told_apart() -> None:
 def test_the_whole_life() -> None:
     end = folded(recorded.LIFE)
     assert (end.status, end.reason, end.cause) == ("succeeded", "all workers have succeeded", None)
-    assert (end.generation, end.steps, end.saved, end.committed) == (2, 161, 100, 100)
+    assert (end.generation, end.steps) == (2, 161)
+    assert end.committed == state.Mark(100, "step-100-g1", recorded.at(5.5), 1)
     assert end.metrics == {"worker-0": {"loss": 0.2, "accuracy": 0.91}}
     assert end.restarts == recorded.REPORT["restarts"]
     assert end.stacks == {"worker-0": 'File "train.py", line 3'}
     assert end.warnings == ["the disk is full"]
+
+
+def test_saved_and_committed_are_told_apart() -> None:
+    saved = upto("saved")
+    assert saved.saved is not None and (saved.saved.step, saved.committed) == (100, None)
+    later = [*recorded.LIFE[:10], event(6, "saved", step=120, snapshot="step-120-g1")]
+    found = folded(later)
+    assert found.saved is not None and found.committed is not None
+    assert (found.saved.step, found.committed.step) == (120, 100)
+
+
+def test_what_a_generation_saved_and_did_not_commit_ends_with_it() -> None:
+    saved = event(6, "saved", step=120, snapshot="step-120-g1")
+    again = folded([*recorded.LIFE[:10], saved, {**recorded.FORMED, "generation": 2}])
+    assert again.saved is not None and again.saved == again.committed
+    assert folded([saved, {**recorded.FORMED, "generation": 2}]).saved is None
 
 
 def test_steps_a_second_leave_out_the_time_between_generations() -> None:
@@ -187,6 +204,38 @@ def test_the_report_in_words(tmp_path: Path) -> None:
         f"  tensorboard  {folder}/tensorboard",
         "  next         paceline tensorboard digits-3f9a",
     ]
+
+
+def test_the_report_says_which_snapshot_is_committed_and_where(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, report=recorded.REPORT)
+    found = standing(folder)
+    told = report.snapshots(found)
+    assert told == f"step 100 committed: {folder}/snapshots/digits-3f9a/step-100-g1"
+    assert f"  snapshots    {told}" in report.text(found.report, told)
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "snapshots": {"to": "s3://training/digits"}}))
+    assert report.snapshots(found) == "step 100 committed: s3://training/digits/digits-3f9a/step-100-g1"
+
+
+def test_the_report_says_what_is_saved_only(tmp_path: Path) -> None:
+    saved = event(6, "saved", step=120, snapshot="step-120-g1")
+    folder = recorded.write(tmp_path, events=[recorded.STARTED, saved], report={**recorded.REPORT, "skipped": 3})
+    assert report.snapshots(standing(folder)) == "step 120 saved, 3 skipped, none committed"
+    (folder / "report.json").unlink()
+    with recorded.supervised(folder):
+        moment = events.seconds(recorded.at(18))
+        assert report.snapshots(standing(folder), moment) == "step 120 saved 12 s ago, none committed yet"
+
+
+@pytest.mark.parametrize(
+    ("to", "where"),
+    [("", "in its captain's pod"), ("/mnt/volume", "/mnt/volume/digits-3f9a/step-100-g1 on its cluster")],
+)
+def test_snapshots_inside_a_cluster_are_said_to_be_there(tmp_path: Path, to: str, where: str) -> None:
+    folder = recorded.write(tmp_path, report=recorded.REPORT)
+    for name, more in (("run.json", {"on": "kubernetes"}), ("plan.json", {"snapshots": {"to": to}})):
+        (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **more}))
+    assert report.snapshots(standing(folder)) == f"step 100 committed: {where}"
 
 
 def test_a_failed_run_names_its_reason_and_the_log_to_read(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import committed
 import pytest
 import recorded
 from recorded import REPORT, at, call
+
+from paceline.storage.folder import Folder
 
 LOGS = {
     "worker-0": f"{at(1)} g1 | hello\n{at(3)} g2 | again\n{at(4)} g2 ~ 10%\n{at(5)} g2 ~ 90%\n",
@@ -45,6 +49,27 @@ def test_ls_and_status_give_the_fields_of_the_report(home: Path) -> None:
     assert {key: status[key] for key in listed[1]} == listed[1]
     assert [task["task"] for task in status["tasks"]] == recorded.TASKS
     assert status["waiting"] is None
+    assert status["saved"] == {"step": 100, "snapshot": "step-100-g1", "at": at(5.5)}
+    assert status["committed"] == status["saved"]
+
+
+def test_status_tells_what_is_saved_from_what_is_committed(tmp_path: Path) -> None:
+    saved = recorded.event(6, "saved", step=120, snapshot="step-120-g1")
+    folder = recorded.write(tmp_path, events=[*recorded.LIFE[:10], saved])
+    with recorded.supervised(folder):
+        [line] = [line for line in call(tmp_path, "status").stdout.splitlines() if line.startswith("  snapshots")]
+        told = re.sub(r"(\d+ (d|h|min|s) ?)+ago", "... ago", line)
+        where = f"{folder}/snapshots/digits-3f9a/step-100-g1"
+        assert told == f"  snapshots    step 120 saved ... ago, step 100 committed ... ago: {where}"
+        status = json.loads(call(tmp_path, "status", "-o", "json").stdout)
+        assert (status["saved"]["step"], status["committed"]["step"]) == (120, 100)
+
+
+def test_status_without_snapshots_says_nothing_of_them(tmp_path: Path) -> None:
+    recorded.write(tmp_path, events=recorded.LIFE[:8])
+    assert "snapshots" not in call(tmp_path, "status").stdout
+    status = json.loads(call(tmp_path, "status", "-o", "json").stdout)
+    assert (status["saved"], status["committed"]) == (None, None)
 
 
 def test_a_loss_of_nan_is_still_json(tmp_path: Path) -> None:
@@ -94,6 +119,7 @@ def test_no_runs_yet(tmp_path: Path) -> None:
         (["delete"], 2, "error: name the runs to delete, or say --finished"),
         (["delete", "digits"], 2, "error: say --yes to delete digits-3f9a"),
         (["delete", "../../etc", "--yes"], 2, "error: no run '../../etc'"),
+        (["delete", "/usr/lib", "--yes", "--snapshots"], 2, "error: there are no snapshots of a run 'lib' at /usr"),
         (["plan", "none.yaml"], 2, "error: none.yaml: there is no such file"),
         (["validate", "none.yaml"], 2, "error: none.yaml: there is no such file"),
         (["run", "none.yaml"], 2, "error: none.yaml: there is no such file"),
@@ -221,6 +247,145 @@ def test_delete_takes_the_folder_and_nothing_else(home: Path) -> None:
     assert (outside / "kept").exists()
 
 
+@pytest.fixture
+def snapshots(home: Path) -> Path:
+    """Those of digits-3f9a, in its own folder."""
+    place = home / "runs" / "digits-3f9a" / "snapshots"
+    committed.life(Folder(str(place)), home / "scratch")
+    return place
+
+
+def committed_elsewhere(home: Path, tmp_path: Path) -> Path:
+    """Those of translate-0001, beside another run's."""
+    place, folder = tmp_path / "elsewhere", home / "runs" / "translate-0001"
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "snapshots": {"to": str(place)}}))
+    for run in ("translate-0001", "translate-0002"):
+        committed.life(Folder(str(place)), tmp_path / run, run)
+    return place
+
+
+def test_delete_leaves_the_snapshots_and_says_how_to_delete_them(home: Path, snapshots: Path) -> None:
+    before = recorded.contents(snapshots)
+    done = call(home, "delete", "digits", "--yes")
+    assert (done.returncode, done.stderr) == (
+        0,
+        f"deleted digits-3f9a; its snapshots stay in {snapshots}: "
+        "`paceline delete --snapshots digits-3f9a` deletes them\n",
+    )
+    assert recorded.contents(snapshots) == before
+    assert sorted(path.name for path in snapshots.parent.iterdir()) == ["deleted", "snapshots"]
+    assert call(home, "ls", "-o", "name").stdout == "translate-0001\n"
+    assert call(home, "status", "digits").returncode == 2
+    assert call(home, "snapshots", "ls", "digits", "-o", "name").stdout.split() == committed.NAMES
+    again = call(home, "delete", "digits", "--yes")
+    assert (again.returncode, again.stderr) == (
+        2,
+        "error: digits-3f9a is deleted, all but its snapshots: "
+        "`paceline delete --snapshots digits-3f9a` deletes them\n",
+    )
+    refused = call(home, "run", "--run", "digits-3f9a", "--", "true")
+    assert (
+        refused.returncode == 2 and "there are snapshots of an earlier run digits-3f9a; `paceline de" in refused.stderr
+    )
+    last = call(home, "delete", "--snapshots", "digits", "--yes")
+    assert (last.returncode, last.stderr) == (0, "deleted the snapshots of digits-3f9a\n")
+    assert [path.name for path in (home / "runs").iterdir()] == ["translate-0001"]
+
+
+def test_delete_with_snapshots_takes_all_at_once(home: Path, snapshots: Path) -> None:
+    asked = call(home, "delete", "--snapshots", "digits")
+    assert (asked.returncode, asked.stderr) == (2, "error: say --yes to delete digits-3f9a with all snapshots\n")
+    done = call(home, "delete", "--snapshots", "digits", "--yes")
+    assert (done.returncode, done.stderr) == (0, "deleted digits-3f9a\n")
+    assert not snapshots.parent.exists()
+
+
+def test_snapshots_elsewhere_stay_and_are_named(home: Path, tmp_path: Path) -> None:
+    where = committed_elsewhere(home, tmp_path) / "translate-0001"
+    done = call(home, "delete", "translate", "--yes")
+    assert (done.returncode, done.stderr) == (
+        0,
+        f"deleted translate-0001; its snapshots stay at {where}: `paceline delete --snapshots {where}` deletes them\n",
+    )
+    assert not (home / "runs" / "translate-0001").exists()
+    assert call(home, "delete", str(where), "--yes").stderr == (
+        f"error: no run '{where}': a place is for --snapshots, which deletes the run's snapshots there\n"
+    )
+    last = call(home, "delete", "--snapshots", str(where), "--yes")
+    assert (last.returncode, last.stderr) == (0, f"deleted the snapshots of translate-0001 at {where}\n")
+    assert [path.name for path in where.parent.iterdir()] == ["translate-0002"]
+
+
+def test_snapshots_elsewhere_are_deleted_with_the_run_and_nothing_beside_them(home: Path, tmp_path: Path) -> None:
+    where = committed_elsewhere(home, tmp_path) / "translate-0001"
+    (where / ".step-9-g1.partial").touch()  # of no snapshot
+    (where / "step-10-g1" / "worker-0" / ".left.0123.partial").touch()  # by a crash
+    other = recorded.contents(where.parent / "translate-0002")
+    done = call(home, "delete", "--snapshots", "translate", "--yes")
+    assert (done.returncode, done.stderr) == (
+        0, f"deleted the snapshots of translate-0001 at {where}\ndeleted translate-0001\n",
+    )  # fmt: skip
+    assert recorded.contents(where) == {".step-9-g1.partial": b""}
+    assert recorded.contents(where.parent / "translate-0002") == other
+
+
+def test_where_snapshots_cannot_be_deleted_the_run_is_left(home: Path, tmp_path: Path) -> None:
+    place = committed_elsewhere(home, tmp_path)
+    (place / "translate-0001").rename(tmp_path / "real")
+    (place / "translate-0001").symlink_to(tmp_path / "real")
+    before = recorded.contents(tmp_path / "real")
+    done = call(home, "delete", "--snapshots", "translate", "--yes")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        [
+            f"error: {place}/translate-0001 is a link: what it leads to is not deleted",
+            "error: translate-0001 is left as it is",
+        ],
+    )
+    assert recorded.contents(tmp_path / "real") == before
+    assert (home / "runs" / "translate-0001" / "plan.json").exists()
+
+
+def test_snapshots_of_a_run_that_trains_are_not_deleted(home: Path, tmp_path: Path) -> None:
+    where = committed_elsewhere(home, tmp_path) / "translate-0001"
+    with recorded.supervised(home / "runs" / "translate-0001"):
+        done = call(home, "delete", "--snapshots", str(where), "--yes", "--force")
+        assert (done.returncode, done.stderr) == (
+            1, "error: translate-0001 still runs: `paceline stop translate-0001` first\n",
+        )  # fmt: skip
+    assert (where / "step-40-g2" / "manifest.json").exists()
+
+
+def test_a_deletion_that_was_cut_short_is_finished_and_never_takes_snapshots(home: Path, snapshots: Path) -> None:
+    (snapshots.parent / "deleted").touch()
+    assert call(home, "ls", "-o", "name").stdout == "translate-0001\n"
+    before = recorded.contents(snapshots)
+    assert call(home, "delete", "translate", "--yes").returncode == 0
+    assert sorted(path.name for path in snapshots.parent.iterdir()) == ["deleted", "snapshots"]
+    assert recorded.contents(snapshots) == before
+
+
+def test_what_cannot_be_read_is_not_taken_for_empty(home: Path, snapshots: Path) -> None:
+    (snapshots / "digits-3f9a").rename(snapshots / "aside")
+    (snapshots / "digits-3f9a").symlink_to("digits-3f9a")
+    done = call(home, "delete", "digits", "--yes")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("error: digits-3f9a could not be deleted: Too many levels of symbolic links: ")
+    assert (snapshots.parent / "plan.json").exists() and (snapshots / "aside" / "step-40-g2").exists()
+
+
+def test_a_run_on_a_cluster_whose_snapshots_are_out_of_reach(home: Path) -> None:
+    folder = home / "runs" / "translate-0001"
+    for name, more in (("run.json", {"on": "kubernetes"}), ("plan.json", {"snapshots": {"to": "/mnt/volume"}})):
+        (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **more}))
+    done = call(home, "delete", "--snapshots", "translate", "--yes")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("error: the snapshots of translate-0001 are at /mnt/volume on its cluster")
+    assert done.stderr.endswith("; without --snapshots, the run is deleted and they stay\n")
+    assert folder.exists()
+
+
 def test_a_link_among_the_runs_is_not_a_run(tmp_path: Path) -> None:
     recorded.write(tmp_path / "other")
     (tmp_path / "runs").mkdir()
@@ -241,6 +406,14 @@ def test_a_running_run_is_not_deleted(tmp_path: Path) -> None:
 
 def test_delete_finished(home: Path) -> None:
     assert call(home, "delete", "--finished", "-y").returncode == 0
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_delete_finished_takes_snapshots_of_earlier_runs_too_where_asked_to(home: Path, snapshots: Path) -> None:
+    assert call(home, "delete", "--finished", "-y").returncode == 0
+    assert [path.name for path in (home / "runs").iterdir()] == ["digits-3f9a"]
+    assert call(home, "delete", "--finished", "-y").stderr == "nothing to delete\n"
+    assert call(home, "delete", "--finished", "--snapshots", "-y").returncode == 0
     assert list((home / "runs").iterdir()) == []
 
 

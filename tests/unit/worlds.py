@@ -85,6 +85,9 @@ class Memory:
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         raise NotImplementedError
 
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        raise NotImplementedError
+
 
 def _id(text: str) -> Id:
     found = parse_id(text)

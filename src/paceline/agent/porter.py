@@ -191,6 +191,10 @@ class Errand:
 
 
 PEER = "peer://"
+AUTHORITIES = (  # where distributions have them
+    "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/etc/pki/tls/cacert.pem",
+)  # fmt: skip
 OBSTORE = "obstore.zip"
 
 
@@ -206,8 +210,10 @@ def _peer(errand: Errand, address: str) -> Store:
 
 
 def _bring_obstore(errand: Errand) -> None:
-    """It is sent along, as few images have it; one that is there is used."""
-    if not errand.obstore or errand.place.startswith(("/", PEER)) or find_spec("obstore") is not None:
+    """It is sent along, as few images have it, and certificates of authorities with it; what is there is used."""
+    if not errand.obstore or errand.place.startswith(("/", PEER)):
+        return
+    if find_spec("obstore") is not None and _knows_authorities():
         return
     folder = f"{errand.folder}/obstore"
     if not os.path.isdir(folder):
@@ -223,6 +229,15 @@ def _bring_obstore(errand: Errand) -> None:
             packed.extractall(partial)
         os.rename(partial, folder)
     sys.path.append(folder)
+    if not _knows_authorities():
+        os.environ["SSL_CERT_FILE"] = f"{folder}/certifi/cacert.pem"
+
+
+def _knows_authorities() -> bool:
+    """Whether this image has certificates that servers are known by; without any, no client is made at all."""
+    if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
+        return True
+    return any(os.path.isfile(path) for path in AUTHORITIES)
 
 
 def _serve(errand: Errand) -> None:

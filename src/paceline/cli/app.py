@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from paceline.cli.say import Failure, complain
-from paceline.cli.verb import SETTINGS, load, plain, plain_parameter
+from paceline.cli.verb import Group, group, load
 
 PROGRAM = "paceline"
 VERBS = {
@@ -27,8 +26,9 @@ VERBS = {
     "status": "Show how a run stands.",
     "logs": "Show the output of a run's tasks.",
     "events": "Show what happened in a run.",
+    "snapshots": "Look at a run's snapshots, copy, check or delete them.",
     "stop": "Stop a run.",
-    "delete": "Delete runs with all they wrote.",
+    "delete": "Delete runs; their snapshots only where asked to.",
     "tensorboard": "Show a run in TensorBoard.",
     "doctor": "Check this machine, or a cluster.",
 }
@@ -42,6 +42,13 @@ _EXPLAINED = (
     ("paceline.backends.kubernetes.submit", "Left", 1),
     ("paceline.backends.kubernetes.code", "CodeError", 2),
     ("paceline.view.runs", "NoRun", 2),
+    ("paceline.view.places", "NoPlace", 2),
+    ("paceline.view.places", "OutOfReach", 1),
+    ("paceline.view.snapshots", "NoSnapshot", 2),
+    ("paceline.view.snapshots", "CannotCopy", 1),
+    ("paceline.storage.store", "StoreError", 1),
+    ("paceline.storage.manifest", "Damaged", 1),
+    ("paceline.storage.manifest", "Newer", 1),
 )
 
 
@@ -76,17 +83,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _command() -> Any:
-    app = typer.Typer(
-        name=PROGRAM,
-        cls=Verbs,
-        callback=_about,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        no_args_is_help=False,
-        invoke_without_command=True,
-        context_settings=SETTINGS,
-    )
-    return plain(typer.main.get_command(app))
+    return group(PROGRAM, Verbs, _about)
 
 
 def _about(context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version.")) -> int:
@@ -111,28 +108,11 @@ def _about(context: typer.Context, version: bool = typer.Option(False, "--versio
     return 0
 
 
-class Verbs(TyperGroup):
-    def get_help_option(self, ctx: Any) -> Any:
-        return plain_parameter(super().get_help_option(ctx))
+class Verbs(Group):
+    verbs = VERBS
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return load(cmd_name, VERBS[cmd_name]) if cmd_name in VERBS else None
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in VERBS and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], VERBS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(VERBS)}"
-            raise Failure(f"there is no verb {args[0]!r}; {hint}", 2)
-        return super().resolve_command(ctx, args)
+    def make(self, name: str) -> Any:
+        return load(name, VERBS[name])
 
 
 def _explain(error: Exception, arguments: list[str]) -> int:

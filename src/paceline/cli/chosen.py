@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from paceline.view.runs import Run
 
 
-def choose(run: str | None, on: str = "", context: str | None = None, namespace: str | None = None) -> Run:
+def choose(
+    run: str | None, on: str = "", context: str | None = None, namespace: str | None = None, remaining: bool = False
+) -> Run:
+    """`remaining`: also a run of which only the snapshots are left."""
     from paceline.view import runs
 
     cluster = cluster_of(on, context, namespace)
     if cluster is None:
         try:
-            return runs.find(run)
+            return runs.find(run, remaining)
         except runs.NoRun as error:
             raise runs.NoRun(f"{error}, and --on kubernetes looks on a cluster" if run else str(error)) from None
     if run is None:

@@ -1,8 +1,8 @@
-"""`paceline delete`: removes runs with all they wrote, and nothing else."""
+"""`paceline delete`: removes runs with what they wrote, their snapshots only where asked to, and nothing else."""
 
 from __future__ import annotations
 
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +10,10 @@ import typer
 
 from paceline.cli.chosen import choose, refresh
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption, complete_runs
-from paceline.cli.say import complain, fail, tell
+from paceline.cli.say import complain, confirm, fail, tell
 
 if TYPE_CHECKING:
+    from paceline.view.places import Source
     from paceline.view.runs import Run
 
 
@@ -20,61 +21,122 @@ def main(
     run: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN", help="Ids, or beginnings of them.", show_default=False, autocompletion=complete_runs
+            metavar="RUN",
+            help="Ids, or beginnings of them; with --snapshots also s3://bucket/path/RUN, /folder/RUN.",
+            show_default=False,
+            autocompletion=complete_runs,
         ),
     ] = None,
     finished: Annotated[bool, typer.Option("--finished", help="All runs that have ended.")] = False,
+    snapshots: Annotated[
+        bool, typer.Option("--snapshots", help="Also their snapshots, wherever they are; also of runs deleted before.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also runs that still run: they are ended first.")] = False,
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Delete runs with their logs, snapshots and TensorBoard files."""
-    import shutil
+    """Delete runs with their logs and TensorBoard files. What was committed stays, unless --snapshots is given."""
+    from paceline.view import places, runs
 
-    from paceline.view import runs
-
-    for left in runs.runs_folder().glob(".deleting-*"):  # by a deletion that was cut short
-        shutil.rmtree(left, ignore_errors=True)
+    _finish_what_was_cut_short()
     if bool(run) == finished:
         fail("name the runs to delete, or say --finished" if not run else "name runs or say --finished, not both")
     if finished and (on or context or namespace):
         fail("--finished is for runs that this machine knows; name those of a cluster")
-    chosen = (
-        [r for r in runs.every() if not runs.alive(r.folder)]
-        if finished
-        else list(
-            {found.name: found for found in (choose(name, on, context, namespace) for name in run or [])}.values()
-        )
-    )
+    written = dict.fromkeys(run or [])
+    names = [name for name in written if not places.is_place(name)]
+    at_places = [_at_place(name, snapshots) for name in written if places.is_place(name)]
+    if finished:
+        chosen = [each for each in runs.every() if not runs.alive(each.folder)]
+        chosen += runs.remains() if snapshots else []
+    else:
+        found = [_choose(name, snapshots, on, context, namespace) for name in names]
+        chosen = list({each.name: each for each in found}.values())
     for each in chosen:
         refresh(each.folder)
-    if not chosen:
+    if not chosen and not at_places:
         tell("nothing to delete")
         return 0
     running = [r.name for r in chosen if runs.alive(r.folder)]
-    if running and not force:
-        fail(f"{', '.join(running)} still runs: `paceline stop {running[0]}` first, or say --force", 1)
+    running_there = [source.run for source in at_places if source.alive]
+    if running_there or (running and not force):
+        names = [*running_there, *running]
+        forced = "" if running_there else ", or say --force"
+        fail(f"{', '.join(names)} still runs: `paceline stop {names[0]}` first{forced}", 1)
+    elsewhere = {each.name: _elsewhere(each) if snapshots else None for each in chosen}
     if not yes:
-        _ask(chosen)
-    return max(_delete(r, force) for r in chosen)
+        _ask(chosen, [*filter(None, elsewhere.values()), *at_places], snapshots)
+    codes = [_delete(each, snapshots, elsewhere[each.name], force) for each in chosen]
+    codes += [_delete_snapshots(source) for source in at_places]
+    return max(codes)
 
 
-def _ask(chosen: list[Run]) -> None:
-    names = ", ".join(run.name for run in chosen)
-    if not sys.stdin.isatty():
-        fail(f"say --yes to delete {names}")
-    sys.stderr.write(f"delete {names} with all logs, snapshots and TensorBoard files? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        fail("nothing was deleted", 1)
-
-
-def _delete(run: Run, force: bool) -> int:
+def _finish_what_was_cut_short() -> None:
     import shutil
 
+    from paceline.view import places, runs
+
+    for left in runs.runs_folder().glob(".deleting-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    for run in runs.remains():
+        with suppress(OSError):
+            _clear(run.folder) if places.holds_committed(run) else _remove(run.folder)
+
+
+def _choose(name: str, snapshots: bool, on: str, context: str | None, namespace: str | None) -> Run:
     from paceline.view import runs
+
+    found = choose(name, on, context, namespace, remaining=True)
+    if runs.deleted(found.folder) and not snapshots:
+        fail(f"{found.name} is deleted, all but its snapshots: `paceline delete --snapshots {found.name}` deletes them")
+    return found
+
+
+def _at_place(written: str, snapshots: bool) -> Source:
+    if not snapshots:
+        fail(f"no run {written!r}: a place is for --snapshots, which deletes the run's snapshots there")
+    from paceline.view import places
+
+    return places.at_place(written)
+
+
+def _elsewhere(run: Run) -> Source | None:
+    """The run's snapshots, where they do not go with its folder."""
+    from paceline.view import places, runs
+
+    own = run.folder / "snapshots"
+    if places.place_of(run) == str(own) and not own.is_symlink():
+        return None
+    if runs.on_cluster(run.folder) and not places.planned_place(run.folder):
+        return None  # they go with its captain's pod
+    try:
+        return places.of_run(run)
+    except places.OutOfReach as error:
+        fail(f"{error}; without --snapshots, the run is deleted and they stay", 1)
+
+
+def _ask(chosen: list[Run], elsewhere: list[Source], snapshots: bool) -> None:
+    from paceline.view import runs
+
+    whole = [run.name for run in chosen if not runs.deleted(run.folder)]
+    remaining = [run.name for run in chosen if runs.deleted(run.folder)]
+    names = ", ".join(whole + remaining) or ", ".join(source.where for source in elsewhere)
+    also = f" ({', '.join(source.where for source in elsewhere)})" if elsewhere else ""
+    if not whole:
+        what = f"delete all snapshots of {', '.join([*remaining, *(source.run for source in elsewhere)])}{also}?"
+    elif snapshots:
+        what = f"delete {names} with all logs, TensorBoard files and snapshots{also}?"
+    else:
+        lost = [run.name for run in chosen if _in_pod(run)]
+        but = f", but for those in the captain's pod of {', '.join(lost)}" if lost else ""
+        what = f"delete {names} with all logs and TensorBoard files? Committed snapshots stay{but}."
+    confirm(what, f"say --yes to delete {names}" + (" with all snapshots" if snapshots else ""))
+
+
+def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) -> int:
+    from paceline.view import places, runs
 
     forgotten = False
     if runs.on_cluster(run.folder):
@@ -96,19 +158,95 @@ def _delete(run: Run, force: bool) -> int:
         if not gone(run.folder):
             complain(f"{run.name} does not end; left as it is")
             return 1
-    aside = run.folder.with_name(f".deleting-{run.name}")
     if not _inside(run.folder, runs.runs_folder()):
         complain(f"{run.folder} is not a folder of {runs.runs_folder()}: left as it is")
         return 1
+    if elsewhere is not None and forgotten:
+        complain(f"its snapshots at {elsewhere.where} are left: it may still run")
+    elif elsewhere is not None and _delete_snapshots(elsewhere):
+        complain(f"{run.name} is left as it is")
+        return 1
+    remained = runs.deleted(run.folder)
     try:
-        # Out of the way first, so that a deletion that is cut short leaves no half of a run in the list.
-        run.folder.rename(aside)
-        shutil.rmtree(aside)
+        stays = "" if snapshots else _stays(run)
+        if not snapshots and places.holds_committed(run):
+            (run.folder / runs.DELETED).touch()  # first, so that a deletion that is cut short leaves no half of a run
+            _clear(run.folder)
+        else:
+            _remove(run.folder)
     except OSError as error:
         complain(f"{run.name} could not be deleted: {error.strerror}: {error.filename}")
         return 1
-    tell(f"forgot {run.name} here; on the cluster it may still run" if forgotten else f"deleted {run.name}")
+    if forgotten:
+        tell(f"forgot {run.name} here; on the cluster it may still run")
+    else:
+        tell(f"deleted {'the snapshots of ' if remained else ''}{run.name}{stays}")
     return 1 if forgotten else 0
+
+
+def _in_pod(run: Run) -> bool:
+    """Whether snapshots were committed to the captain's pod, which nothing outlives."""
+    from paceline.view import places, runs, state
+
+    if not runs.on_cluster(run.folder) or places.planned_place(run.folder):
+        return False
+    return state.read(run).state.committed is not None
+
+
+def _stays(run: Run) -> str:
+    """Where the snapshots are that are not deleted, and how to delete them."""
+    from paceline.view import places, state
+
+    if _in_pod(run):
+        return "; its snapshots went with its captain's pod"
+    place = places.place_of(run)
+    if place == str(run.folder / "snapshots"):
+        if not places.holds_committed(run):
+            return ""
+        return f"; its snapshots stay in {place}: `paceline delete --snapshots {run.name}` deletes them"
+    if state.read(run).state.committed is None:
+        return ""
+    if not place:
+        return f"; its snapshots stay in {places.planned_place(run.folder)} on its cluster"
+    where = f"{place.rstrip('/')}/{run.name}"
+    return f"; its snapshots stay at {where}: `paceline delete --snapshots {where}` deletes them"
+
+
+def _delete_snapshots(source: Source) -> int:
+    from paceline.storage.store import StoreError
+    from paceline.view import places
+
+    try:
+        places.delete_all(source)
+    except StoreError as error:
+        complain(str(error))
+        return 1
+    tell(f"deleted the snapshots of {source.run} at {source.where}")
+    return 0
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    # Out of the way first, so that a deletion that is cut short leaves no half of a run in the list.
+    aside = folder.with_name(f".deleting-{folder.name}")
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
+def _clear(folder: Path) -> None:
+    """All but the snapshots."""
+    import shutil
+
+    from paceline.view import runs
+
+    for entry in folder.iterdir():
+        if entry.name in ("snapshots", runs.DELETED):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _inside(folder: Path, parent: Path) -> bool:

@@ -93,7 +93,7 @@ def follow(
     if output == "json":
         _print(standing.report)
     screen.show([""] if view.spoke else [])
-    screen.show(report.text(standing.report))
+    screen.show(report.text(standing.report, report.snapshots(standing)))
     return exit_code(str(standing.report.get("status")), stopping.asked)
 
 

@@ -52,3 +52,13 @@ def one_of(value: str, allowed: tuple[str, ...], option: str = "-o") -> str:
     if value and value not in allowed:
         fail(f"{option} {value!r}: {option} takes {', '.join(allowed)}")
     return value
+
+
+def confirm(question: str, unasked: str) -> None:
+    """Goes on where a person says yes. `unasked`: what to do where there is nobody to ask."""
+    if not sys.stdin.isatty():
+        fail(unasked)
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        fail("nothing was deleted", 1)

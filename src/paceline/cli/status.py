@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.chosen import choose, refresh
@@ -10,7 +11,7 @@ from paceline.cli.options import ContextOption, JsonOption, NamespaceOption, OnO
 from paceline.cli.say import one_of, print_json
 
 if TYPE_CHECKING:
-    from paceline.view.state import Standing, State
+    from paceline.view.state import Mark, Standing, State
 
 
 def main(
@@ -29,7 +30,8 @@ def main(
     standing = state.read(found)
     if output:
         pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
-        print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **pods})
+        more = {"saved": _mark(standing.state.saved), "committed": _mark(standing.state.committed)}
+        print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **more, **pods})
     else:
         print("\n".join(_text(standing)))
         sys.stdout.flush()
@@ -40,6 +42,10 @@ def _waiting(state: State) -> dict[str, Any] | None:
     if state.waiting is None:
         return None
     return {key: state.waiting.get(key) for key in ("missing", "since_s", "limit_s")}
+
+
+def _mark(mark: Mark | None) -> dict[str, Any] | None:
+    return None if mark is None else {"step": mark.step, "snapshot": mark.snapshot, "at": mark.at}
 
 
 def _on_cluster(standing: Standing) -> bool:
@@ -96,7 +102,8 @@ def _text(standing: Standing) -> list[str]:
     from paceline.view.terminal import table
     from paceline.view.words import size
 
-    told = [line for line in reports.text(standing.report) if not line.endswith(f"paceline status {standing.run}")]
+    told = reports.text(standing.report, reports.snapshots(standing, time.time()))
+    told = [line for line in told if not line.endswith(f"paceline status {standing.run}")]
     tasks = _tasks(standing)
     told[1:1] = _text_of_pods(standing) if _on_cluster(standing) else []
     if not tasks:

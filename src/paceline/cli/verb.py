@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+from paceline.cli.say import fail
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -25,12 +28,66 @@ class Verb(TyperCommand):
                     formatter.write_dl(rows)
 
 
+class Group(TyperGroup):
+    """Verbs, each made when it is called."""
+
+    verbs: ClassVar[Mapping[str, str]] = {}
+    above: ClassVar[str] = ""  # the words before theirs
+
+    def make(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return plain_parameter(super().get_help_option(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.verbs)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self.make(cmd_name) if cmd_name in self.verbs else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(self.verbs.items()))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.verbs and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.verbs, n=1)
+            there_are = ", ".join(self.above + verb for verb in self.verbs)
+            hint = f"did you mean {self.above + near[0]!r}?" if near else f"there are: {there_are}"
+            fail(f"there is no verb {self.above + args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
 def load(name: str, short_help: str) -> Any:
-    """The command of a verb, from the module of its name."""
+    """The command of a verb, from the module of its name; or the verbs below it, which are functions there."""
     module = import_module(f"paceline.cli.{name}")
+    below: Mapping[str, str] = getattr(module, "VERBS", {})
+    if not below:
+        return _command(name, module.main, getattr(module, "COMMAND", Verb), short_help)
+
+    class Below(Group):
+        verbs, above = below, f"{name} "
+
+        def make(self, name: str) -> Any:
+            return _command(name, getattr(module, name), Verb, below[name])
+
+    return group(name, Below, module.main, short_help=short_help, add_completion=False)
+
+
+def group(name: str, kind: type[Group], callback: Any, **more: Any) -> Any:
+    app = typer.Typer(
+        name=name, cls=kind, callback=callback, rich_markup_mode=None, pretty_exceptions_enable=False,
+        no_args_is_help=False, invoke_without_command=True, context_settings=SETTINGS, **more,
+    )  # fmt: skip
+    return plain(typer.main.get_command(app))
+
+
+def _command(name: str, function: Any, kind: Any, short_help: str) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    kind = getattr(module, "COMMAND", Verb)
-    app.command(name, cls=kind, short_help=short_help, context_settings=SETTINGS)(module.main)
+    app.command(name, cls=kind, short_help=short_help, context_settings=SETTINGS)(function)
     return plain(typer.main.get_command(app))
 
 

@@ -111,7 +111,8 @@ def _takes(field: dict[str, Any]) -> str:
         words = [value for option in field["anyOf"] for value in option.get("enum", [])]
         return " or ".join([_range(field["anyOf"][0]), *map("`{}`".format, words)]) if words else "number or text"
     if "$ref" in field:
-        return f"mapping, [see below](#{_name(field['$ref']).lower()})"
+        name = _name(field["$ref"]).lower()
+        return f"mapping, [see below](#{name if name in SECTIONS else f'snapshots{name}'})"
     kinds = {"array": "list of text", "object": "mapping", "boolean": "true or false", "string": "text"}
     if field["type"] == "integer":
         return _range(field)

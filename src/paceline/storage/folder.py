@@ -171,6 +171,14 @@ class Folder:
                 raise
             raise self._failed("read", name, error) from None
 
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        try:
+            return digest(self._path(name), wanted)
+        except FileNotFoundError:
+            raise KeyError(name) from None
+        except OSError as error:
+            raise self._failed("read", name, error) from None
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
@@ -207,22 +215,35 @@ class Folder:
         return StoreError(f"cannot {verb} {self._path(name)}: {why}", passing)
 
 
+def digest(source: str, wanted: Wanted) -> tuple[int, str]:
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_all(reading, source, wanted)
+    finally:
+        os.close(reading)
+
+
+def _read_all(reading: int, source: str, wanted: Wanted, writing: int | None = None) -> tuple[int, str]:
+    made, size = hashlib.sha256(), 0
+    while True:
+        data = os.read(reading, PIECE)
+        if not wanted(len(data)):
+            raise Unwanted(source)
+        if not data:
+            return size, made.hexdigest()
+        if writing is not None:
+            write_all(writing, data)
+        made.update(data)
+        size += len(data)
+
+
 def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
     """Digested on the way: one pass."""
-    digest, size = hashlib.sha256(), 0
     reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         writing = os.open(target, _NEW, _MADE)
         try:
-            while True:
-                data = os.read(reading, PIECE)
-                if not wanted(len(data)):
-                    raise Unwanted(source)
-                if not data:
-                    break
-                write_all(writing, data)
-                digest.update(data)
-                size += len(data)
+            found = _read_all(reading, source, wanted, writing)
             if sync:
                 os.fsync(writing)
         except BaseException:
@@ -232,7 +253,7 @@ def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str
             os.close(writing)
     finally:
         os.close(reading)
-    return size, digest.hexdigest()
+    return found
 
 
 def _pieces(fd: int) -> Iterator[bytes]:

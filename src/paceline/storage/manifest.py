@@ -19,6 +19,10 @@ class Damaged(Exception):
     """Not what was written; the text says which file, and what is wrong with it."""
 
 
+class Gone(Damaged):
+    """It was there, and is not any more: damaged, or deleted meanwhile."""
+
+
 class Newer(Exception):
     """Written by a version of Paceline that this one does not know."""
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, Callable
 
 from paceline.storage.folder import write_all
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
@@ -22,6 +22,7 @@ RETRY_S = 60.0  # for one request, with all its tries
 _PASSING = ("GenericError", "JoinError")
 _TRY_AGAIN = ("408", "429")
 _STATUS = re.compile(r"status code: ([0-9]{3})")
+_ASKED = re.compile(r"Error performing [A-Z]+ (https?://[^/?\s]+).*error sending request", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 
 
@@ -37,10 +38,13 @@ class Objects:
         }
         plain = {"allow_http": True} if _plain(options) else {}
         from_url: Any = obstore.store.from_url
-        self._store = from_url(
-            url, config=options or None, client_options={**limits, **plain},
-            retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=patience)},
-        )  # fmt: skip
+        try:
+            self._store = from_url(
+                url, config=options or None, client_options={**limits, **plain},
+                retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=patience)},
+            )  # fmt: skip
+        except Exception as error:  # settings that are missing, or that contradict each other
+            raise StoreError(f"{self._url} cannot be used: {_first_line(error)}") from None
 
     def create(self, name: str, data: bytes) -> bool:
         import obstore
@@ -139,26 +143,35 @@ class Objects:
             os.close(reading)
         return size, digest.hexdigest()
 
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        return self._pass_on(name, self._size(name), wanted, lambda data: None)
+
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
+        size = self._size(name)
+        writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            return self._pass_on(name, size, wanted, lambda data: write_all(writing, data))
+        finally:
+            os.close(writing)
+
+    def _size(self, name: str) -> int:
         import obstore
         from obstore.exceptions import NotFoundError
 
         try:
-            size = int(obstore.head(self._store, name)["size"])
+            return int(obstore.head(self._store, name)["size"])
         except (NotFoundError, FileNotFoundError):
             raise KeyError(name) from None
         except Exception as error:
             raise self._failed("read", name, error) from None
+
+    def _pass_on(self, name: str, size: int, wanted: Wanted, to: Callable[[bytes], None]) -> tuple[int, str]:
         digest = hashlib.sha256()
-        writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            for data in self._ranges(name, size):
-                if not wanted(len(data)):
-                    raise Unwanted(name)
-                digest.update(data)
-                write_all(writing, data)
-        finally:
-            os.close(writing)
+        for data in self._ranges(name, size):
+            if not wanted(len(data)):
+                raise Unwanted(name)
+            digest.update(data)
+            to(data)
         return size, digest.hexdigest()
 
     def _ranges(self, name: str, size: int) -> Iterator[bytes]:
@@ -170,20 +183,19 @@ class Objects:
 
         ahead: deque[Future[bytes]] = deque()
         starts = iter(range(0, size, PIECE))
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                while True:
-                    ahead.extend(pool.submit(get, start) for start, _ in zip(starts, range(AT_ONCE + 1 - len(ahead))))
-                    if not ahead:
-                        return
-                    try:
-                        data = ahead.popleft().result()
-                    except Exception as error:
-                        raise self._failed("read", name, error) from None
-                    yield data
-            finally:
-                for each in ahead:
-                    each.cancel()
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            while True:
+                ahead.extend(pool.submit(get, start) for start, _ in zip(starts, range(AT_ONCE + 1 - len(ahead))))
+                if not ahead:
+                    return
+                try:
+                    data = ahead.popleft().result()
+                except Exception as error:
+                    raise self._failed("read", name, error) from None
+                yield data
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever gives up does not wait for pieces nobody wants
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
         """Where a server has refused it says so in a text of its own; what it says else is for who made the server."""
@@ -195,7 +207,7 @@ class Objects:
             "401": "the credentials are not accepted",
             "403": "the credentials are not accepted, or do not allow it",
             "404": "there is no such bucket",
-        }.get(status, _first_line(error))
+        }.get(status, _no_answer(text) or _first_line(error))
         why = f"{why} ({code})" if code and code not in why else why
         passing = type(error).__name__ in _PASSING and (not status or status in _TRY_AGAIN or status[0] == "5")
         return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
@@ -205,6 +217,12 @@ def _plain(options: dict[str, Any]) -> bool:
     """An endpoint without TLS is used where somebody has named it so."""
     named = [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")]
     return any(str(value).startswith("http://") for value in (*named, *options.values()))
+
+
+def _no_answer(text: str) -> str:
+    """What the library says of a server that is away is long, and does not begin with the server."""
+    asked = _ASKED.search(text)
+    return f"no answer from {asked[1]}" if asked else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -190,6 +190,9 @@ class Peer:
     def create(self, name: str, data: bytes) -> bool:
         raise NotImplementedError
 
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        raise NotImplementedError
+
     def has(self, name: str) -> bool:
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from typing import Callable
 from paceline.storage import chain, manifest
 from paceline.storage.chain import Record
 from paceline.storage.folder import copy
-from paceline.storage.manifest import Damaged, File, Id, Manifest, Newer, Part, fit
+from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Newer, Part, fit
 from paceline.storage.store import Store, Wanted
 
 Warn = Callable[[str], None]
@@ -68,7 +68,7 @@ class Snapshots:
         name = self._manifest(id)
         data = self._store.read(name, manifest.MOST_BYTES)
         if data is None:
-            raise Damaged(f"{name} is gone")
+            raise Gone(f"{name} is gone")
         found = manifest.parse(data, name)
         if (found.run, found.id) != (self._run, id):
             raise Damaged(f"{name} is that of another snapshot: {found.run} {found.id}")
@@ -143,9 +143,17 @@ class Snapshots:
         try:
             found = self._store.fetch(name, target, still)
         except KeyError:
-            raise Damaged(f"{name} is gone") from None
-        if found != (file.size, file.sha256):
-            raise Damaged(f"{name} is damaged: {_differs(found, file)}")
+            raise Gone(f"{name} is gone") from None
+        _check(name, found, file)
+
+    def check(self, id: Id, task: str, file: File, still: Wanted = always) -> None:
+        """Reads every byte of that file at the place; Damaged where it is not what was committed."""
+        name = self._file(id, task, file.path)
+        try:
+            found = self._store.digest(name, still)
+        except KeyError:
+            raise Gone(f"{name} is gone") from None
+        _check(name, found, file)
 
     def newest(self, known: Known, warn: Warn, verified: Callable[[Manifest], None]) -> Manifest | None:
         """The newest that counts and that `verified` does not raise Damaged for; each that is passed over is told."""
@@ -164,6 +172,16 @@ class Snapshots:
         """The manifest first: from then on it does not exist."""
         self._store.delete(self._manifest(id))
         for name in self._store.names(f"{self._run}/{id}/"):
+            self._store.delete(name)
+
+    def delete_all(self) -> None:
+        """All of the run, and nothing else: first every manifest, last the records, which tell what counts."""
+        ids = list(filter(None, map(manifest.parse_id, self._store.folders(f"{self._run}/"))))
+        for id in ids:
+            self._store.delete(self._manifest(id))
+        for id in ids:
+            self.delete(id)
+        for name in self._store.names(f"{self._run}/generations/"):
             self._store.delete(name)
 
     def _record(self, generation: int) -> str:
@@ -203,6 +221,11 @@ def _files(folder: str) -> Iterable[str]:
                     yield path
                 else:
                     raise Unfit(f"{path!r} is no file: a snapshot holds files and folders")
+
+
+def _check(name: str, found: tuple[int, str], file: File) -> None:
+    if found != (file.size, file.sha256):
+        raise Damaged(f"{name} is damaged: {_differs(found, file)}")
 
 
 def _differs(found: tuple[int, str], file: File) -> str:

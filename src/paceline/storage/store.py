@@ -41,5 +41,8 @@ class Store(Protocol):
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         """A file of this machine; its size and SHA-256, of the bytes that were sent."""
 
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        """Its size and SHA-256, of every byte as it is there now. KeyError: there is none."""
+
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         """Into a new file of this machine; its size and SHA-256, of the bytes that came. KeyError: there is none."""

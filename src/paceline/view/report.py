@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from paceline.view.events import number, seconds
+from paceline.view.runs import Run
+from paceline.view.state import Mark, Standing
 from paceline.view.words import clock, count, figure, join, metrics, natural, outcome, since, span
 
 _SHOWN_TASKS = 4
 
 
-def text(report: dict[str, Any]) -> list[str]:
+def text(report: dict[str, Any], committed: str = "") -> list[str]:
+    """`committed`: what is known of snapshots; the report itself says nothing of them."""
     folder = Path(str(report.get("folder", "")))
     lines = [_headline(report)]
     lines += [f"  {line}" for line in _progress(report)]
     lines += [f"  {line}" for line in _restarts(report)]
-    lines += [f"  {name:<12} {path}" for name, path in _places(folder)]
+    lines += [f"  {name:<12} {where}" for name, where in _places(folder, committed)]
     lines += [f"  {'next':<12} {_next(report, folder)}"]
     return lines
 
@@ -68,8 +71,33 @@ def restarted(restart: dict[str, Any]) -> str:
     return f"{line}; next step after {span(after)}" if after is not None else line
 
 
-def _places(folder: Path) -> list[tuple[str, Path]]:
-    return [(name, folder / name) for name in ("logs", "snapshots", "tensorboard") if _filled(folder / name)]
+def _places(folder: Path, committed: str) -> list[tuple[str, str]]:
+    logs, tensorboard = (str(folder / name) if _filled(folder / name) else "" for name in ("logs", "tensorboard"))
+    places = (("logs", logs), ("snapshots", committed), ("tensorboard", tensorboard))
+    return [(name, where) for name, where in places if where]
+
+
+def snapshots(standing: Standing, now: float | None = None) -> str:
+    """What is saved only, and the newest that is committed, with where it is. `now`: also how long ago."""
+    from paceline.view.places import described
+
+    saved, committed = standing.state.saved, standing.state.committed
+    parts = []
+    if saved is not None and (committed is None or saved.snapshot != committed.snapshot):
+        parts.append(f"step {saved.step} saved{_ago(saved, now)}")
+    skipped = number(standing.report.get("skipped"))
+    parts += [f"{skipped:g} skipped"] if skipped else []
+    if committed is not None:
+        where = described(Run(standing.run, standing.folder), committed.snapshot)
+        parts.append(f"step {committed.step} committed{_ago(committed, now)}: {where}")
+    elif parts:
+        parts.append("none committed yet" if standing.alive else "none committed")
+    return ", ".join(parts)
+
+
+def _ago(mark: Mark, now: float | None) -> str:
+    age = since(mark.at, now) if now is not None else None
+    return f" {span(round(age))} ago" if age is not None else ""
 
 
 def _filled(folder: Path) -> bool:

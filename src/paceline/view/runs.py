@@ -13,6 +13,9 @@ class NoRun(Exception):
     """The run that was asked for is not there; the message says what is."""
 
 
+DELETED = "deleted"  # marks the folder of a run of which only the snapshots are left
+
+
 @dataclass(frozen=True)
 class Run:
     name: str
@@ -30,6 +33,19 @@ def runs_folder() -> Path:
 
 def every() -> list[Run]:
     """All runs, newest first."""
+    return [run for run in _folders() if not deleted(run.folder)]
+
+
+def remains() -> list[Run]:
+    """Runs that were deleted, and whose snapshots were not."""
+    return [run for run in _folders() if deleted(run.folder)]
+
+
+def deleted(folder: Path) -> bool:
+    return (folder / DELETED).exists()
+
+
+def _folders() -> list[Run]:
     try:
         with os.scandir(runs_folder()) as entries:
             found = [Run(e.name, Path(e.path)) for e in entries if _is_run(e)]
@@ -44,9 +60,14 @@ def _is_run(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
 
 
-def find(wanted: str | None) -> Run:
-    """The run with this id or unique beginning of an id; the newest one where nothing is given."""
+def find(wanted: str | None, remaining: bool = False) -> Run:
+    """The run with this id or unique beginning of an id; the newest one where nothing is given.
+
+    `remaining`: also one of which only the snapshots are left.
+    """
     runs = every()
+    if remaining and wanted:
+        runs += remains()
     if not runs:
         hint = "there are no runs yet; start one with: paceline run job.yaml"
         raise NoRun(hint if wanted is None else f"no run {wanted!r}: {hint}")
@@ -64,6 +85,16 @@ def find(wanted: str | None) -> Run:
     near = get_close_matches(wanted, [run.name for run in runs], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"the newest is {runs[0].name!r};"
     raise NoRun(f"no run {wanted!r}; {hint} `paceline ls` lists all")
+
+
+def taken(folder: Path) -> str:
+    """Why there can be no other run of that id."""
+    run = folder.name
+    if deleted(folder):
+        told = f"there are snapshots of an earlier run {run}; `paceline delete --snapshots {run}` removes them"
+    else:
+        told = f"there is a run {run} already; `paceline delete {run}` removes it"
+    return f"{told}, or give another id"
 
 
 def started(folder: Path) -> str:

@@ -31,6 +31,16 @@ class Task:
     exit: str = ""  # how it ended: "exit 1", "SIGKILL"
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A snapshot that an event has told of."""
+
+    step: int
+    snapshot: str
+    at: str
+    generation: int
+
+
 @dataclass
 class Pace:
     """Steps over time, counted within generations only: what lies between them is not stepping."""
@@ -74,8 +84,8 @@ class State:
     tasks: dict[str, Task] = field(default_factory=dict)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     stacks: dict[str, str] = field(default_factory=dict)
-    saved: int | None = None  # the step of the newest snapshot that is complete on its hosts
-    committed: int | None = None  # and of the newest that is at its place
+    saved: Mark | None = None  # the newest snapshot that is complete on its hosts
+    committed: Mark | None = None  # and the newest that is at its place
     waiting: Event | None = None
     ending: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -121,6 +131,8 @@ def _formed(state: State, event: Event) -> None:
     state.waiting = None
     if state.status == "starting":
         state.status = "running"
+    if state.saved is not None and state.saved.generation < event.generation:
+        state.saved = state.committed  # what a generation has saved and not committed ends with it
     for name in event.names("tasks"):
         task = state.task(name)
         # A worker of a parameter-server job stays alive when ps and chief begin a generation.
@@ -156,11 +168,15 @@ def _step(state: State, event: Event) -> None:
 
 
 def _saved(state: State, event: Event) -> None:
-    state.saved = int(event.number("step"))
+    state.saved = _mark(event)
 
 
 def _committed(state: State, event: Event) -> None:
-    state.committed = int(event.number("step"))
+    state.committed = _mark(event)
+
+
+def _mark(event: Event) -> Mark:
+    return Mark(int(event.number("step")), event.text("snapshot"), event.at, event.generation)
 
 
 def _task_exited(state: State, event: Event) -> None:

@@ -35,7 +35,7 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
         folder.mkdir(mode=0o700)
         (folder / "logs").mkdir()
     except FileExistsError:
-        raise Taken(f"there is a run {run} already; `paceline delete {run}` removes it, or give another id") from None
+        raise Taken(runs.taken(folder)) from None
     (folder / "plan.json").write_text(plans.to_json(plan))
     if text:
         (folder / "job.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""The library that speaks to buckets, as this machine has it: sent along, since few images have it."""
+"""The library that speaks to buckets, as this machine has it, and the certificates it needs: few images have both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
-_NEEDED = ("obstore", "typing_extensions")
+_NEEDED = ("obstore", "typing_extensions", "certifi")
 
 
 def library() -> bytes:
@@ -28,5 +28,5 @@ def _files(module: str) -> list[tuple[str, Path]]:
     if spec.submodule_search_locations is None:
         return [(origin.name, origin)]
     top = origin.parent.parent
-    found = [path for path in origin.parent.rglob("*") if path.suffix in (".py", ".so")]
+    found = [path for path in origin.parent.rglob("*") if path.suffix in (".py", ".so", ".pem")]
     return [(path.relative_to(top).as_posix(), path) for path in found]

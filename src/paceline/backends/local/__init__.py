@@ -20,7 +20,7 @@ from paceline.backends.local import control
 from paceline.backends.local.resources import CannotRun, assign, caveats, interpreter
 from paceline.backends.local.supervisor import supervise
 from paceline.plan import Plan, to_json
-from paceline.view.runs import alive, runs_folder
+from paceline.view.runs import alive, runs_folder, taken
 
 __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "start", "stop"]
 
@@ -39,9 +39,7 @@ def create(plan: Plan, job_text: str, wanted: str | None = None) -> tuple[str, P
                 break
             except FileExistsError:
                 if wanted:
-                    raise CannotRun(
-                        f"there is a run {run} already; `paceline delete {run}` removes it, or give another id"
-                    ) from None
+                    raise CannotRun(taken(folder)) from None
         for name in ("logs", "snapshots", "tensorboard"):
             (folder / name).mkdir()
         (folder / "plan.json").write_text(to_json(plan))
