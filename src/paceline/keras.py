@@ -25,7 +25,6 @@ import tensorflow as tf
 
 from paceline import tensorflow
 from paceline.runtime import contract
-from paceline.runtime.leaving import leaving
 from paceline.runtime.shards import Shards
 from paceline.tensorflow.state import STATE, SnapshotMismatch
 
@@ -55,7 +54,6 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         if every is not None and order is None:
             raise ValueError("every=... needs order=...: without it, snapshots are taken at the end of epochs only")
-        self.leaving = False  # whether fit has ended early because the group is leaving
         self.initial_epoch = 0  # for `fit`
         folder = contract.restored()
         if folder is not None:
@@ -112,12 +110,11 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if order is None:
             self._step += done
-            self._leave(leaving())
             return
         self._step += min(done, len(order))  # the last ones of an epoch may be fewer than are run at once
         order.position = min(order.size, order.position + done * order.batch)
         if self._position.inside():
-            self._leave(self._snapshots.step(self._step, **_numbers(logs)))
+            self._snapshots.step(self._step, **_numbers(logs))
         elif batch + 1 < _steps(order):
             # The rest of an epoch is trained. Keras would find that out by one more step, which fails for want of
             # data, but counts, and draws random numbers.
@@ -125,21 +122,17 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
             raise StopIteration
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._snapshots is None or self.leaving or not self._position.end(epoch):
+        if self._snapshots is None or not self._position.end(epoch):
             return
         if self._position.order is None:
             self._snapshots.save(self._step, **_numbers(logs))
         else:
             self._snapshots.due = True
-            self._leave(self._snapshots.step(self._step, **_numbers(logs)))
+            self._snapshots.step(self._step, **_numbers(logs))
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._snapshots is not None:
             self._snapshots.close()
-
-    def _leave(self, now: bool) -> None:
-        if now:
-            self.leaving = self.model.stop_training = True
 
 
 class _Position:

@@ -55,7 +55,7 @@ class Fate(keras.callbacks.Callback):
         if done == given.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if done == given.leave_at:
-            paceline.tensorflow.leaving = paceline.keras.leaving = lambda: True
+            paceline.tensorflow.leaving = iter([True, *[False] * 1000]).__next__
 
 
 falling = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
@@ -78,7 +78,6 @@ print(
             "steps": int(model.optimizer.iterations.numpy()),
             "rate": float(model.optimizer.learning_rate.numpy()),
             "weights": hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest(),
-            "leaving": snapshots.leaving,
             "error": error,
         }
     )

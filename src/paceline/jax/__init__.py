@@ -5,8 +5,7 @@
         state, done = snapshots.restore(state)
         for n, batch in enumerate(batches, done + 1):
             state = train_step(state, batch)
-            if snapshots.step(n, state, loss=loss):
-                break
+            snapshots.step(n, state, loss=loss)
 
 Outside a run nothing is written and nothing restored. In a run all processes have to call the same methods in the same
 order, and `jax.distributed.initialize` comes before. Random keys belong into the state. A snapshot is made of .npy
@@ -81,7 +80,8 @@ class Snapshots:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(state), made), step
 
     def step(self, n: int, state: Any, **metrics: Any) -> bool:
-        """Step `n` is done: takes a snapshot where one is due. True: the group is leaving, and this one is taken.
+        """Step `n` is done: takes a snapshot where one is due. True: it was taken since one of the group has to
+        go. Go on: Paceline ends the task once the snapshot is committed.
 
         A snapshot that is due while the last one is still being written is skipped, and taken after the next step.
         """

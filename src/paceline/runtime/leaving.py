@@ -71,7 +71,8 @@ _asking = _Asking()
 
 def leaving() -> bool:
     """Ask once a step, in every task. True in all tasks at the same step: take a snapshot now, since one of them is
-    about to go, or somebody has called `save_now`. Takes microseconds, and is never true outside a run.
+    about to go, or somebody has called `save_now`; then go on: Paceline ends the task that has to go, once the snapshot
+    is committed. Takes microseconds, and is never true outside a run.
 
     >>> leaving()
     False

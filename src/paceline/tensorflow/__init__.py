@@ -8,8 +8,7 @@ with Snapshots({"model": model, "optimizer": optimizer}, every=100, order=order)
         for x, y in order.through(data):
             loss = train_step(x, y)
             step += 1
-            if snapshots.step(step, loss=loss):
-                return
+            snapshots.step(step, loss=loss)
 """
 
 from __future__ import annotations
@@ -112,7 +111,8 @@ class Snapshots:
         return self._at
 
     def step(self, n: int, **metrics: Any) -> bool:
-        """After every step, in every worker: takes a snapshot when it is time. True: the group is leaving, so end.
+        """After every step, in every worker: takes a snapshot when it is time. True: it was taken since one of
+        the group has to go. Go on: Paceline ends the task once the snapshot is committed.
 
         While the last snapshot is still being written, the next one is put off until a step finds it done.
         """

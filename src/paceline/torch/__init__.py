@@ -5,8 +5,7 @@
         done = snapshots.restore()
         for n, batch in enumerate(batches, done + 1):
             ...
-            if snapshots.step(n, loss=loss):
-                break
+            snapshots.step(n, loss=loss)
 
 Outside a run nothing is written and nothing restored. In a run all tasks have to call the same methods in the same
 order. A snapshot is made of torch.save's own files: `torch.load(folder / "state.pt", weights_only=True)` reads them.
@@ -96,7 +95,8 @@ class Snapshots:
         return step
 
     def step(self, n: int, **metrics: Any) -> bool:
-        """Step `n` is done: takes a snapshot where one is due. True: the group is leaving, and this one is taken.
+        """Step `n` is done: takes a snapshot where one is due. True: it was taken since one of the group has to
+        go. Go on: Paceline ends the task once the snapshot is committed.
 
         A snapshot that is due while the last one is still being written is skipped, and taken after the next step.
         """
