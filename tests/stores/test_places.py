@@ -64,7 +64,8 @@ def test_a_run_commits_goes_on_and_deletes(place: Store, saved: Path, tmp_path: 
     assert not snapshots.commit(Manifest(RUN, Id(10, 1), 7, ())), "it was committed before"
     snapshots.send(Id(20, 1), "worker-0", str(saved))  # and its manifest never came
     snapshots.begin(2, Id(10, 1))
-    committed(snapshots, saved, 15)  # by who was presumed dead
+    with pytest.raises(Superseded):
+        committed(snapshots, saved, 15)  # by who was presumed dead
     committed(snapshots, saved, 12, 2)
     again = Snapshots(place, RUN)
     assert again.known().counted() == [Id(12, 2), Id(10, 1)]

@@ -117,7 +117,7 @@ class Machine:
     exits: dict[str, ev.Exit] = field(default_factory=dict)
     inbox: deque[ev.Instruction] = field(default_factory=deque)
     finished: bool = False
-    held: dict[tuple[str, Id], int] = field(default_factory=dict)  # task and snapshot -> parts
+    held: dict[tuple[str, Id], ev.Saved] = field(default_factory=dict)
     restored: Id | None = None
 
 
@@ -204,7 +204,7 @@ class World:
                 running,
                 tuple(e for n, e in machine.exits.items() if n in idle),
                 {name: f"h:{name}" for name in idle},
-                tuple(ev.Saved(host, task, id, parts) for (task, id), parts in sorted(machine.held.items())),
+                tuple(saved for _, saved in sorted(machine.held.items())),
             )
         )
 
@@ -269,16 +269,16 @@ class World:
             request = self.place.asked.popleft()
             self.tell(ev.Answered(request, self.place.answer(request)))
 
-    def save(self, task: str, step: int, parts: int = 1) -> None:
+    def save(self, task: str, step: int, parts: int = 1, **metrics: float) -> None:
         host = next(t.host for t in self.plan.tasks if t.name == task)
         machine = self.machines[host]
         process = machine.processes.get(task)
         if process is None:
             return
-        id = Id(step, process.generation)
-        machine.held[task, id] = parts
+        saved = ev.Saved(host, task, Id(step, process.generation), parts, metrics)
+        machine.held[task, saved.id] = saved
         if machine.connected:
-            self.tell(ev.Saved(host, task, id, parts))
+            self.tell(saved)
 
     def _hear(self, machine: Machine, message: dict[str, Any]) -> None:
         id, kind = Id(*message["snapshot"]), message["type"]
