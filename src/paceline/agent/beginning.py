@@ -87,7 +87,7 @@ class Beginning:
         return {"do": "begin", "generation": self.number, "parent": parent, "seen": seen}
 
     def _request(self, request: dict[str, Any]) -> None:
-        self._asked += 1
+        self._asked = next(self._shelf.numbers)  # one that was given up may still be answered
         self._put(ev.Ask({**request, "_number": self._asked}))
 
     # ---- what is told

@@ -5,6 +5,7 @@ One snapshot is sent at a time. When more are saved meanwhile, the newest is nex
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -65,6 +66,7 @@ class Shelf:
         self.owed: dict[str, Any] | None = None  # the record of this generation, which is not at the place yet
         self._owed_at: float | None = 0.0  # when it is sent again; None: it is on its way
         self.missed = False  # this generation began from an older snapshot than it could have
+        self.numbers = itertools.count(1)  # of what is asked while a generation begins
         self._holders: dict[Id, set[tuple[str, str]]] = {}  # host and task of copies that are still on their hosts
 
     # ---- what is asked by the captain
