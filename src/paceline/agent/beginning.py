@@ -40,6 +40,7 @@ class Beginning:
         self._seen: list[Id] = []
         self._again_at: float | None = None
         self._asked = 0
+        self._said = False
 
     def missing(self) -> list[str]:
         """The hosts that do not have the snapshot yet."""
@@ -102,6 +103,7 @@ class Beginning:
         if self.stage != FETCHING or told.id != self.choice or told.host not in self.hosts:
             return
         if told.error is None:
+            self.trouble = None
             self._prepared.add(told.host)
             if self._prepared == self.hosts:
                 self._record()
@@ -134,8 +136,12 @@ class Beginning:
 
     def _later(self, error: Mapping[str, Any], now: float) -> None:
         if self.stage == RECORDING and error["passing"] and self.number > 1:
+            self.trouble = None
             self.stage = READY  # training need not wait for it: the record is owed, and until then nothing is committed
             self.owed = self._request_of_record()
             return
         self.trouble = str(error["text"]), bool(error["passing"])
+        if not self._said and error["passing"] and self.number > 1:
+            self._said = True
+            self._emit("warning", text=f"generation {self.number} waits for its snapshot: {error['text']}")
         self._again_at = now + PAUSE

@@ -454,6 +454,8 @@ class Captain:
         missing = self.books.missing()
         since: float | None
         if self._beginning is not None and not missing:
+            if self._beginning.trouble is not None:
+                return  # the place is missing, no host
             missing, since = self._beginning.missing(), self._beginning.since
         elif self.generation == 0:
             since = self._first_joined
