@@ -105,7 +105,7 @@ class Shelf:
     def saved(self, told: ev.Saved, now: float) -> bool:
         """True when a snapshot is complete on its hosts by this."""
         id = told.id
-        if id.generation != self.generation or id in self._committed:
+        if id.generation != self.generation or self._past(id):
             self._holders.setdefault(id, set()).add((told.host, told.task))
             self._let_go()
             return False
@@ -177,7 +177,16 @@ class Shelf:
         self.counted = [Id(*pair) for pair in answer["counted"]]
         self._committed = {Id(*pair) for pair in answer["committed"]}
         self._values = {Id(*pair): float(value) for pair, value in answer["metrics"]}
+        for id in [id for id in self._drafts if self._past(id)]:
+            pieces = self._drafts.pop(id).pieces
+            self._holders[id] = {(piece.host, task) for task, piece in pieces.items()}
         self._let_go()
+        self._tell_evaluators()
+
+    def _past(self, id: Id) -> bool:
+        """Whether it, or a later one of its generation, is committed."""
+        newest = self.counted[:1]
+        return id in self._committed or any(each.generation == id.generation and each > id for each in newest)
 
     def _on_commit(self, request: Answer, answer: Answer, now: float) -> None:
         self._committing = False
@@ -207,7 +216,8 @@ class Shelf:
 
     def advance(self, now: float) -> None:
         if not self.known:
-            if (self._drafts or self._holders) and self._ask_at is not None and now >= self._ask_at:
+            told = any(host.role == "evaluator" for host in self._plan.hosts) and self.generation > 0
+            if (self._drafts or self._holders or told) and self._ask_at is not None and now >= self._ask_at:
                 self._ask_at = None
                 self._put(ev.Ask(self.question()))
             return
