@@ -123,8 +123,8 @@ class Captain:
 
     def _take_stock(self, told: ev.Joined, now: float) -> None:
         """Of the snapshots that are on a host that has joined."""
-        if self.phase == RETURNING and self._beginning is None:
-            self.shelf.generation = max(self.generation, self._recorded)
+        if self._beginning is None:
+            self.shelf.generation = max(self.shelf.generation, self.generation, self._recorded)
         self.shelf.lost(told.host)
         for saved in told.held:
             self._on_saved(saved, now)
