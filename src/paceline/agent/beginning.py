@@ -119,7 +119,7 @@ class Beginning:
         if request.get("_number") != self._asked:
             return
         if "error" in answer:
-            self._later(answer["error"], now)
+            self._later(answer["error"], now, request.get("by"))
         elif self.stage == ASKING:
             self.trouble = None
             self._shelf.take(answer)
@@ -127,6 +127,7 @@ class Beginning:
             self._choose()
         elif self.stage == RECORDING:
             self.trouble = None
+            self._shelf.recorded = self.number
             if answer["late"]:
                 self._shelf.counted = [Id(*each) for each in answer["late"]]
                 self.number += 1
@@ -134,11 +135,12 @@ class Beginning:
             else:
                 self.stage = READY
 
-    def _later(self, error: Mapping[str, Any], now: float) -> None:
+    def _later(self, error: Mapping[str, Any], now: float, by: str | None = None) -> None:
         if self.stage == RECORDING and error["passing"] and self.number > 1:
             self.trouble = None
             self.stage = READY  # training need not wait for it: the record is owed, and until then nothing is committed
-            self.owed = self._request_of_record()
+            # Whoever asks again, it is the same record: it may be there, and only its answer be lost.
+            self.owed = {**self._request_of_record(), "by": by}
             return
         self.trouble = str(error["text"]), bool(error["passing"])
         if not self._said and error["passing"] and self.number > 1:

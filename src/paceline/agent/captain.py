@@ -318,8 +318,6 @@ class Captain:
             self._out.append(ev.Leave(str(error["text"])))
         elif "_number" not in told.request:
             self.shelf.answered(told.request, told.answer, now)
-            if self.shelf.missed:
-                self._begin_again(now)
         elif self._beginning is not None:
             self._beginning.answered(told.request, told.answer, now)
             if self.generation == 0 and self._beginning.number > 1:
@@ -328,8 +326,7 @@ class Captain:
                 self._return(now)
 
     def _begin_again(self, now: float) -> None:
-        """A snapshot was committed that this generation should have begun from."""
-        self.shelf.missed = False
+        """With nothing that this generation has saved."""
         for unit in self.units:
             if unit.kind != ALONE and unit.phase == RUNNING:
                 unit.turn(STOPPING, now)
@@ -398,6 +395,8 @@ class Captain:
     def _advance(self, now: float) -> None:
         if self.phase == RETURNING:
             self._settle_return(now)
+        if self.phase == LIVE and self._beginning is None and self.generation and self.shelf.stuck():
+            self._begin_again(now)
         if self.phase == LIVE:
             for unit in self.units:
                 if self.phase == LIVE and unit.phase == STOPPING and not unit.live:
@@ -506,6 +505,7 @@ class Captain:
 
     def _return(self, now: float) -> None:
         self.phase = RETURNING
+        self.shelf.returned = True
         self.hold_until = now + self.lease
 
     def _settle_return(self, now: float) -> None:

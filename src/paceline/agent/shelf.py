@@ -54,8 +54,10 @@ class Shelf:
         self._put, self._emit = put, emit
         self._order = {task.name: number for number, task in enumerate(plan.tasks)}
         self.generation = 0  # what may be saved is of this one
+        self.recorded = 0  # the newest that is known to have its record at the place
+        self.returned = False  # a captain before this one has led the run
         self.known = False  # whether the place has said what it has
-        self._ask_at: float | None = 0.0  # by a captain that returns; None: it has been asked
+        self._ask_at: float | None = 0.0  # None: it has been asked
         self.counted: list[Id] = []  # newest first
         self.skipped = 0
         self._committed: set[Id] = set()
@@ -73,7 +75,13 @@ class Shelf:
 
     def busy(self) -> bool:
         """Whether something that is saved may soon be committed."""
-        return self._committing or any(draft.complete and not draft.hopeless for draft in self._drafts.values())
+        hopeful = any(draft.complete and not draft.hopeless for draft in self._drafts.values())
+        return self._committing or (hopeful and not self.stuck())
+
+    def stuck(self) -> bool:
+        """Whether nothing that this generation saves can count: it began from an older snapshot than it could have, or
+        a captain before this one owed its record, and nobody knows what that was."""
+        return self.missed or (self.known and self.owed is None and self.generation > self.recorded)
 
     def committing(self) -> bool:
         return self._committing
@@ -157,15 +165,13 @@ class Shelf:
             self.take(answer)
             if int(answer["generation"]) > self.generation:
                 self.open(int(answer["generation"]))  # a captain before this one had begun it
-            elif int(answer["generation"]) < self.generation and self.owed is None:
-                self.missed = True  # a captain before this one owed the record, and nobody knows what it was
         elif request["do"] == "begin" and self.owed is not None and "error" in answer:
             self._owed_at = now + PAUSE
         elif request["do"] == "begin" and self.owed is not None:
-            self.owed = None
+            self.owed, self.recorded = None, self.generation
             if answer["late"]:
-                self.counted = [Id(*each) for each in answer["late"]]
                 self.missed = True
+                self.counted = [Id(*each) for each in answer["late"]]
         elif request["do"] == "commit":
             self._on_commit(request, answer, now)
         elif request["do"] == "delete" and "error" in answer:
@@ -174,6 +180,7 @@ class Shelf:
     def take(self, answer: Answer) -> None:
         """What there is at the place."""
         self.known = True
+        self.recorded = max(self.recorded, int(answer["generation"]))
         self.counted = [Id(*pair) for pair in answer["counted"]]
         self._committed = {Id(*pair) for pair in answer["committed"]}
         self._values = {Id(*pair): float(value) for pair, value in answer["metrics"]}
@@ -216,8 +223,7 @@ class Shelf:
 
     def advance(self, now: float) -> None:
         if not self.known:
-            told = any(host.role == "evaluator" for host in self._plan.hosts) and self.generation > 0
-            if (self._drafts or self._holders or told) and self._ask_at is not None and now >= self._ask_at:
+            if self.returned and self._ask_at is not None and now >= self._ask_at:
                 self._ask_at = None
                 self._put(ev.Ask(self.question()))
             return
@@ -226,7 +232,7 @@ class Shelf:
                 self._owed_at = None
                 self._put(ev.Ask(self.owed))
             return
-        if self._moving is not None:
+        if self._moving is not None or self.stuck():
             return
         complete = sorted((draft for draft in self._drafts.values() if draft.complete), key=lambda d: d.id)
         if not complete:
