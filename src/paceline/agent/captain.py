@@ -125,7 +125,7 @@ class Captain:
         """Of the snapshots that are on a host that has joined."""
         if self._beginning is None:
             self.shelf.generation = max(self.shelf.generation, self.generation, self._recorded)
-        self.shelf.lost(told.host)
+        self.shelf.joined(told.host, told.held)
         for saved in told.held:
             self._on_saved(saved, now)
         if self.plan.host(told.host).role == "evaluator":
@@ -598,12 +598,15 @@ class Captain:
 
     def _check_last_snapshot(self) -> None:
         """Training that has succeeded and whose result is not where it should be has not succeeded."""
-        draft = self.shelf.unfinished()
-        if draft is None:
+        draft, gone = self.shelf.unfinished(), self.shelf.gone
+        if draft is not None:
+            why = draft.failed or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
+            hosts = ", ".join(sorted({piece.host for piece in draft.pieces.values()}))
+            text = f"the last snapshot (step {draft.id.step}) is not committed and is on {hosts} only: {why}"
+        elif gone is not None and not self.shelf.past(gone[0]):
+            text = f"the last snapshot (step {gone[0].step}) is not committed: it was lost with {gone[1]}"
+        else:
             return
-        why = draft.failed or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
-        hosts = ", ".join(sorted({piece.host for piece in draft.pieces.values()}))
-        text = f"the last snapshot (step {draft.id.step}) is not committed and is on {hosts} only: {why}"
         if self.outcome[0] == "succeeded":
             self.outcome = ("failed", f"training succeeded, but {text}", "store")
         else:

@@ -67,6 +67,7 @@ class Shelf:
         self._committing = False
         self.owed: dict[str, Any] | None = None  # the record of this generation, which is not at the place yet
         self._owed_at: float | None = 0.0  # when it is sent again; None: it is on its way
+        self.gone: tuple[Id, str] | None = None  # the newest that was lost before it was committed, and its host
         self.missed = False  # this generation began from an older snapshot than it could have
         self.numbers = itertools.count(1)  # of what is asked while a generation begins
         self._holders: dict[Id, set[tuple[str, str]]] = {}  # host and task of copies that are still on their hosts
@@ -97,7 +98,7 @@ class Shelf:
     def open(self, generation: int) -> None:
         """From now on, only what this generation saves counts."""
         self.generation = generation
-        self.owed, self.missed = None, False
+        self.owed, self.missed, self.gone = None, False, None
         for id in list(self._drafts):
             if id.generation != generation:
                 self._drop(id)
@@ -113,7 +114,7 @@ class Shelf:
     def saved(self, told: ev.Saved, now: float) -> bool:
         """True when a snapshot is complete on its hosts by this."""
         id = told.id
-        if id.generation != self.generation or self._past(id):
+        if id.generation != self.generation or self.past(id):
             self._holders.setdefault(id, set()).add((told.host, told.task))
             self._let_go()
             return False
@@ -143,12 +144,16 @@ class Shelf:
         draft.pieces[told.task].part = told.part
         self._commit_if_stored(draft)
 
-    def lost(self, host: str) -> None:
-        """What it had not sent is gone, unless it comes back and says that it has it."""
+    def joined(self, host: str, has: Iterable[ev.Saved]) -> None:
+        """What it had not sent and does not have any more is gone."""
+        here = {(saved.task, saved.id) for saved in has}
         for draft in list(self._drafts.values()):
+            was_complete = draft.complete
             for task, piece in list(draft.pieces.items()):
-                if piece.host == host and piece.part is None and not (self._committing and self._moving == draft.id):
+                if piece.host == host and piece.part is None and (task, draft.id) not in here:
                     del draft.pieces[task]
+            if was_complete and not draft.complete and (self.gone is None or draft.id > self.gone[0]):
+                self.gone = draft.id, host
             if not draft.pieces:
                 self._drop(draft.id)
             elif not draft.complete and self._moving == draft.id:
@@ -184,13 +189,13 @@ class Shelf:
         self.counted = [Id(*pair) for pair in answer["counted"]]
         self._committed = {Id(*pair) for pair in answer["committed"]}
         self._values = {Id(*pair): float(value) for pair, value in answer["metrics"]}
-        for id in [id for id in self._drafts if self._past(id)]:
+        for id in [id for id in self._drafts if self.past(id)]:
             pieces = self._drafts.pop(id).pieces
             self._holders[id] = {(piece.host, task) for task, piece in pieces.items()}
         self._let_go()
         self._tell_evaluators()
 
-    def _past(self, id: Id) -> bool:
+    def past(self, id: Id) -> bool:
         """Whether it, or a later one of its generation, is committed."""
         newest = self.counted[:1]
         return id in self._committed or any(each.generation == id.generation and each > id for each in newest)
