@@ -600,7 +600,7 @@ class Captain:
         """Training that has succeeded and whose result is not where it should be has not succeeded."""
         draft, gone = self.shelf.unfinished(), self.shelf.gone
         if draft is not None:
-            why = draft.failed or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
+            why = draft.failed or self.shelf.trouble or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
             hosts = ", ".join(sorted({piece.host for piece in draft.pieces.values()}))
             text = f"the last snapshot (step {draft.id.step}) is not committed and is on {hosts} only: {why}"
         elif gone is not None and not self.shelf.past(gone[0]):

@@ -65,6 +65,7 @@ class Shelf:
         self._drafts: dict[Id, Draft] = {}
         self._moving: Id | None = None
         self._committing = False
+        self.trouble = ""  # why the place does not say what it has, or does not take a record that is owed
         self.owed: dict[str, Any] | None = None  # the record of this generation, which is not at the place yet
         self._owed_at: float | None = 0.0  # when it is sent again; None: it is on its way
         self.gone: tuple[Id, str] | None = None  # the newest that was lost before it was committed, and its host
@@ -164,15 +165,18 @@ class Shelf:
     # ---- what the place answers
 
     def answered(self, request: Answer, answer: Answer, now: float) -> None:
+        owed = self.owed is not None and request.get("generation") == self.owed["generation"]
+        if request["do"] in ("known", "begin"):
+            self.trouble = str(answer["error"]["text"]) if "error" in answer else ""
         if request["do"] == "known" and "error" in answer:
             self._ask_at = now + PAUSE
         elif request["do"] == "known":
             self.take(answer)
             if int(answer["generation"]) > self.generation:
                 self.open(int(answer["generation"]))  # a captain before this one had begun it
-        elif request["do"] == "begin" and self.owed is not None and "error" in answer:
+        elif request["do"] == "begin" and owed and "error" in answer:
             self._owed_at = now + PAUSE
-        elif request["do"] == "begin" and self.owed is not None:
+        elif request["do"] == "begin" and owed:
             self.owed, self.recorded = None, self.generation
             if answer["late"]:
                 self.missed = True
