@@ -318,12 +318,13 @@ class Captain:
             self._out.append(ev.Leave(str(error["text"])))
         elif "_number" not in told.request:
             self.shelf.answered(told.request, told.answer, now)
+        elif self.generation == 0 and told.answer.get("generation"):
+            # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
+            self.shelf.take(told.answer)
+            self.generation, self._beginning = int(told.answer["generation"]), None
+            self._return(now)
         elif self._beginning is not None:
             self._beginning.answered(told.request, told.answer, now)
-            if self.generation == 0 and self._beginning.number > 1:
-                # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
-                self.generation, self._beginning = self._beginning.number - 1, None
-                self._return(now)
 
     def _begin_again(self, now: float) -> None:
         """With nothing that this generation has saved."""
@@ -431,7 +432,7 @@ class Captain:
         if not units:
             return
         if self._beginning is None:
-            number = max(self.generation, self._recorded) + 1
+            number = max(self.generation, self._recorded, self.shelf.recorded) + 1
             grace = self.plan.limits.grace
             self._beginning = Beginning(self.shelf, number, hosts, self._put, self._emit, now, grace)
         begun = self._beginning
