@@ -119,6 +119,7 @@ class Machine:
     finished: bool = False
     held: dict[tuple[str, Id], ev.Saved] = field(default_factory=dict)
     restored: Id | None = None
+    shown: Id | None = None  # to evaluators
 
 
 class Place:
@@ -128,13 +129,14 @@ class Place:
         self.snapshots = Snapshots(Memory(), "run")
         self.asked: deque[dict[str, Any]] = deque()
         self.fails: dict[str, Any] | None = None
+        self.read_only: dict[str, Any] | None = None  # what it says to who wants to write
         self.by = "captain"
         self.damaged: set[Id] = set()
+        self.damage = "damaged"  # or "newer"
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self.fails is not None:
-            return {"error": self.fails}
-        request = {**request, "by": self.by}
+        if error := self.fails or (request["do"] != "known" and self.read_only):
+            return {"error": error}
         return Porter(self.snapshots, self.snapshots, lambda _: None, lanes=()).done(request, 0)
 
 
@@ -166,7 +168,7 @@ class World:
             elif isinstance(instruction, ev.Leave):
                 self.left = instruction.reason
             elif isinstance(instruction, ev.Ask):
-                self.place.asked.append(instruction.request)
+                self.place.asked.append({"by": self.place.by, **instruction.request})
             elif isinstance(instruction, ev.Start):
                 for host, tasks in instruction.hosts.items():
                     self.machines[host].inbox.append((instruction.generation, tasks, instruction.restore))
@@ -266,8 +268,11 @@ class World:
     def answer(self) -> None:
         """The place answers what it was asked."""
         while self.place.asked:
-            request = self.place.asked.popleft()
-            self.tell(ev.Answered(request, self.place.answer(request)))
+            self.answer_one()
+
+    def answer_one(self) -> None:
+        request = self.place.asked.popleft()
+        self.tell(ev.Answered(request, self.place.answer(request)))
 
     def save(self, task: str, step: int, parts: int = 1, **metrics: float) -> None:
         host = next(t.host for t in self.plan.tasks if t.name == task)
@@ -284,15 +289,17 @@ class World:
         id, kind = Id(*message["snapshot"]), message["type"]
         if kind == "send" and (message["task"], id) in machine.held:
             part = Part(message["task"], (File("state", 1, "0" * 64),))
-            self.tell(ev.Stored(machine.host, message["task"], id, part, self.place.fails))
+            self.tell(ev.Stored(machine.host, message["task"], id, part, self.place.fails or self.place.read_only))
         elif kind == "drop":
             machine.held.pop((message["task"], id), None)
         elif kind == "prepare":
             error = self.place.fails
             if id in self.place.damaged:
-                error = {"kind": "damaged", "text": f"{id} is damaged", "passing": False}
+                error = {"kind": self.place.damage, "text": f"{id} is damaged", "passing": False}
             machine.restored = None if error else id
             self.tell(ev.Prepared(machine.host, id, error))
+        elif kind == "committed":
+            machine.shown = id
 
     def _start(self, machine: Machine, generation: int, tasks: dict[str, int], restore: Id | None) -> None:
         restores = [t for t in self.plan.tasks if t.name in tasks and t.rank >= 0]
