@@ -9,6 +9,7 @@ import pytest
 from worlds import LEASE, World, make_plan, up
 
 from paceline.agent import events as ev
+from paceline.agent.shelf import restores
 from paceline.plan import Plan, Snapshots
 from paceline.storage.manifest import Id, Manifest
 
@@ -321,6 +322,7 @@ def test_of_a_parameter_server_job_the_chief_alone_restores() -> None:
     assert {name: machine.restored for name, machine in world.machines.items()} == {
         "chief-host-0": Id(10, 1), "worker-host-0": None, "ps-host-0": None,
     }  # fmt: skip
+    assert [task.name for task in world.plan.tasks if restores(world.plan, task)] == ["chief-0"]
 
 
 # ---- a place that fails

@@ -20,6 +20,7 @@ from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop, Timer
 from paceline.agent.options import LEAVING, Options, endpoint
 from paceline.agent.sending import Sending
+from paceline.agent.shelf import restores
 from paceline.agent.staging import Staging
 from paceline.agent.starting import Starting
 from paceline.agent.wire import Message, WireError
@@ -327,7 +328,8 @@ class Member:
             )
             self._attempts[name] = attempt
             try:
-                given = self._staging.environment(name, self._generation, message["restore"])
+                restore = message["restore"] if restores(self._plan, self._tasks[name]) else None
+                given = self._staging.environment(name, self._generation, restore)
                 self._starting.start(attempt, self._roster, int(message["restarts"]), given)
             except OSError as error:
                 self._cannot_start(attempt, error)

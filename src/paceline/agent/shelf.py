@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from paceline.agent import events as ev
 from paceline.agent.journal import stamp
-from paceline.plan import Plan
+from paceline.plan import Plan, Task
 from paceline.storage.manifest import Id, Manifest, Part
 from paceline.storage.retention import to_delete
 
@@ -333,6 +333,8 @@ def _drop(host: str, task: str, id: Id) -> ev.Say:
 
 def restoring(plan: Plan, units: Iterable[Any]) -> set[str]:
     """The hosts whose tasks go on from a snapshot: all of a group; of a parameter-server job, the chief's."""
-    tasks = [task for unit in units for task in unit.tasks]
-    alone = plan.strategy == "parameter-server"
-    return {task.host for task in tasks if (task.role == "chief" if alone else task.rank >= 0)}
+    return {task.host for unit in units for task in unit.tasks if restores(plan, task)}
+
+
+def restores(plan: Plan, task: Task) -> bool:
+    return task.role == "chief" if plan.strategy == "parameter-server" else task.rank >= 0
