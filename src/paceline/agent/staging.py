@@ -175,8 +175,7 @@ class Staging:
             self._tell(words)
             return
         self._prepared = None
-        os.makedirs(self._restored, exist_ok=True)
-        self._remove([f"{self._restored}/{name}" for name in os.listdir(self._restored)])
+        self._remove([f"{self._restored}/{name}" for name in _names(self._restored)])
         folder = f"{self._restored}/{id}"
 
         def fetched(answer: Answer) -> None:
@@ -199,7 +198,6 @@ class Staging:
         if f"step-{id.step}" in kept:
             return
         self._fetching = True
-        os.makedirs(self._committed, exist_ok=True)
 
         def fetched(answer: Answer) -> None:
             self._fetching = False
