@@ -228,10 +228,13 @@ class Staging:
 
     def tidy(self) -> None:
         """The run is over: copies go; what is held and nowhere else stays."""
-        for folder in (self._restored, self._committed, *(f"{self._folder}/staging/{task}" for task in self._tasks)):
+        own = [f"{self._held}/{task}" for task in self._tasks]
+        let_go = [f"{folder}/{name}" for folder in own for name in _names(folder) if parse_id(name) is None]
+        staged = [f"{self._folder}/staging/{task}" for task in self._tasks]
+        for folder in (self._restored, self._committed, *staged, *let_go):
             shutil.rmtree(folder, ignore_errors=True)
         above = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
-        for folder in (*(f"{self._held}/{task}" for task in self._tasks), *above):
+        for folder in (*own, *above):
             try:
                 os.rmdir(folder)
             except OSError:
