@@ -585,6 +585,7 @@ class Captain:
         if self._finished_at is None and gone and not self._committing(now):
             self._finished_at = now
             self._check_last_snapshot()
+            self.shelf.close()
             for member in self.members.values():
                 if member.connected:
                     self._out.append(ev.Finish(member.host, self.outcome[0], self.outcome[1]))

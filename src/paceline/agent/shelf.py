@@ -303,12 +303,16 @@ class Shelf:
         if self._moving == id:
             self._moving = None
 
-    def _let_go(self) -> None:
+    def close(self) -> None:
+        """The run is over: hosts keep nothing that is committed."""
+        self._let_go(over=True)
+
+    def _let_go(self, over: bool = False) -> None:
         """Copies on hosts of all but the newest, and where the place itself is a folder here, of all."""
         if not self.known:
             return
         here = self._plan.snapshots.to[:1] in ("", "/")
-        kept = set() if here else set(self.counted[:1])
+        kept = set() if here or over else set(self.counted[:1])
         for id in [id for id in self._holders if id not in kept]:
             for host, task in sorted(self._holders.pop(id)):
                 self._put(_drop(host, task, id))
