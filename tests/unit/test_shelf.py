@@ -200,6 +200,13 @@ def test_a_host_keeps_the_newest_that_is_committed_until_there_is_a_newer_one() 
     assert held(committed(world, 20))[HOSTS[0]] == [Id(20, 1)]
 
 
+def test_when_the_run_is_over_hosts_keep_nothing_that_is_committed() -> None:
+    world = committed(up(a_plan()), 10)
+    ends_well(world)
+    world.deliver_all()
+    assert world.over is not None and held(world) == {HOSTS[0]: [], HOSTS[1]: []}
+
+
 @pytest.mark.parametrize("to", ["", "/mnt/snapshots"])
 def test_where_the_place_is_a_folder_hosts_keep_nothing(to: str) -> None:
     world = committed(up(a_plan(snapshots=Snapshots(to))), 10)
