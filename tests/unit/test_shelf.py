@@ -155,6 +155,16 @@ def test_a_task_that_saves_an_earlier_step_takes_nothing_back() -> None:
     assert restored(world)[-1] == "step-20-g1" and counted(world)[0] == Id(20, 1)
 
 
+def test_each_new_snapshot_is_progress_also_behind_steps_that_were_lost() -> None:
+    world = committed(up(a_plan(limit=1)), 10)
+    world.step(50)
+    for step in (20, 30, 40):
+        world.exit("worker-1", "signal")
+        world.deliver_all()
+        assert world.last("restart")["count"] == 1 and world.last("restart")["delay_s"] == 0
+        committed(world, step)
+
+
 # ---- retention, and copies on hosts
 
 

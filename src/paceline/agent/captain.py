@@ -236,8 +236,11 @@ class Captain:
     def _new_progress(self, step: int) -> None:
         if step > self._best:
             self._best = step
-            for unit in self.units:
-                unit.budget.reset()
+            self._forgive()
+
+    def _forgive(self) -> None:
+        for unit in self.units:
+            unit.budget.reset()
 
     def _on_exited(self, told: ev.Exited, now: float) -> None:
         self._exit(told.host, told.exit, now)
@@ -317,7 +320,10 @@ class Captain:
             self.phase = OVER
             self._out.append(ev.Leave(str(error["text"])))
         elif "_number" not in told.request:
+            before = self.shelf.newest()
             self.shelf.answered(told.request, told.answer, now)
+            if told.request["do"] == "commit" and self.shelf.newest() > before:
+                self._forgive()  # also where a generation before this one had been further, and that was lost
         elif self.generation == 0 and told.answer.get("generation"):
             # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
             self.shelf.take(told.answer)

@@ -85,6 +85,10 @@ class Shelf:
         a captain before this one owed its record, and nobody knows what that was."""
         return self.missed or (self.known and self.owed is None and self.generation > self.recorded)
 
+    def newest(self) -> int:
+        """The step of the newest that is committed; -1: there is none."""
+        return self.counted[0].step if self.counted else -1
+
     def committing(self) -> bool:
         return self._committing
 
