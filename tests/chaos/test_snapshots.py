@@ -21,7 +21,8 @@ SEED = 20261115
 LIMIT_S = 60.0  # for one recovery, on a machine that has other things to do
 HOSTS = ("worker-host-0", "worker-host-1")
 TIMES = {"task": 96, "both tasks": 12, "agent": 14, "host": 8, "captain": 15, "captain's host": 4, "all hosts": 1}
-KEPT = (10_000, 3)  # all of them, so that any that is lost is missed; and few, so that many are deleted
+# Small ones that are all kept, so that any that is lost is missed; and big ones that are deleted soon.
+KEPT = {10_000: 20_000, 3: 5_000_000}  # how many, and of how many bytes
 
 
 class Told:
@@ -131,7 +132,7 @@ def ids(events: list[Event], kind: str, field: str) -> list[Id | None]:
 def test_nothing_that_was_committed_is_lost(keep: int, tmp_path: Path, record_property: Any) -> None:
     state, place = tmp_path / "state", tmp_path / "place"
     state.mkdir()
-    program = ["python", str(PROGRAMS / "saves.py"), str(state), "--every", "0.03", "--size", "20000"]
+    program = ["python", str(PROGRAMS / "saves.py"), str(state), "--every", "0.03", "--size", str(KEPT[keep])]
     began = time.monotonic()
     with runs.starter(tmp_path) as start:
         run = start(job(program, snapshots={"to": str(place), "keep": keep}, restart={"limit": 3}))
