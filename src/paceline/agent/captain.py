@@ -454,6 +454,8 @@ class Captain:
             self.generation = begun.number
             if begun.owed is not None:
                 self.shelf.owe(begun.owed, now)
+            elif self.generation > 1:
+                self._put(ev.Ask({"do": "sweep", "generation": self.generation}))
             self._start(units, begun.choice, now)
 
     def _check_waits(self, now: float) -> None:
