@@ -231,6 +231,23 @@ def test_what_an_older_generation_had_saved_and_not_committed_is_let_go() -> Non
     assert restored(world) == [None, None] and held(world)[HOSTS[0]] == []
 
 
+def test_what_was_sent_and_never_committed_goes_when_the_next_generation_has_begun() -> None:
+    world = committed(up(a_plan()), 10)
+    for name in ("step-20-g1/worker-0/state", "step-30-g2/worker-0/state"):
+        world.place.store.create(f"run/{name}", b"1")
+    owing(world)
+    assert world.place.store.names("run/step-20"), "it may still be committed, and then it counts"
+    world.place.read_only = None
+    world.pass_time(3)
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    world.pass_time(3)  # the back-off of a second failure
+    world.deliver_all()
+    assert world.captain.generation == 3
+    assert not world.place.store.names("run/step-20") and not world.place.store.names("run/step-30")
+    assert counted(world) == [Id(10, 1)]
+
+
 def test_an_old_snapshot_that_cannot_be_deleted_is_a_warning() -> None:
     world = committed(up(a_plan(snapshots=Snapshots("s3://bucket", keep=1))), 10)
     world.save("worker-0", 20)

@@ -79,6 +79,10 @@ class Memory:
     def delete(self, name: str) -> None:
         self._kept.pop(name, None)
 
+    def clear(self, prefix: str) -> None:
+        for name in self.names(prefix):
+            self.delete(name)
+
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         raise NotImplementedError
 
@@ -126,7 +130,8 @@ class Place:
     """A place for snapshots that always works, unless it is told to fail; what is asked waits until it answers."""
 
     def __init__(self) -> None:
-        self.snapshots = Snapshots(Memory(), "run")
+        self.store = Memory()
+        self.snapshots = Snapshots(self.store, "run")
         self.asked: deque[dict[str, Any]] = deque()
         self.fails: dict[str, Any] | None = None
         self.read_only: dict[str, Any] | None = None  # what it says to who wants to write
