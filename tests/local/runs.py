@@ -115,7 +115,7 @@ class Run:
         before = self._folders()
         (place / "job.yaml").write_text(json.dumps(job))
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE", "PYTEST"))}
-        self.env = {**kept, "PACELINE_HOME": str(self.home), "PYTHONPATH": str(SOURCE)}
+        self.env = {**kept, "PACELINE_HOME": str(self.home), "PYTHONPATH": str(SOURCE), **popen.pop("env", {})}
         command = popen.pop("command", [sys.executable, "-m", "paceline.cli"])
         with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
             self.cli = subprocess.Popen(

@@ -852,6 +852,25 @@ def test_a_member_whose_captain_vanishes_dials_again_and_keeps_its_task(member: 
         eventually("the member ends its task by itself", lambda: not runs.alive(pid), 3 * LEASE_S, member.said)
 
 
+def test_what_happens_between_the_join_and_the_welcome_is_told_after_it(member: Agent) -> None:
+    fake = fake_captain(member)
+    with fake.listener:
+        peer, _ = fake.accept()
+        pid = begin(peer)
+        peer.close()
+        again, joined = fake.accept()
+        assert (joined["running"], joined["held"]) == ({"worker-0": 1}, [])
+        (member.folder / "staging" / "worker-0" / "g1" / "step-5").mkdir()
+        runs.kill(pid)
+        eventually("the member has seen its end", lambda: not psutil.pid_exists(pid), more=member.said)
+        held = member.folder / "held" / "worker-0" / "step-5-g1"
+        eventually("the member has taken the snapshot", held.exists, more=member.said)
+        welcome(again)
+        assert again.read("saved")["snapshot"] == [5, 1]
+        exit = again.read("exited")["exit"]
+        assert (exit["task"], exit["signal"]) == ("worker-0", "SIGKILL")
+
+
 def test_a_member_that_nobody_answers_ends_its_task_after_the_lease(member: Agent) -> None:
     fake = fake_captain(member)
     peer, _ = fake.accept()

@@ -64,7 +64,8 @@ def test_a_run_commits_goes_on_and_deletes(place: Store, saved: Path, tmp_path: 
     assert not snapshots.commit(Manifest(RUN, Id(10, 1), 7, ())), "it was committed before"
     snapshots.send(Id(20, 1), "worker-0", str(saved))  # and its manifest never came
     snapshots.begin(2, Id(10, 1))
-    committed(snapshots, saved, 15)  # by who was presumed dead
+    with pytest.raises(Superseded):
+        committed(snapshots, saved, 15)  # by who was presumed dead
     committed(snapshots, saved, 12, 2)
     again = Snapshots(place, RUN)
     assert again.known().counted() == [Id(12, 2), Id(10, 1)]
@@ -75,6 +76,20 @@ def test_a_run_commits_goes_on_and_deletes(place: Store, saved: Path, tmp_path: 
     assert again.known().counted() == [Id(10, 1)]
     assert not place.names(f"{RUN}/step-12-g2/")
     assert place.folders(f"{RUN}/") == ["generations", "step-10-g1", "step-15-g1", "step-20-g1"]
+
+
+def test_what_was_never_committed_is_swept_up_by_later_generations(place: Store, saved: Path, tmp_path: Path) -> None:
+    snapshots = Snapshots(place, RUN)
+    snapshots.begin(1, None)
+    committed(snapshots, saved, 10)
+    for id in (Id(20, 1), Id(20, 2)):
+        snapshots.send(id, "worker-0", str(saved))
+    for partial in [path.with_name(".weights.partial") for path in (tmp_path / "place").rglob("step-20-*/**/weights")]:
+        partial.touch()  # of a crash
+    snapshots.begin(2, Id(10, 1))
+    snapshots.sweep(2)
+    assert place.folders(f"{RUN}/") == ["generations", "step-10-g1", "step-20-g2"]
+    snapshots.fetch(snapshots.manifest(Id(10, 1)), str(tmp_path / "restored"))
 
 
 def test_of_many_captains_one_begins_a_generation(place: Store) -> None:

@@ -102,6 +102,10 @@ class AnyOrder(RuleBasedStateMachine):
     def the_place_fails_or_heals(self, fails: dict[str, Any] | None) -> None:
         self.world.place.fails = fails if self.world.captain.generation else None
 
+    @rule(fails=st.sampled_from([None, {"kind": "store", "text": "read-only", "passing": True}]))
+    def the_place_takes_nothing_or_everything(self, fails: dict[str, Any] | None) -> None:
+        self.world.place.read_only = fails if self.world.captain.generation else None
+
     @rule(seconds=st.sampled_from([0.5, 2.0, LEASE + 1.5, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
@@ -157,7 +161,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        world.place.fails = None
+        world.place.fails = world.place.read_only = None
         for _ in range(12):
             for host, machine in list(world.machines.items()):
                 if machine.finished and not world.is_over:

@@ -79,6 +79,10 @@ class Memory:
     def delete(self, name: str) -> None:
         self._kept.pop(name, None)
 
+    def clear(self, prefix: str) -> None:
+        for name in self.names(prefix):
+            self.delete(name)
+
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         raise NotImplementedError
 
@@ -120,31 +124,34 @@ class Machine:
     exits: dict[str, ev.Exit] = field(default_factory=dict)
     inbox: deque[ev.Instruction] = field(default_factory=deque)
     finished: bool = False
-    held: dict[tuple[str, Id], int] = field(default_factory=dict)  # task and snapshot -> parts
+    held: dict[tuple[str, Id], ev.Saved] = field(default_factory=dict)
     restored: Id | None = None
+    shown: Id | None = None  # to evaluators
 
 
 class Place:
     """A place for snapshots that always works, unless it is told to fail; what is asked waits until it answers."""
 
     def __init__(self) -> None:
-        self.snapshots = Snapshots(Memory(), "run")
+        self.store = Memory()
+        self.snapshots = Snapshots(self.store, "run")
         self.asked: deque[dict[str, Any]] = deque()
         self.fails: dict[str, Any] | None = None
+        self.read_only: dict[str, Any] | None = None  # what it says to who wants to write
         self.by = "captain"
         self.damaged: set[Id] = set()
+        self.damage = "damaged"  # or "newer"
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self.fails is not None:
-            return {"error": self.fails}
-        request = {**request, "by": self.by}
+        if error := self.fails or (request["do"] != "known" and self.read_only):
+            return {"error": error}
         return Porter(self.snapshots, self.snapshots, lambda _: None, lanes=()).done(request, 0)
 
 
 class World:
     def __init__(self, plan: Plan, copies: bool = False) -> None:
         self.plan = plan
-        self.copies = copies
+        self.copies = copies = copies or plan.snapshots.in_bucket
         self.now = 1000.0
         self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now, copies=copies)
         self.machines = {host.name: Machine(host.name, f"{host.name}-a") for host in plan.hosts}
@@ -170,7 +177,7 @@ class World:
             elif isinstance(instruction, ev.Leave):
                 self.left = instruction.reason
             elif isinstance(instruction, ev.Ask):
-                self.place.asked.append(instruction.request)
+                self.place.asked.append({"by": self.place.by, **instruction.request})
             elif isinstance(instruction, ev.Start):
                 for host, tasks in instruction.hosts.items():
                     self.machines[host].inbox.append((instruction.generation, tasks, instruction.restore))
@@ -211,7 +218,7 @@ class World:
                 running,
                 tuple(e for n, e in machine.exits.items() if n in idle),
                 {name: f"h:{name}" for name in idle},
-                tuple(ev.Saved(host, task, id, parts) for (task, id), parts in sorted(machine.held.items())),
+                tuple(saved for _, saved in sorted(machine.held.items())),
             )
         )
 
@@ -273,33 +280,38 @@ class World:
     def answer(self) -> None:
         """The place answers what it was asked."""
         while self.place.asked:
-            request = self.place.asked.popleft()
-            self.tell(ev.Answered(request, self.place.answer(request)))
+            self.answer_one()
 
-    def save(self, task: str, step: int, parts: int = 1) -> None:
+    def answer_one(self) -> None:
+        request = self.place.asked.popleft()
+        self.tell(ev.Answered(request, self.place.answer(request)))
+
+    def save(self, task: str, step: int, parts: int = 1, **metrics: float) -> None:
         host = next(t.host for t in self.plan.tasks if t.name == task)
         machine = self.machines[host]
         process = machine.processes.get(task)
         if process is None:
             return
-        id = Id(step, process.generation)
-        machine.held[task, id] = parts
+        saved = ev.Saved(host, task, Id(step, process.generation), parts, metrics)
+        machine.held[task, saved.id] = saved
         if machine.connected:
-            self.tell(ev.Saved(host, task, id, parts))
+            self.tell(saved)
 
     def _hear(self, machine: Machine, message: dict[str, Any]) -> None:
         id, kind = Id(*message["snapshot"]), message["type"]
         if kind == "send" and (message["task"], id) in machine.held:
             part = Part(message["task"], (File("state", 1, "0" * 64),))
-            self.tell(ev.Stored(machine.host, message["task"], id, part, self.place.fails))
+            self.tell(ev.Stored(machine.host, message["task"], id, part, self.place.fails or self.place.read_only))
         elif kind == "drop":
             machine.held.pop((message["task"], id), None)
         elif kind == "prepare":
             error = self.place.fails
             if id in self.place.damaged:
-                error = {"kind": "damaged", "text": f"{id} is damaged", "passing": False}
+                error = {"kind": self.place.damage, "text": f"{id} is damaged", "passing": False}
             machine.restored = None if error else id
             self.tell(ev.Prepared(machine.host, id, error))
+        elif kind == "committed":
+            machine.shown = id
 
     def _start(self, machine: Machine, generation: int, tasks: dict[str, int], restore: Id | None) -> None:
         restores = [t for t in self.plan.tasks if t.name in tasks and t.rank >= 0]

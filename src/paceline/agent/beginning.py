@@ -40,6 +40,7 @@ class Beginning:
         self._seen: list[Id] = []
         self._again_at: float | None = None
         self._asked = 0
+        self._said = False
 
     def missing(self) -> list[str]:
         """The hosts that do not have the snapshot yet."""
@@ -87,7 +88,7 @@ class Beginning:
         return {"do": "begin", "generation": self.number, "parent": parent, "seen": seen}
 
     def _request(self, request: dict[str, Any]) -> None:
-        self._asked += 1
+        self._asked = next(self._shelf.numbers)  # one that was given up may still be answered
         self._put(ev.Ask({**request, "_number": self._asked}))
 
     # ---- what is told
@@ -102,6 +103,7 @@ class Beginning:
         if self.stage != FETCHING or told.id != self.choice or told.host not in self.hosts:
             return
         if told.error is None:
+            self.trouble = None
             self._prepared.add(told.host)
             if self._prepared == self.hosts:
                 self._record()
@@ -117,7 +119,7 @@ class Beginning:
         if request.get("_number") != self._asked:
             return
         if "error" in answer:
-            self._later(answer["error"], now)
+            self._later(answer["error"], now, request.get("by"))
         elif self.stage == ASKING:
             self.trouble = None
             self._shelf.take(answer)
@@ -125,6 +127,7 @@ class Beginning:
             self._choose()
         elif self.stage == RECORDING:
             self.trouble = None
+            self._shelf.recorded = self.number
             if answer["late"]:
                 self._shelf.counted = [Id(*each) for each in answer["late"]]
                 self.number += 1
@@ -132,10 +135,15 @@ class Beginning:
             else:
                 self.stage = READY
 
-    def _later(self, error: Mapping[str, Any], now: float) -> None:
+    def _later(self, error: Mapping[str, Any], now: float, by: str | None = None) -> None:
         if self.stage == RECORDING and error["passing"] and self.number > 1:
+            self.trouble = None
             self.stage = READY  # training need not wait for it: the record is owed, and until then nothing is committed
-            self.owed = self._request_of_record()
+            # Whoever asks again, it is the same record: it may be there, and only its answer be lost.
+            self.owed = {**self._request_of_record(), "by": by}
             return
         self.trouble = str(error["text"]), bool(error["passing"])
+        if not self._said and error["passing"] and self.number > 1:
+            self._said = True
+            self._emit("warning", text=f"generation {self.number} waits for its snapshot: {error['text']}")
         self._again_at = now + PAUSE

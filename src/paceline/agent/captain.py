@@ -137,9 +137,9 @@ class Captain:
 
     def _take_stock(self, told: ev.Joined, now: float) -> None:
         """Of the snapshots that are on a host that has joined."""
-        if self.phase == RETURNING and self._beginning is None:
+        if self._beginning is None:
             self.shelf.learn(max(self.generation, self._recorded))
-        self.shelf.lost(told.host)
+        self.shelf.joined(told.host, told.held)
         for saved in told.held:
             self._on_saved(saved, now)
         if self.plan.host(told.host).role == "evaluator":
@@ -253,8 +253,11 @@ class Captain:
     def _new_progress(self, step: int) -> None:
         if step > self._best:
             self._best = step
-            for unit in self.units:
-                unit.budget.reset()
+            self._forgive()
+
+    def _forgive(self) -> None:
+        for unit in self.units:
+            unit.budget.reset()
 
     def _on_exited(self, told: ev.Exited, now: float) -> None:
         self._exit(told.host, told.exit, now)
@@ -336,19 +339,20 @@ class Captain:
             self.phase = OVER
             self._out.append(ev.Leave(str(error["text"])))
         elif "_number" not in told.request:
+            before = self.shelf.newest()
             self.shelf.answered(told.request, told.answer, now)
-            if self.shelf.missed:
-                self._begin_again(now)
+            if told.request["do"] == "commit" and self.shelf.newest() > before:
+                self._forgive()  # also where a generation before this one had been further, and that was lost
+        elif self.generation == 0 and told.answer.get("generation"):
+            # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
+            self.shelf.take(told.answer)
+            self.generation, self._beginning = int(told.answer["generation"]), None
+            self._return(now)
         elif self._beginning is not None:
             self._beginning.answered(told.request, told.answer, now)
-            if self.generation == 0 and self._beginning.number > 1:
-                # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
-                self.generation, self._beginning = self._beginning.number - 1, None
-                self._return(now)
 
     def _begin_again(self, now: float) -> None:
-        """A snapshot was committed that this generation should have begun from."""
-        self.shelf.missed = False
+        """With nothing that this generation has saved."""
         for unit in self.units:
             if unit.kind != ALONE and unit.phase == RUNNING:
                 unit.turn(STOPPING, now)
@@ -455,6 +459,8 @@ class Captain:
     def _advance(self, now: float) -> None:
         if self.phase == RETURNING:
             self._settle_return(now)
+        if self.phase == LIVE and self._beginning is None and self.generation and self.shelf.stuck():
+            self._begin_again(now)
         if self.phase == LIVE:
             for unit in self.units:
                 if self.phase == LIVE and unit.phase == STOPPING and not unit.live:
@@ -490,7 +496,7 @@ class Captain:
         if not units:
             return
         if self._beginning is None:
-            number = max(self.generation, self._recorded) + 1
+            number = max(self.generation, self._recorded, self.shelf.recorded) + 1
             grace = self.plan.limits.grace
             self._beginning = Beginning(self.shelf, number, hosts, self._put, self._emit, now, grace)
         begun = self._beginning
@@ -506,12 +512,16 @@ class Captain:
             self.generation = begun.number
             if begun.owed is not None:
                 self.shelf.owe(begun.owed, now)
+            elif self.generation > 1:
+                self._put(ev.Ask({"do": "sweep", "generation": self.generation}))
             self._start(units, begun.choice, now)
 
     def _check_waits(self, now: float) -> None:
         missing = self.books.missing()
         since: float | None
         if self._beginning is not None and not missing:
+            if self._beginning.trouble is not None:
+                return  # the place is missing, no host
             missing, since = self._beginning.missing(), self._beginning.since
         elif self.generation == 0:
             since = self._first_joined
@@ -562,6 +572,7 @@ class Captain:
 
     def _return(self, now: float) -> None:
         self.phase = RETURNING
+        self.shelf.returned = True
         self.hold_until = now + self.lease
 
     def _settle_return(self, now: float) -> None:
@@ -640,6 +651,7 @@ class Captain:
         if self._finished_at is None and gone and not self._committing(now):
             self._finished_at = now
             self._check_last_snapshot()
+            self.shelf.close()
             for member in self.members.values():
                 if member.connected:
                     self._out.append(ev.Finish(member.host, self.outcome[0], self.outcome[1]))
@@ -654,12 +666,15 @@ class Captain:
 
     def _check_last_snapshot(self) -> None:
         """Training that has succeeded and whose result is not where it should be has not succeeded."""
-        draft = self.shelf.unfinished()
-        if draft is None:
+        draft, gone = self.shelf.unfinished(), self.shelf.gone
+        if draft is not None:
+            why = draft.failed or self.shelf.trouble or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
+            hosts = ", ".join(sorted({piece.host for piece in draft.pieces.values()}))
+            text = f"the last snapshot (step {draft.id.step}) is not committed and is on {hosts} only: {why}"
+        elif gone is not None and not self.shelf.past(gone[0]):
+            text = f"the last snapshot (step {gone[0].step}) is not committed: it was lost with {gone[1]}"
+        else:
             return
-        why = draft.failed or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
-        hosts = ", ".join(sorted({piece.host for piece in draft.pieces.values()}))
-        text = f"the last snapshot (step {draft.id.step}) is not committed and is on {hosts} only: {why}"
         if self.outcome[0] == "succeeded":
             self.outcome = ("failed", f"training succeeded, but {text}", "store")
         else:

@@ -262,7 +262,7 @@ class Captaincy:
         elif isinstance(instruction, ev.Say):
             self._send(instruction.host, encode(instruction.message))
         elif isinstance(instruction, ev.Ask):
-            request = {**instruction.request, "by": self._name}
+            request = {"by": self._name, **instruction.request}
             self._porting.ask(request, lambda answer: self._tell(ev.Answered(request, answer)))
         elif isinstance(instruction, ev.Leave):
             self._leave(instruction.reason)

@@ -20,6 +20,7 @@ from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop, Timer
 from paceline.agent.options import LEAVING, Options, endpoint
 from paceline.agent.sending import Sending
+from paceline.agent.shelf import restores
 from paceline.agent.staging import Staging
 from paceline.agent.starting import Starting
 from paceline.agent.wire import Message, WireError
@@ -67,6 +68,8 @@ class Member:
         self._retry = 0.05
         self._dial_timer: Timer | None = None
         self._joined = False
+        self._asked_in = False  # its join is sent
+        self._since_join: list[Message] = []
         self._said_early: list[Message] = []
         self._sent_at: dict[int, float] = {}
         self._beats = 0
@@ -135,6 +138,7 @@ class Member:
             self._link = Link(sock, self._tls, server=False)
             self._sent_at = {0: self.loop.now()}
             self._link.send(messages.join(self._options.run, self._join()))
+            self._asked_in = True
             self._rewatch()
         except (OSError, LinkClosed):
             sock.close()
@@ -177,6 +181,7 @@ class Member:
             self.loop.unwatch(self._link)
             self._link.close()
             self._link = None
+        self._asked_in, self._since_join = False, []
         if self._joined:
             self._joined = False
             self._alone_since = self.loop.now()
@@ -198,8 +203,13 @@ class Member:
             self._dial_later()
 
     def _send(self, message: Message) -> None:
-        """What is said while the captain is away is lost on purpose: joining again tells it all."""
-        if self._link is None or not self._joined:
+        """What is said while the captain is away is lost on purpose: joining again tells it all. What is said between
+        that and its welcome waits."""
+        if self._link is None:
+            return
+        if not self._joined:
+            if self._asked_in and message["type"] != "beat":
+                self._since_join.append(message)
             return
         try:
             self._link.send(message)
@@ -261,8 +271,9 @@ class Member:
         self._lease_from = self._sent_at.pop(0, self.loop.now())
         if self.loop.now() - self._lease_from > self._beat_every:
             self._send_beat()  # it has waited for its welcome
-        early, self._said_early = self._said_early, []
-        for said in early:
+        waiting, self._since_join = [*self._since_join, *self._said_early], []
+        self._said_early = []
+        for said in waiting:
             self._send(said)
 
     def _beat(self) -> None:
@@ -337,7 +348,8 @@ class Member:
             )
             self._attempts[name] = attempt
             try:
-                given = self._staging.environment(name, self._generation, message["restore"])
+                restore = message["restore"] if restores(self._plan, self._tasks[name]) else None
+                given = self._staging.environment(name, self._generation, restore)
                 self._starting.start(attempt, self._roster, int(message["restarts"]), given)
             except OSError as error:
                 self._cannot_start(attempt, error)

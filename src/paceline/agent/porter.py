@@ -28,7 +28,7 @@ from paceline.storage.snapshots import Snapshots, Superseded, Unfit, always
 from paceline.storage.store import Store, StoreError, Unwanted, Wanted
 
 Request = dict[str, Any]
-TRANSFERS = ("send", "fetch")
+TRANSFERS = ("send", "fetch", "sweep")
 NICE = 5  # training goes first
 PATIENCE = 8.0  # seconds for one short request; who asks may ask again
 _KINDS: dict[type[Exception], str] = {
@@ -122,6 +122,10 @@ class Porter:
 
     def _delete(self, request: Request) -> Request:
         self._short.delete(_id(request["snapshot"]))
+        return {}
+
+    def _sweep(self, request: Request) -> Request:
+        self._transfers.sweep(int(request["generation"]))
         return {}
 
     def _remove(self, request: Request) -> Request:

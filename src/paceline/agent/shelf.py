@@ -5,13 +5,14 @@ One snapshot is sent at a time. When more are saved meanwhile, the newest is nex
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from paceline.agent import events as ev
 from paceline.agent.journal import stamp
-from paceline.plan import Plan
+from paceline.plan import Plan, Task
 from paceline.storage.manifest import Id, Manifest, Part
 from paceline.storage.retention import to_delete
 
@@ -62,8 +63,10 @@ class Shelf:
         self._put, self._emit = put, emit
         self._order = {task.name: number for number, task in enumerate(plan.tasks)}
         self.generation = 0  # what may be saved is of this one
+        self.recorded = 0  # the newest that is known to have its record at the place
+        self.returned = False  # a captain before this one has led the run
         self.known = False  # whether the place has said what it has
-        self._ask_at: float | None = 0.0  # by a captain that returns; None: it has been asked
+        self._ask_at: float | None = 0.0  # None: it has been asked
         self.counted: list[Id] = []  # newest first
         self.skipped = 0
         self._committed: set[Id] = set()
@@ -71,18 +74,34 @@ class Shelf:
         self._drafts: dict[Id, Draft] = {}
         self._moving: Id | None = None
         self._committing = False
+        self.trouble = ""  # why the place does not say what it has, or does not take a record that is owed
         self.owed: dict[str, Any] | None = None  # the record of this generation, which is not at the place yet
         self._owed_at: float | None = 0.0  # when it is sent again; None: it is on its way
+        self.gone: tuple[Id, str] | None = None  # the newest that was lost before it was committed, and its host
         self.missed = False  # this generation began from an older snapshot than it could have
+        self.numbers = itertools.count(1)  # of what is asked while a generation begins
         self._lost = False  # the place knows nothing of what this run has done
+        self._bringing: Id | None = None  # back to such a place
         self._held: dict[Id, Draft] = {}  # copies of what is committed, or of an earlier generation
 
     # ---- what is asked by the captain
 
     def busy(self) -> bool:
         """Whether something that is saved may soon be committed."""
-        unsure = self._lost or (not self.known and bool(self._drafts or self._held))
-        return self._committing or unsure or any(d.complete and not d.hopeless for d in self._drafts.values())
+        hopeful = any(draft.complete and not draft.hopeless for draft in self._drafts.values())
+        unsure = self._lost or (self.returned and not self.known)
+        return self._committing or unsure or (hopeful and not self.stuck())
+
+    def stuck(self) -> bool:
+        """Whether nothing that this generation saves can count: it began from an older snapshot than it could have, or
+        a captain before this one owed its record, and nobody knows what that was."""
+        bringing = self._bringing in self._drafts
+        unrecorded = self.known and self.owed is None and self.generation > self.recorded and not bringing
+        return self.missed or (unrecorded and not self._lost)
+
+    def newest(self) -> int:
+        """The step of the newest that is committed; -1: there is none."""
+        return self.counted[0].step if self.counted else -1
 
     def committing(self) -> bool:
         return self._committing
@@ -98,7 +117,7 @@ class Shelf:
     def open(self, generation: int) -> None:
         """From now on, only what this generation saves counts."""
         self.generation = generation
-        self.owed, self.missed = None, False
+        self.owed, self.missed, self.gone, self._lost = None, False, None, False
         for id in list(self._drafts):
             if id.generation != generation:
                 self._drop(id)
@@ -120,7 +139,7 @@ class Shelf:
     def saved(self, told: ev.Saved, now: float) -> bool:
         """True when a snapshot is complete on its hosts by this."""
         id = told.id
-        if id.generation != self.generation or id in self._committed:
+        if id.generation != self.generation or self.past(id):
             _add(self._held.setdefault(id, Draft(id, told.parts, now)), told)
             self._let_go()
             return False
@@ -144,12 +163,16 @@ class Shelf:
         draft.pieces[told.task].part = told.part
         self._commit_if_stored(draft)
 
-    def lost(self, host: str) -> None:
-        """What it had not sent is gone, unless it comes back and says that it has it."""
+    def joined(self, host: str, has: Iterable[ev.Saved]) -> None:
+        """What it had not sent and does not have any more is gone."""
+        here = {(saved.task, saved.id) for saved in has}
         for draft in list(self._drafts.values()):
+            was_complete = draft.complete
             for task, piece in list(draft.pieces.items()):
-                if piece.host == host and piece.part is None and not (self._committing and self._moving == draft.id):
+                if piece.host == host and piece.part is None and (task, draft.id) not in here:
                     del draft.pieces[task]
+            if was_complete and not draft.complete and (self.gone is None or draft.id > self.gone[0]):
+                self.gone = draft.id, host
             if not draft.pieces:
                 self._drop(draft.id)
             elif not draft.complete and self._moving == draft.id:
@@ -160,21 +183,24 @@ class Shelf:
     # ---- what the place answers
 
     def answered(self, request: Answer, answer: Answer, now: float) -> None:
+        owed = self.owed is not None and request.get("generation") == self.owed["generation"]
+        if request["do"] in ("known", "begin"):
+            self.trouble = str(answer["error"]["text"]) if "error" in answer else ""
         if request["do"] == "known" and "error" in answer:
             self._ask_at = now + PAUSE
         elif request["do"] == "known":
-            # Or a captain before this one owed the record, and nobody knows what it was.
-            self._lost = int(answer["generation"]) < self.generation and self.owed is None
+            unknown = int(answer["generation"]) < self.generation and self.owed is None
+            self._lost = unknown and not answer["counted"]
             self.take(answer)
             if int(answer["generation"]) > self.generation:
                 self.open(int(answer["generation"]))  # a captain before this one had begun it
-        elif request["do"] == "begin" and self.owed is not None and "error" in answer:
+        elif request["do"] == "begin" and owed and "error" in answer:
             self._owed_at = now + PAUSE
-        elif request["do"] == "begin" and self.owed is not None:
-            self.owed = None
-            if answer["late"] and Id(*answer["late"][0]).generation < self.generation:
-                self.counted = [Id(*each) for each in answer["late"]]
+        elif request["do"] == "begin" and owed:
+            self.owed, self.recorded = None, max(self.recorded, int(request["generation"]))
+            if answer["late"]:
                 self.missed = True
+                self.counted = [Id(*each) for each in answer["late"]]
         elif request["do"] == "commit":
             self._on_commit(request, answer, now)
         elif request["do"] == "delete" and "error" in answer:
@@ -183,10 +209,19 @@ class Shelf:
     def take(self, answer: Answer) -> None:
         """What there is at the place."""
         self.known = True
+        self.recorded = max(self.recorded, int(answer["generation"]))
         self.counted = [Id(*pair) for pair in answer["counted"]]
         self._committed = {Id(*pair) for pair in answer["committed"]}
         self._values = {Id(*pair): float(value) for pair, value in answer["metrics"]}
+        for id in [id for id in self._drafts if self.past(id)]:
+            self._held[id] = self._drafts.pop(id)
         self._let_go()
+        self._tell_evaluators()
+
+    def past(self, id: Id) -> bool:
+        """Whether it, or a later one of its generation, is committed."""
+        newest = self.counted[:1]
+        return id in self._committed or any(each.generation == id.generation and each > id for each in newest)
 
     def _on_commit(self, request: Answer, answer: Answer, now: float) -> None:
         self._committing = False
@@ -219,19 +254,19 @@ class Shelf:
     def advance(self, now: float, all_there: bool = True) -> None:
         """`all_there`: no host is expected that may have more copies."""
         if not self.known:
-            if (self._drafts or self._held) and self._ask_at is not None and now >= self._ask_at:
+            if self.returned and self._ask_at is not None and now >= self._ask_at:
                 self._ask_at = None
                 self._put(ev.Ask(self.question()))
             return
         if self._lost and all_there:
             self._lost = False
-            self.missed = not self._bring_back(now)
+            self._bring_back(now)
         if self.owed is not None:
             if self._owed_at is not None and now >= self._owed_at:
                 self._owed_at = None
                 self._put(ev.Ask(self.owed))
             return
-        if self._moving is not None:
+        if self._moving is not None or self.stuck():
             return
         complete = sorted((draft for draft in self._drafts.values() if draft.complete), key=lambda d: d.id)
         if not complete:
@@ -245,19 +280,19 @@ class Shelf:
             self._moving = newest.id
             self._ask_for(newest)
 
-    def _bring_back(self, now: float) -> bool:
-        """The place is empty, and hosts have copies: the newest that is whole goes there again."""
+    def _bring_back(self, now: float) -> None:
+        """Hosts have copies: the newest that is whole goes to the place again."""
         whole = [draft for draft in (*self._held.values(), *self._drafts.values()) if draft.complete]
         if not whole:
-            return False
+            return
         newest = max(whole, key=lambda draft: (draft.id.generation, draft.id.step))
         self._emit("note", text=f"the place for snapshots is empty: step {newest.id.step} is brought back from copies")
         self._held.pop(newest.id, None)
         self._drafts = {newest.id: newest}
+        self._bringing = newest.id
         for piece in newest.pieces.values():
             piece.part = None
         self.owed, self._owed_at = _record(newest.id.generation, None), now
-        return True
 
     def tell_evaluator(self, host: str) -> None:
         if self.counted:
@@ -307,11 +342,15 @@ class Shelf:
         if self._moving == id:
             self._moving = None
 
-    def _let_go(self) -> None:
+    def close(self) -> None:
+        """The run is over: hosts keep nothing that is committed."""
+        self._let_go(over=True)
+
+    def _let_go(self, over: bool = False) -> None:
         """Of copies on hosts that are of no use any more."""
         if not self.known or self._lost:
             return
-        kept = set(self.counted[:1]) if self._copies else set()
+        kept = set(self.counted[:1]) if self._copies and not over else set()
         for id in [id for id in self._held if id not in kept]:
             for task, piece in self._held.pop(id).pieces.items():
                 self._put(_drop(piece.host, task, id))
@@ -349,6 +388,8 @@ def _drop(host: str, task: str, id: Id) -> ev.Say:
 
 def restoring(plan: Plan, units: Iterable[Any]) -> set[str]:
     """The hosts whose tasks go on from a snapshot: all of a group; of a parameter-server job, the chief's."""
-    tasks = [task for unit in units for task in unit.tasks]
-    alone = plan.strategy == "parameter-server"
-    return {task.host for task in tasks if (task.role == "chief" if alone else task.rank >= 0)}
+    return {task.host for unit in units for task in unit.tasks if restores(plan, task)}
+
+
+def restores(plan: Plan, task: Task) -> bool:
+    return task.role == "chief" if plan.strategy == "parameter-server" else task.rank >= 0

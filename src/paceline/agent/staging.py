@@ -174,8 +174,7 @@ class Staging:
             self._tell(words)
             return
         self._prepared = None
-        os.makedirs(self._restored, exist_ok=True)
-        self._remove([f"{self._restored}/{name}" for name in os.listdir(self._restored)])
+        self._remove([f"{self._restored}/{name}" for name in _names(self._restored)])
         folder = f"{self._restored}/{id}"
 
         def fetched(answer: Answer) -> None:
@@ -198,7 +197,6 @@ class Staging:
         if f"step-{id.step}" in kept:
             return
         self._fetching = True
-        os.makedirs(self._committed, exist_ok=True)
 
         def fetched(answer: Answer) -> None:
             self._fetching = False
@@ -229,10 +227,13 @@ class Staging:
 
     def tidy(self) -> None:
         """The run is over: copies go; what is held and nowhere else stays."""
-        for folder in (self._restored, self._committed, *(f"{self._folder}/staging/{task}" for task in self._tasks)):
+        own = [f"{self._held}/{task}" for task in self._tasks]
+        let_go = [f"{folder}/{name}" for folder in own for name in _names(folder) if parse_id(name) is None]
+        staged = [f"{self._folder}/staging/{task}" for task in self._tasks]
+        for folder in (self._restored, self._committed, *staged, *let_go):
             shutil.rmtree(folder, ignore_errors=True)
         above = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
-        for folder in (*(f"{self._held}/{task}" for task in self._tasks), *above):
+        for folder in (*own, *above):
             try:
                 os.rmdir(folder)
             except OSError:

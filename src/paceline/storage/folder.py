@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
@@ -108,6 +109,17 @@ class Folder:
             pass
         except OSError as error:
             raise self._failed("delete", name, error) from None
+
+    def clear(self, prefix: str) -> None:
+        path = self._path(prefix.rstrip("/"))
+        try:
+            shutil.rmtree(path)
+            _sync(os.path.dirname(path))
+            self._tidy(os.path.dirname(path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._failed("delete", prefix, error) from None
 
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         there = self._path(name)

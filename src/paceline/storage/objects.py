@@ -115,6 +115,10 @@ class Objects:
         except Exception as error:
             raise self._failed("delete", name, error) from None
 
+    def clear(self, prefix: str) -> None:
+        for name in self.names(prefix):
+            self.delete(name)
+
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         import obstore
 

@@ -193,6 +193,9 @@ class Peer:
     def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
         raise NotImplementedError
 
+    def clear(self, prefix: str) -> None:
+        raise NotImplementedError
+
     def has(self, name: str) -> bool:
         raise NotImplementedError
 

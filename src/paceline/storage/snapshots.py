@@ -171,8 +171,13 @@ class Snapshots:
     def delete(self, id: Id) -> None:
         """The manifest first: from then on it does not exist."""
         self._store.delete(self._manifest(id))
-        for name in self._store.names(f"{self._run}/{id}/"):
-            self._store.delete(name)
+        self._store.clear(f"{self._run}/{id}/")
+
+    def sweep(self, generation: int) -> None:
+        """What generations before this one, which has its record, did not commit or not wholly delete: nobody will."""
+        for id in filter(None, map(manifest.parse_id, self._store.folders(f"{self._run}/"))):
+            if id.generation < generation and not self._store.has(self._manifest(id)):
+                self._store.clear(f"{self._run}/{id}/")
 
     def delete_all(self) -> None:
         """All of the run, and nothing else: first every manifest, last the records, which tell what counts."""

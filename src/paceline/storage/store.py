@@ -38,6 +38,9 @@ class Store(Protocol):
     def delete(self, name: str) -> None:
         """A name that is not there is no error."""
 
+    def clear(self, prefix: str) -> None:
+        """All that has such a name, and what a crash has left there. A prefix ends in a slash."""
+
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         """A file of this machine; its size and SHA-256, of the bytes that were sent."""
 
