@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -570,19 +572,34 @@ def test_where_tasks_have_no_room_to_save_training_goes_on(state: Path, tmp_path
         assert committed_steps(run) == [10, 30]
 
 
-def test_where_hosts_have_no_room_to_restore_the_generation_waits_for_it(state: Path, tmp_path: Path) -> None:
+def fill_names(folder: Path) -> Path:
+    """No file or folder can be made any more, though there is room."""
+    ballast = folder / "ballast"
+    ballast.mkdir()
+    with contextlib.suppress(OSError):
+        for number in range(10**6):
+            (ballast / str(number)).touch()
+    return ballast
+
+
+@pytest.mark.parametrize("full", [fill, fill_names])
+def test_where_hosts_have_no_room_to_restore_the_generation_waits_for_it(
+    state: Path, tmp_path: Path, full: Callable[[Path], Path]
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     place = folder(tmp_path / "place")
-    with small_disk(home, "4m"), runs.starter(tmp_path) as start:
+    with small_disk(home, "4m,nr_inodes=1000"), runs.starter(tmp_path) as start:
         run = start(a_job(state, place, "--size", 100_000), home=home)
         commit(run, state, 10)
         tasks = run.tasks()
-        ballast = fill(home)
+        agents = [run.agent(f"worker-host-{number}") for number in (0, 1)]
+        ballast = full(home)
         kill(tasks["worker-1"])
         eventually("the group is ended", lambda: not alive(tasks["worker-0"]), more=run.story)
-        agents = [run.agent(f"worker-host-{number}") for number in (0, 1)]
-        ballast.unlink()
+        warning = f"generation 2 waits for its snapshot: {run.folder}/restored"
+        eventually("somebody says why", lambda: full is fill or warning in str(warnings(run)), more=run.story)
+        shutil.rmtree(ballast) if ballast.is_dir() else ballast.unlink()
         eventually("it goes on", lambda: (state / "start-1").read_text() == "10", more=run.story)
         assert [run.agent(f"worker-host-{number}") for number in (0, 1)] == agents
         commit(run, state, 30)
