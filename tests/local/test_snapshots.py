@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -543,7 +544,7 @@ def test_a_run_that_is_stopped_commits_its_last_snapshot(
         do(state, 10)
         run.wait("saved", step=10)
         stopped = subprocess.Popen(
-            ["python", "-m", "paceline.cli", "stop", run.folder.name], env=run.env, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "paceline.cli", "stop", run.folder.name], env=run.env, stdout=subprocess.DEVNULL
         )
         for task in ("worker-0", "worker-1"):
             run.wait("task-exited", task=task)
