@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -59,10 +61,17 @@ def group(place: Path, program: str, world: int, restore: Path | None = None, **
         "PACELINE_REPORT_INODE": str(os.fstat(theirs.fileno()).st_ino),
     }
     with ours, theirs:
-        done = subprocess.run(
-            [sys.executable, str(PROGRAMS / program), str(place), str(world), json.dumps(options)],
-            env=env, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=LIMIT_S,
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / program), str(place), str(world), json.dumps(options)], env=env,
+            pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
         )  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the tasks that it started
+            process.wait()
         ours.setblocking(False)
         told = []
         while True:
@@ -72,4 +81,4 @@ def group(place: Path, program: str, world: int, restore: Path | None = None, **
                 break
     files = [place / f"result-{rank}.json" for rank in range(world)]
     results = [json.loads(path.read_text()) if path.exists() else None for path in files]
-    return Group(place, results, told, done.stdout + done.stderr)
+    return Group(place, results, told, said)

@@ -64,8 +64,9 @@ def test_metrics_and_versions_lie_beside_it(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_a_warning_and_closing_raises(tmp_path: Path) -> None:
     seen = run("tf_stories.py", "disk", folder=tmp_path)
-    assert [told["_"] for told in seen["told"] if told["_"] != "asks"] == ["warning", "saved", "warning"]
-    assert seen["told"][0]["text"].startswith("the snapshot of step 1 could not be written: ")
+    told = [words for words in seen["told"] if words["_"] != "asks"]
+    assert [words["_"] for words in told] == ["warning", "saved", "warning"]
+    assert told[0]["text"].startswith("the snapshot of step 1 could not be written: ")
     assert seen["steps"] == [[], ["step-2"], ["step-2"]]
     assert seen["raised"]
 

@@ -85,8 +85,9 @@ def test_training_goes_on_while_a_snapshot_is_written(last: int, tmp_path: Path)
 def test_what_cannot_be_written_is_told_and_training_goes_on(tmp_path: Path) -> None:
     done = group(tmp_path / "failing", PROGRAM, 1, kind="failing")
     assert done.result() == {"kept": ["step-2"], "raised": "NotADirectoryError"}
-    assert [words["_"] for words in done.told if words["_"] != "asks"] == ["warning", "saved", "warning"]
-    assert done.told[0]["text"].startswith("the snapshot of step 1 could not be written: ")
+    told = [words for words in done.told if words["_"] != "asks"]
+    assert [words["_"] for words in told] == ["warning", "saved", "warning"]
+    assert told[0]["text"].startswith("the snapshot of step 1 could not be written: ")
 
 
 # ---- alone, in this process

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import re
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -74,7 +75,7 @@ class Snapshots:
             return 0
         saved = files.Saved(folder)
         about = saved.tree.get(_OURS, {})
-        step = int(about.get("step") or folder.name.rpartition("-")[2])
+        step = int(about["step"]) if "step" in about else _step_of(folder.name)
         misfits = Misfits()
         misfits.unexpected += [name for name in saved.tree if name not in self._items and name != _OURS]
         if len(about.get("random", ())) == group.place()[1]:
@@ -186,6 +187,12 @@ class Snapshots:
         if parts is not None:
             mine[files.shard_name(rank, world)] = parts
         return mine, 1 if parts is None else world
+
+
+def _step_of(name: str) -> int:
+    """Of a snapshot that a program wrote without this module."""
+    found = re.match(r"step-(\d+)", name)
+    return int(found[1]) if found else 0
 
 
 def _inner(item: Any) -> Any:
