@@ -157,7 +157,8 @@ def test_nothing_that_was_committed_is_lost(keep: int, tmp_path: Path, record_pr
     for number, id in enumerate(counted):
         snapshots.fetch(snapshots.manifest(id), str(tmp_path / "verified" / str(number)))
     there = {id for id in map(parse_id, Folder(str(place)).folders(f"{run.folder.name}/")) if id}
-    assert {id.generation for id in there - known.committed} <= {known.generation}, "what was not committed is swept up"
+    late = {known.generation, known.generation - 1}  # the last sweep may not have come to its end when the run did
+    assert {id.generation for id in there - known.committed} <= late, "what was not committed is swept up"
     # Each generation began from the newest that had been committed then, which its program found whole.
     newest: Id | None = None
     for event in events:

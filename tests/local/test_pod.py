@@ -18,6 +18,7 @@ from runs import end_started_since, eventually
 
 from paceline import plan as plans
 from paceline.agent import pod
+from paceline.agent.machine import free_port
 from paceline.backends import certificates
 from paceline.backends.kubernetes import render
 from paceline.backends.kubernetes.archive import agent_archive
@@ -70,7 +71,9 @@ class Pods:
         told = json.loads(next(each["value"] for each in env if each["name"] == pod.TOLD))
         told |= {name: str(self.place / name) for name in ("plan", "tls")}
         told |= {"captain": self.captain, "folder": str(mine / "run"), "last_words": str(mine / "last-words")}
-        if told["role"] != "captain":
+        if told["role"] == "captain":
+            told |= {"serve": free_port()}
+        else:
             told |= {"work": str(mine / "work"), "code": str(self.place / "code")}
         given = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTHON"))}
         given |= {pod.TOLD: json.dumps(told), pod.ADDRESS: "127.0.0.1", pod.INDEX: str(index)}

@@ -61,10 +61,10 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
 
 
 def _claimed(plan: Plan, volumes: list[Object], mounts: list[Object]) -> str:
-    """Where the captain has the snapshots: in a claim, or else in a folder that goes with its pod."""
+    """Where the captain has the snapshots: in a claim; empty: in the run's folder, which goes with its pod."""
     claim, path = plan.snapshots.claimed
     if not claim:
-        return f"{RUN_FOLDER}/snapshots"
+        return ""
     volumes.append({"name": "paceline-snapshots", "persistentVolumeClaim": {"claimName": claim}})
     mounts.append({"name": "paceline-snapshots", "mountPath": SNAPSHOTS_FOLDER})
     return f"{SNAPSHOTS_FOLDER}/{path}".rstrip("/")
