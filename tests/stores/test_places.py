@@ -121,6 +121,16 @@ def test_what_was_changed_after_the_commit_is_not_restored(place: Store, saved: 
     assert not list(tmp_path.glob("*restored*"))
 
 
+def test_a_file_of_many_pieces_is_restored(
+    place: Store, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = Snapshots(place, RUN)
+    made = committed(snapshots, saved, 10)
+    monkeypatch.setattr(objects, "PIECE", BIG // 20 + 1)  # many more than are fetched at once
+    snapshots.fetch(made, str(tmp_path / "restored"))
+    assert contents(tmp_path / "restored") == contents(saved)
+
+
 def test_a_transfer_can_be_given_up(place: Store, saved: Path, tmp_path: Path) -> None:
     snapshots = Snapshots(place, RUN)
     made = committed(snapshots, saved, 10)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Callable
 
 from paceline.storage.folder import write_all
@@ -190,7 +191,7 @@ class Objects:
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
             while True:
-                ahead.extend(pool.submit(get, start) for start, _ in zip(starts, range(AT_ONCE + 1 - len(ahead))))
+                ahead.extend(pool.submit(get, start) for start in islice(starts, AT_ONCE + 1 - len(ahead)))
                 if not ahead:
                     return
                 try:
