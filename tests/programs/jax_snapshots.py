@@ -87,9 +87,9 @@ def task(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
             snapshots.step(n, state, loss=jnp.float32(n))
             if n == options.get("go"):
                 hold.go.set()
-                snapshots._wait()
+                snapshots._background.settle()
             if n == options.get("kill"):
-                snapshots._wait()
+                snapshots._background.settle()
                 os.kill(os.getpid(), signal.SIGKILL)
         if "last" in options:
             snapshots.save(n, state)

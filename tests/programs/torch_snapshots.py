@@ -136,7 +136,7 @@ def held(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
             snapshots.step(n)
             if n == 6:
                 hold.go.set()
-                n < options["steps"] and snapshots._wait()
+                n < options["steps"] and snapshots._background.settle()
     return {"states": states, "skipped": snapshots.skipped}
 
 
@@ -147,10 +147,10 @@ def failing(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
     folder.write_text("in the way")
     snapshots = Snapshots({"model": nn.Linear(2, 2)}, every=1)
     snapshots.step(1)
-    snapshots._wait()
+    snapshots._background.settle()
     folder.unlink()
     snapshots.save(2)
-    snapshots._wait()
+    snapshots._background.settle()
     kept = sorted(path.name for path in folder.iterdir())
     os.environ["PACELINE_SNAPSHOT_DIR"] = str(folder / "step-2" / "state.pt")
     snapshots.save(3)

@@ -54,8 +54,13 @@ def commit(snapshots: Snapshots, tmp_path: Path, step: int, generation: int = 1,
 def restored(snapshots: Snapshots, tmp_path: Path, warn: Callable[[str], None] = pytest.fail) -> tuple[Id, Path] | None:
     """The newest that verifies, as a new process finds it."""
     target = tmp_path / f"restored-{os.urandom(4).hex()}"
-    found = snapshots.newest(snapshots.known(), warn, lambda each: snapshots.fetch(each, str(target)))
-    return (found.id, target) if found else None
+    for id in snapshots.known().counted():
+        try:
+            snapshots.fetch(snapshots.manifest(id), str(target))
+            return id, target
+        except (Damaged, Newer) as error:
+            warn(f"the snapshot of step {id.step} is passed over: {error}")
+    return None
 
 
 # ---- commit and restore

@@ -15,7 +15,6 @@ files and JSON.
 from __future__ import annotations
 
 import base64
-import contextlib
 import platform
 from types import TracebackType
 from typing import Any
@@ -105,7 +104,7 @@ class Snapshots:
     def save(self, n: int, state: Any, **metrics: Any) -> None:
         """Take one now; where the last one is still being written, once it is."""
         if in_a_run():
-            self._wait()
+            self._background.settle()
             self._take(n, state, metrics)
 
     def close(self) -> None:
@@ -125,12 +124,8 @@ class Snapshots:
         if kind is None:
             self.close()
         else:  # others may be gone: nothing that needs them
-            self._wait()
+            self._background.settle()
             self._host.free()
-
-    def _wait(self) -> None:
-        with contextlib.suppress(Exception):  # it has been told
-            self._background.wait()
 
     def _take(self, n: int, state: Any, metrics: dict[str, Any]) -> None:
         self._late = None

@@ -90,3 +90,10 @@ class Background:
         if self.failed is not None:
             failed, self.failed = self.failed, None
             raise failed
+
+    def settle(self) -> None:
+        """The same, whether it went well or not: that has been told."""
+        try:
+            self.wait()
+        except Exception:
+            return

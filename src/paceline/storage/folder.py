@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from typing import Callable
 
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
 
@@ -100,26 +101,21 @@ class Folder:
         return sorted(found)
 
     def delete(self, name: str) -> None:
+        self._remove(name, os.unlink)
+
+    def clear(self, prefix: str) -> None:
+        self._remove(prefix.rstrip("/"), shutil.rmtree)
+
+    def _remove(self, name: str, remove: Callable[[str], None]) -> None:
         path = self._path(name)
         try:
-            os.unlink(path)
+            remove(path)
             _sync(os.path.dirname(path))
             self._tidy(os.path.dirname(path))
         except FileNotFoundError:
             pass
         except OSError as error:
             raise self._failed("delete", name, error) from None
-
-    def clear(self, prefix: str) -> None:
-        path = self._path(prefix.rstrip("/"))
-        try:
-            shutil.rmtree(path)
-            _sync(os.path.dirname(path))
-            self._tidy(os.path.dirname(path))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise self._failed("delete", prefix, error) from None
 
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         there = self._path(name)

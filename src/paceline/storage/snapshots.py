@@ -7,15 +7,13 @@ import shutil
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Callable
 
 from paceline.storage import chain, manifest
 from paceline.storage.chain import Record
 from paceline.storage.folder import copy
-from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Newer, Part, fit
+from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Part, fit
 from paceline.storage.store import Store, Wanted
 
-Warn = Callable[[str], None]
 MANIFEST = "manifest.json"
 _RECORD_BYTES = 64 * 1024
 
@@ -154,17 +152,6 @@ class Snapshots:
         except KeyError:
             raise Gone(f"{name} is gone") from None
         _check(name, found, file)
-
-    def newest(self, known: Known, warn: Warn, verified: Callable[[Manifest], None]) -> Manifest | None:
-        """The newest that counts and that `verified` does not raise Damaged for; each that is passed over is told."""
-        for id in known.counted():
-            try:
-                found = self.manifest(id)
-                verified(found)
-                return found
-            except (Damaged, Newer) as error:
-                warn(f"the snapshot of step {id.step} is passed over: {error}")
-        return None
 
     # ---- retention
 

@@ -19,7 +19,6 @@ Going on bit for bit, with as many tasks, asks this of a program:
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import re
 from collections.abc import Mapping
@@ -123,7 +122,7 @@ class Snapshots:
     def save(self, n: int, **metrics: Any) -> None:
         """Take one now; where the last one is still being written, once it is."""
         if in_a_run():
-            self._wait()
+            self._background.settle()
             states = group.meet(True)
             assert states is not None
             self._take(n, metrics, states)
@@ -145,12 +144,8 @@ class Snapshots:
         if kind is None:
             self.close()
         else:  # others may be gone: nothing that needs them
-            self._wait()
+            self._background.settle()
             self._host.free()
-
-    def _wait(self) -> None:
-        with contextlib.suppress(Exception):  # it has been told
-            self._background.wait()
 
     def _take(self, n: int, metrics: dict[str, Any], states: list[bytes]) -> None:
         self._late = None
