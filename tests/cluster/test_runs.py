@@ -41,10 +41,15 @@ def test_training_goes_on_while_the_captains_pod_is_replaced(person: Person, sta
     run.wait("step", task="worker-0")
     before = run.pods("captain")[0]["metadata"]["name"]
     person.cluster.kubectl("delete", "pod", before, "-n", person.namespace, "--grace-period=1")
-    run.wait("captain-returned")
+    assert run.wait("captain-returned")["adopted"]
+    (after,) = (pod["metadata"]["name"] for pod in run.pods("captain"))
+    look = ("exec", "-n", person.namespace, after, "--", "find", "/paceline", "-name", "00000001.json")
+    eventually("the new pod has the record", lambda: person.cluster.kubectl(*look).strip(), more=run.said)
+    told = run.events("step")[-1]["step"]
+    eventually("steps after that", lambda: run.events("step")[-1]["step"] > told, more=run.said)
     person.finish()
     assert run.ends() == 0, run.said()
-    assert [pod["metadata"]["name"] for pod in run.pods("captain")] != [before]
+    assert after != before
     assert (run.report()["generations"], run.report()["restarts"]) == (1, [])
 
 

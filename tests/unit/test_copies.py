@@ -93,3 +93,18 @@ def test_with_the_place_and_one_of_the_copies_lost_training_begins_anew() -> Non
     world.deliver_all()
     assert world.last("generation-formed")["restore"] is None
     assert len(world.running()) == 2
+
+
+def test_a_place_that_is_lost_before_anything_was_saved_costs_no_work() -> None:
+    world = up(make_plan(2), copies=True)
+    world.place_is_lost()
+    world.restart_captain(with_notes=False)
+    world.join_all()
+    world.deliver_all()
+    world.pass_time(LEASE + 2)
+    world.deliver_all()
+    assert {process.generation for _, process in world.running()} == {1}
+    for task in ("worker-0", "worker-1"):
+        world.save(task, 10, parts=2)
+    world.deliver_all()
+    assert committed(world) == [Id(10, 1)]

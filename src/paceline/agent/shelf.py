@@ -281,9 +281,10 @@ class Shelf:
             self._ask_for(newest)
 
     def _bring_back(self, now: float) -> None:
-        """Hosts have copies: the newest that is whole goes to the place again."""
+        """Hosts have copies: the newest that is whole goes to the place again, and before it what makes it count."""
         whole = [draft for draft in (*self._held.values(), *self._drafts.values()) if draft.complete]
         if not whole:
+            self.owed, self._owed_at = _record(self.generation, None), now
             return
         newest = max(whole, key=lambda draft: (draft.id.generation, draft.id.step))
         self._emit("note", text=f"the place for snapshots is empty: step {newest.id.step} is brought back from copies")
