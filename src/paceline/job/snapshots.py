@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema, create_model
 
 from paceline.job import cluster_values, values
 from paceline.job.cluster import ObjectName
 from paceline.job.errors import BadValueError, Finding, did_you_mean
-from paceline.job.fields import Memory, Strict, Text, choice, text_schema, whole
+from paceline.job.fields import Memory, Strict, Switch, Text, choice, text_schema, whole
 from paceline.plan import CLAIM, KEEP
 
 SCHEMES = ("s3", "gs", "az", "claim")
@@ -21,9 +21,11 @@ PLACES = (
     "a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
     "or on a cluster a volume claim (claim://name/path)"
 )
+ORIGINS = "a run's id, s3://bucket/path/RUN, /folder/RUN, or any folder"
 ACCESS = ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")
 _ALSO_CALLED = {"gcs": "gs", "s3a": "s3", "azure": "az", "abfs": "az", "abfss": "az", "wasb": "az", "pvc": "claim"}
 _ALSO_MODES = {"lowest": "min", "minimum": "min", "highest": "max", "maximum": "max"}
+_RUN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
@@ -48,7 +50,29 @@ def place(value: Any) -> str:
     return f"{scheme}://{'/'.join(steps)}"
 
 
+def origin(value: Any) -> str:
+    """Where a run starts from: a run's id, a bucket or claim with a run in it, or a folder."""
+    text = values.text(value)
+    if _URL.fullmatch(text):
+        text = place(text)
+        if "/" not in text.partition("://")[2]:
+            raise BadValueError("names no run", f"write {text}/RUN", ORIGINS)
+    elif "/" not in text and text not in (".", "..", "~") and not _RUN.fullmatch(text):
+        raise BadValueError("is no id of a run", f"write ./{text} for a folder", ORIGINS)
+    return text
+
+
+def watched(value: Any) -> str:
+    text = values.text(value)
+    path = os.path.normpath(text)
+    if path in (".", "/") or path.startswith("..") or not path.isprintable() or "://" in text:
+        raise BadValueError("cannot be a folder of checkpoints", "name one below the working folder: ckpt/", "a folder")
+    return path
+
+
 Place = Annotated[str, PlainValidator(place), WithJsonSchema(text_schema(r"\S"))]
+Origin = Annotated[str, PlainValidator(origin), WithJsonSchema(text_schema(r"\S"))]
+Watched = Annotated[str, PlainValidator(watched), WithJsonSchema(text_schema(r"\S"))]
 
 
 class Best(Strict):
@@ -70,8 +94,8 @@ class Claim(Strict):
     )
 
 
-class Snapshots(Strict):
-    """The place for snapshots, and how many stay there."""
+class _Snapshots(Strict):
+    """The place for snapshots, how many stay there, and what the run starts from."""
 
     to: Place | None = Field(
         default=None,
@@ -93,6 +117,35 @@ class Snapshots(Strict):
     rate: Memory | None = Field(
         default=None, description="Bytes a second that each host may send. Unset: as many as it can.", examples=["50Mi"]
     )
+    watch: Watched | None = Field(
+        default=None,
+        description="A folder that the program keeps its own checkpoints in, relative to its working folder: what is "
+        "there is committed whenever it has changed, and put back before tasks start again.",
+        examples=["ckpt/"],
+    )
+    trust: Switch = Field(
+        default=False,
+        description="Let the helpers load a snapshot that runs code when it is loaded, such as a pickle. "
+        "For one that `from` names and you made yourself.",
+    )
+
+    @property
+    def origin(self) -> str:
+        return getattr(self, "from") or ""
+
+
+if TYPE_CHECKING:
+    Snapshots = _Snapshots
+else:  # `from` is a keyword
+    _FROM = Field(
+        default=None,
+        description="Start from a snapshot of another run: its id, or where its snapshots are "
+        "(s3://bucket/path/RUN, /folder/RUN), the newest unless /step-<n>-g<m> follows; or any folder of files.",
+        examples=["digits-3f9a", "s3://training/digits/digits-3f9a"],
+    )
+    Snapshots = create_model(
+        "Snapshots", __base__=_Snapshots, __doc__=_Snapshots.__doc__, **{"from": (Origin | None, _FROM)}
+    )
 
 
 def check(given: Snapshots, broken: Sequence[tuple[str | int, ...]], cluster: bool) -> Iterator[Finding]:
@@ -105,11 +158,31 @@ def check(given: Snapshots, broken: Sequence[tuple[str | int, ...]], cluster: bo
     if cluster and to and not _URL.fullmatch(to):
         message = "is a folder, and pods have none in common"
         yield Finding(("snapshots", "to"), message, "name a bucket, or a volume claim: claim://name/path")
+    yield from _check_origin(given, cluster)
+
+
+def _check_origin(given: Snapshots, cluster: bool) -> Iterator[Finding]:
+    where = given.origin
+    if given.trust and not where:
+        hint = "say with from what the run starts from, or remove trust"
+        yield Finding(("snapshots", "trust"), "has no effect: there is no snapshots.from", hint, at_key=True)
+    if cluster and "/" in where and not _URL.fullmatch(where):
+        yield Finding(
+            ("snapshots", "from"), "is a folder of this machine, which pods do not see", "copy it to a bucket"
+        )
+    if not cluster and where.startswith(CLAIM):
+        yield Finding(("snapshots", "from"), "is a volume claim, and this machine has none", "run it --on kubernetes")
 
 
 def placed(given: Snapshots, folder: Path) -> Snapshots:
-    """With the absolute path of a folder."""
-    if given.to is None or _URL.fullmatch(given.to):
-        return given
-    path = os.path.abspath(folder / os.path.expanduser(given.to))  # noqa: PTH100, PTH111 (these never raise)
-    return given.model_copy(update={"to": path})
+    """With absolute paths of folders."""
+    update = {"to": _absolute(given.to, folder) if given.to else None}
+    if "/" in given.origin or given.origin.startswith((".", "~")):
+        update["from"] = _absolute(given.origin, folder)
+    return given.model_copy(update=update)
+
+
+def _absolute(where: str, folder: Path) -> str:
+    if _URL.fullmatch(where):
+        return where
+    return os.path.abspath(folder / os.path.expanduser(where))  # noqa: PTH100, PTH111 (these never raise)
