@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from worlds import LEASE, World, make_plan, up
 
+from paceline.agent import events as ev
+
 
 def generations(world: World) -> set[int]:
     return {process.generation for _, process in world.running()}
@@ -348,8 +350,6 @@ def test_the_runtime_limit_has_its_own_reason() -> None:
 
 
 def test_stop_ends_everything() -> None:
-    from paceline.agent import events as ev
-
     world = up(make_plan(2, evaluator=True))
     world.tell(ev.Stop("a person said so"))
     world.deliver_all()
@@ -369,8 +369,6 @@ def test_recovery_is_timed_from_failure_to_the_next_step() -> None:
 
 
 def test_a_stop_while_the_captain_returns_still_gives_grace() -> None:
-    from paceline.agent import events as ev
-
     world = up(make_plan(2))
     world.restart_captain()
     world.tell(ev.Stop("a person said so"))
@@ -418,8 +416,6 @@ def test_a_cause_met_while_the_captain_was_away_is_kept() -> None:
 
 
 def test_a_member_that_dials_again_while_the_run_ends_keeps_its_grace() -> None:
-    from paceline.agent import events as ev
-
     world = up(make_plan(2))
     world.tell(ev.Stop("stop"))
     world.disconnect("worker-host-1")
@@ -439,3 +435,19 @@ def test_a_recovery_is_timed_though_the_captain_died_in_between() -> None:
     world.now += 2
     world.step(11)
     assert world.captain.restarts[0]["first_step_after_s"] == pytest.approx(2)
+
+
+def test_a_snapshot_of_the_group_that_is_asked_for_early_is_agreed_on_once_all_tasks_listen() -> None:
+    world = up(make_plan(2))
+    world.tell(ev.Beat("worker-host-0", {}, asking=("worker-0",)))
+    world.tell(ev.SaveNow("worker-host-0", "worker-0"))
+    assert not asked_to_agree(world)
+    world.tell(ev.Beat("worker-host-1", {}, asking=("worker-1",)))
+    assert asked_to_agree(world) == {"worker-host-0", "worker-host-1"}
+
+
+def asked_to_agree(world: World) -> set[str]:
+    said = {
+        name: [each for each in machine.inbox if isinstance(each, ev.Say)] for name, machine in world.machines.items()
+    }
+    return {name for name, words in said.items() if any(each.message["type"] == "agree" for each in words)}

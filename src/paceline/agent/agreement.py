@@ -13,7 +13,7 @@ from paceline.agent import events as ev
 
 ROUND_S = 0.5  # that a word takes to all tasks and back, as a first guess
 MARGIN = 2  # steps
-TRIES = 8
+TRIES = 12
 
 
 class Agreement:

@@ -53,6 +53,7 @@ class Captain:
         self._agreement: Agreement | None = None
         self._proposals = 1
         self._asking: set[str] = set()  # tasks that ask once a step whether to save
+        self._wished = False  # a task wants a snapshot of its group, and others do not ask yet
         self._going: set[str] = set()  # hosts that wait for the group's last snapshot
         self._together: Id | None = None  # the snapshot that they have agreed on
         self._recorded = 0  # the highest generation that may have a record
@@ -230,6 +231,9 @@ class Captain:
         member = self.members[told.host]
         member.lease_until = now + self.lease
         member.memory = told.memory
+        if self._wished and not self._asking.issuperset(told.asking):
+            self._asking.update(told.asking)
+            self._agree()
         self._asking.update(told.asking)
         held = self.books.held(told.host)
         for name, progress in told.tasks.items():
@@ -361,6 +365,7 @@ class Captain:
     # ---- a snapshot of the whole group, because somebody has to go
 
     def _on_savenow(self, told: ev.SaveNow, now: float) -> None:
+        self._wished = self._agreement is None or self._agreement.agreed is not None
         self._agree()
 
     def _on_agrees(self, told: ev.Agrees, now: float) -> None:
@@ -375,6 +380,7 @@ class Captain:
             tasks = [task.name for task in unit.tasks if task.rank >= 0 or task.role == "chief"]
             if unit.kind != ALONE and unit.phase == RUNNING and tasks and all(name in self._asking for name in tasks):
                 rate = self.watch.rate(tasks[0])
+                self._wished = False
                 self._agreement = Agreement(self._proposals, tasks, lambda name: self._task[name].host, rate, self._put)
                 return
         self._farewell()
@@ -441,6 +447,7 @@ class Captain:
         hosts: dict[str, dict[str, int]] = {}
         for unit in units:
             unit.turn(RUNNING)
+            self._wished = self._wished and unit.kind == ALONE
             for task in unit.tasks:
                 if task.name in self.books.succeeded and unit.kind == ALONE:
                     continue
