@@ -90,12 +90,21 @@ class Snapshots:
         return self.to.startswith(BUCKETS)
 
     @property
+    def needs_bucket(self) -> bool:
+        """Whether there is one to be written to, or to start from."""
+        return self.in_bucket or self.origin.startswith(BUCKETS)
+
+    @property
     def claimed(self) -> tuple[str, str]:
-        """The name of a volume claim and the folder in it; empty where it is another place."""
-        if not self.to.startswith(CLAIM):
-            return "", ""
-        name, _, path = self.to[len(CLAIM) :].partition("/")
-        return name, path
+        return in_claim(self.to)
+
+
+def in_claim(place: str) -> tuple[str, str]:
+    """The name of a volume claim and the folder in it; empty where it is another place."""
+    if not place.startswith(CLAIM):
+        return "", ""
+    name, _, path = place[len(CLAIM) :].partition("/")
+    return name, path
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def commit(snapshots: Snapshots, tmp_path: Path, step: int, generation: int = 1,
     for task in tasks or ("worker-0",):
         place = tmp_path / "saved" / f"g{generation}"
         parts.append(snapshots.send(id, task, str(written(place, step, task))))
-    made = Manifest(RUN, id, len(parts), tuple(parts))
+    made = Manifest(snapshots.run, id, len(parts), tuple(parts))
     assert snapshots.commit(made)
     return made
 

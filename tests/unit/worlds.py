@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from paceline.agent import events as ev
@@ -84,7 +86,8 @@ class Memory:
             self.delete(name)
 
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        raise NotImplementedError
+        data = self._kept[name] = Path(path).read_bytes()
+        return len(data), hashlib.sha256(data).hexdigest()
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         raise NotImplementedError
@@ -141,11 +144,13 @@ class Place:
         self.by = "captain"
         self.damaged: set[Id] = set()
         self.damage = "damaged"  # or "newer"
+        self.origin = ""
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if error := self.fails or (request["do"] != "known" and self.read_only):
             return {"error": error}
-        return Porter(self.snapshots, self.snapshots, lambda _: None, lanes=()).done(request, 0)
+        porter = Porter(self.snapshots, self.snapshots, lambda _: None, lanes=(), origin=self.origin)
+        return porter.done({**request, "id": 0}, 0)
 
 
 class World:
@@ -160,6 +165,7 @@ class World:
         self.over: ev.Over | None = None
         self.left: str | None = None
         self.place = Place()
+        self.place.origin = plan.snapshots.origin
         self.told_committed: list[Id] = []
         self._instances = 0
         self.started: list[tuple[str, int]] = []  # tasks and their generations in the order in which they began
@@ -195,6 +201,7 @@ class World:
 
     def place_is_lost(self) -> None:
         self.place = Place()
+        self.place.origin = self.plan.snapshots.origin
 
     # ---- members
 

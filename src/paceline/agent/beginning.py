@@ -11,7 +11,9 @@ from paceline.agent import events as ev
 from paceline.agent.shelf import PAUSE, Shelf, pair
 from paceline.storage.manifest import Id
 
-SETTLING, ASKING, FETCHING, RECORDING, READY = "settling", "asking", "fetching", "recording", "ready"
+SETTLING, ASKING, ADOPTING, FETCHING, RECORDING, READY = (
+    "settling", "asking", "adopting", "fetching", "recording", "ready"
+)  # fmt: skip
 
 
 class Beginning:
@@ -49,7 +51,7 @@ class Beginning:
     def advance(self, now: float) -> None:
         if self._again_at is not None and now >= self._again_at:
             self._again_at = None
-            {ASKING: self._ask, FETCHING: self._fetch, RECORDING: self._record}[self.stage]()
+            {ASKING: self._ask, ADOPTING: self._adopt, FETCHING: self._fetch, RECORDING: self._record}[self.stage]()
         settled = not self._shelf.busy() or (now >= self._settle_until and not self._shelf.committing())
         if self.stage == SETTLING and settled:
             self._shelf.open(self.number)
@@ -63,10 +65,25 @@ class Beginning:
         self._seen = list(self._shelf.counted)
         self.choice = next((id for id in self._seen if id not in self._bad), None)
         self._prepared = set()
-        if self.choice is not None and self.hosts:
+        if self.choice is None and self._shelf.origin and not self._bad:
+            self._adopt()
+        elif self.choice is None and self._shelf.origin:
+            self.trouble = f"nothing of {self._shelf.origin}, which the run starts from, can be read", False
+        elif self.choice is not None and self.hosts:
             self._fetch()
         else:
             self._record()
+
+    def _adopt(self) -> None:
+        self.stage = ADOPTING
+        self._request({"do": "adopt"})
+
+    def _adopted(self, answer: Mapping[str, Any], now: float) -> None:
+        for text in answer["passed"]:
+            self._emit("warning", text=text)
+        words = {"bytes": answer["bytes"], "took_s": round(now - self.since, 3), "origin": answer["from"]}
+        self._shelf.adopted(Id(*answer["snapshot"]), words)
+        self._choose()
 
     def _fetch(self) -> None:
         self.stage = FETCHING
@@ -125,6 +142,9 @@ class Beginning:
             self._shelf.take(answer)
             self.number = max(self.number, int(answer["generation"]) + 1)
             self._choose()
+        elif self.stage == ADOPTING:
+            self.trouble = None
+            self._adopted(answer, now)
         elif self.stage == RECORDING:
             self.trouble = None
             self._shelf.recorded = self.number

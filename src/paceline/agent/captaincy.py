@@ -377,6 +377,7 @@ class Captaincy:
             "steps": watch.steps,
             "steps_per_s": watch.steps_per_second(),
             "metrics": watch.metrics,
+            "skipped": self._captain.shelf.skipped,
             "started": self._started,
             "ended": stamp(),
             "folder": self._folder,

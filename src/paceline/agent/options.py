@@ -33,6 +33,7 @@ class Options:
     last_words: str = ""  # a file for how the run ended, where the backend has one
     tensorboard: str = ""  # host:port that takes what tasks write for TensorBoard, where something does
     snapshots: str = ""  # the place for them, where it is not as the plan says
+    origin: str = ""  # what the run starts from, where it is not as the plan says
     serve: str = ""  # host:port that other hosts may use that place at, or get the library for buckets from
     obstore: str = ""  # where that library comes from, if this interpreter has none: an archive, or peer://host:port
     starter: int = 0  # the process that must live as long as this host; 0: whoever its parent is

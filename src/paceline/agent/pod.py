@@ -54,8 +54,9 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
         listen = f"{every}:{endpoint(told['captain'])[1]}"
         obstore = _joined(told["obstore"], f"{told['folder']}/served/{told['run']}") if told["obstore"] else ""
         return replace(
-            options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve, obstore=obstore
-        )
+            options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve, obstore=obstore,
+            origin=told["origin"],
+        )  # fmt: skip
     python = shutil.which("python") or sys.executable
     if told["role"] == TENSORBOARD:
         listen = f"{every}:{endpoint(told['tensorboard'])[1]}"

@@ -28,7 +28,7 @@ from paceline.storage.snapshots import Snapshots, Superseded, Unfit, always
 from paceline.storage.store import Store, StoreError, Unwanted, Wanted
 
 Request = dict[str, Any]
-TRANSFERS = ("send", "fetch", "sweep")
+TRANSFERS = ("send", "fetch", "sweep", "adopt")
 NICE = 5  # training goes first
 PATIENCE = 8.0  # seconds for one short request; who asks may ask again
 _KINDS: dict[type[Exception], str] = {
@@ -45,11 +45,15 @@ class Porter:
         answer: Callable[[Request], None],
         rate: float | None = None,
         lanes: Iterable[bool] = (True, False),
+        origin: str = "",
+        scratch: str = "",
     ) -> None:
-        """`rate`: bytes a second that may be sent. `lanes`: for transfers, and for what is short; each has a thread."""
+        """`rate`: bytes a second that may be sent. `lanes`: for transfers, and for what is short; each has a thread.
+        `origin`: what the run starts from, which passes through `scratch`."""
         self._short, self._transfers = short, transfers
         self._answer = answer
         self._rate = rate
+        self._origin, self._scratch = origin, scratch
         self._next = 0.0  # when the next piece may be sent
         self._unwanted: set[int] = set()
         self._lanes: dict[bool, queue.Queue[Request | None]] = {lane: queue.Queue() for lane in lanes}
@@ -148,6 +152,12 @@ class Porter:
         came = self._transfers.fetch(found, folder, self._wanted(request), held)
         return {"bytes": found.size, "came": came}
 
+    def _adopt(self, request: Request) -> Request:
+        from paceline.storage.origin import adopt
+
+        found = adopt(self._transfers, self._origin, self._scratch, self._wanted(request))
+        return {"snapshot": _pair(found.id), "from": found.origin, "bytes": found.size, "passed": list(found.passed)}
+
     def _wanted(self, request: Request) -> Wanted:
         number = int(request["id"])
         return lambda _: number not in self._unwanted
@@ -192,6 +202,7 @@ class Errand:
     serve: str = ""  # host:port that peers may use the place at, or get obstore from
     obstore: str = ""  # where it comes from, if there is none here: an archive, or peer://host:port
     folder: str = ""  # for it
+    origin: str = ""  # what the run starts from
 
 
 PEER = "peer://"
@@ -215,7 +226,7 @@ def _peer(errand: Errand, address: str) -> Store:
 
 def _bring_obstore(errand: Errand) -> None:
     """It is sent along, as few images have it, and certificates of authorities with it; what is there is used."""
-    if not errand.obstore or errand.place.startswith(("/", PEER)):
+    if not errand.obstore or not (_in_bucket(errand.place) or _in_bucket(errand.origin)):
         return
     if find_spec("obstore") is not None and _knows_authorities():
         return
@@ -235,6 +246,10 @@ def _bring_obstore(errand: Errand) -> None:
     sys.path.append(folder)
     if not _knows_authorities():
         os.environ["SSL_CERT_FILE"] = f"{folder}/certifi/cacert.pem"
+
+
+def _in_bucket(place: str) -> bool:
+    return "://" in place and not place.startswith(PEER)
 
 
 def _knows_authorities() -> bool:
@@ -284,7 +299,8 @@ def main(words: str) -> int:
             if porter is None:
                 _bring_obstore(errand)
                 short, transfers = (Snapshots(_open(errand, patience), errand.run) for patience in (PATIENCE, None))
-                porter = Porter(short, transfers, answer, errand.rate)
+                scratch = f"{errand.folder}/.origin"
+                porter = Porter(short, transfers, answer, errand.rate, origin=errand.origin, scratch=scratch)
             porter.ask(request)
         except (StoreError, OSError, KeyError, zipfile.BadZipFile) as error:
             text = str(error) if isinstance(error, StoreError) else f"obstore cannot be put in place here: {error!r}"

@@ -34,7 +34,10 @@ AGAIN_S = 1.0  # until one that others ask is started again
 def errand(plan: Plan, options: Options) -> Errand:
     to = "" if plan.snapshots.claimed[0] else plan.snapshots.to  # there are no claims but on a cluster
     place = options.snapshots or to or f"{options.folder}/snapshots"
-    return Errand(place, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder)
+    return Errand(
+        place, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder,
+        options.origin or plan.snapshots.origin,
+    )  # fmt: skip
 
 
 class Porting:

@@ -110,6 +110,18 @@ class Shelf:
         """The newest that is saved and not committed."""
         return max((draft for draft in self._drafts.values() if draft.complete), key=lambda d: d.id, default=None)
 
+    @property
+    def origin(self) -> str:
+        """What the run starts from, where that is not nothing."""
+        return self._plan.snapshots.origin
+
+    def adopted(self, id: Id, words: Mapping[str, Any]) -> None:
+        """What the run starts from is at the place."""
+        self.counted.append(id)
+        self._committed.add(id)
+        self._emit("committed", step=id.step, snapshot=str(id), **words)
+        self._tell_evaluators()
+
     def question(self) -> dict[str, Any]:
         best = self._plan.snapshots.best
         return {"do": "known", "metric": None if best is None else best[0]}

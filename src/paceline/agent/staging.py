@@ -70,6 +70,8 @@ class Staging:
             self._remove(old)
         self._prepared = None
         given = {"PACELINE_SNAPSHOT_DIR": own, "PACELINE_RESTORE": f"{self._restored}/{restore}" if restore else ""}
+        if self._plan.snapshots.trust:
+            given["PACELINE_TRUST"] = "1"
         if self._evaluates:
             os.makedirs(self._committed, exist_ok=True)
             given["PACELINE_COMMITTED_DIR"] = self._committed

@@ -26,11 +26,12 @@ def main(
     one_of(output, ("yaml", "json"))
     from paceline import plan
     from paceline.job import load
+    from paceline.view.origin import resolved
 
     loaded = load(Path(job), overrides or [])
     for note in loaded.notes:
         tell(f"note: {note}")
-    show(plan.make(loaded.job), output)
+    show(resolved(plan.make(loaded.job)), output)
 
 
 def show(planned: Plan, output: str) -> None:

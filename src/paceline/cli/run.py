@@ -14,6 +14,7 @@ from paceline.cli.verb import Verb
 
 if TYPE_CHECKING:
     from paceline.job import Loaded
+    from paceline.plan import Plan
 
 _COMMAND = "command"
 
@@ -125,7 +126,7 @@ def main(
         planned = plan_of(loaded)
     for note in planned.notes:
         tell(f"note: {note}")
-    plan = planned.plan
+    plan = _with_places(planned.plan, dry_run)
     if dry_run:
         from paceline.cli.plan import show
 
@@ -147,6 +148,18 @@ def main(
         run, folder = local.create(plan, planned.text, run)
         running = local.start(plan, run, folder, detach=False)
         return follow(running, run, folder, [task.name for task in plan.tasks], plan.limits.grace, signals, output)
+
+
+def _with_places(plan: Plan, dry_run: bool) -> Plan:
+    """Before anything starts: what it starts from is found, and a bucket answers."""
+    if not plan.snapshots.origin and not plan.snapshots.in_bucket:
+        return plan
+    from paceline.view import origin
+
+    plan = origin.resolved(plan)
+    if not dry_run:
+        origin.check(plan)
+    return plan
 
 
 def _job_file(words: Sequence[str], given: Sequence[str]) -> Path:

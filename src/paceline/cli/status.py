@@ -24,13 +24,15 @@ def main(
     """Show how a run stands: its tasks, its progress, what failed and why; on a cluster also pods and nodes."""
     one_of(output, ("json",))
     from paceline.view import state
+    from paceline.view.origin import of_run
 
     found = choose(run, on, context, namespace)
     refresh(found.folder)
     standing = state.read(found)
     if output:
         pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
-        more = {"saved": _mark(standing.state.saved), "committed": _mark(standing.state.committed)}
+        more: dict[str, Any] = {"from": of_run(found.folder) or None}
+        more |= {"saved": _mark(standing.state.saved), "committed": _mark(standing.state.committed)}
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **more, **pods})
     else:
         print("\n".join(_text(standing)))

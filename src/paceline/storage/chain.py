@@ -1,7 +1,8 @@
 """Which snapshots count: those on the newest chain of generations. Pure.
 
 Each generation leaves one record that names the snapshot it began from. A process that was presumed dead may still
-commit, but its snapshot is later than the one that its successor began from, and so no part of the chain.
+commit, but its snapshot is later than the one that its successor began from, and so no part of the chain. What a run
+was started from is of generation 0, which has no record.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def counted(records: Mapping[int, Record], committed: Iterable[Id]) -> list[Id]:
         by_generation.setdefault(each.generation, []).append(each)
     found: list[Id] = []
     generation, last = max(records, default=0), None
-    while generation in records:
+    while generation in records or generation == 0:
         own = by_generation.get(generation, [])
         found += sorted((each for each in own if last is None or each.step <= last), reverse=True)
-        parent = records[generation].parent
+        parent = records[generation].parent if generation else None
         if parent is None:
             break
         generation, last = parent.generation, parent.step

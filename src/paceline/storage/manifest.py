@@ -12,7 +12,7 @@ VERSION = 1
 MOST_BYTES = 64 * 1024 * 1024  # of a manifest; a file takes about 150 bytes in it
 PATH_LIMIT = 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_ID = re.compile(r"step-(0|[1-9][0-9]{0,15})-g([1-9][0-9]{0,7})")
+_ID = re.compile(r"step-(0|[1-9][0-9]{0,15})-g(0|[1-9][0-9]{0,7})")
 
 
 class Damaged(Exception):
@@ -32,7 +32,7 @@ class Id:
     """Two generations may have a snapshot of the same step: they are two snapshots."""
 
     step: int
-    generation: int
+    generation: int  # 0: what the run was started from
 
     def __str__(self) -> str:
         """
@@ -75,6 +75,7 @@ class Manifest:
     metrics: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)  # of Paceline and of the framework
     at: str = ""
+    origin: str = ""  # of generation 0: where it was copied from
 
     @property
     def size(self) -> int:
@@ -96,6 +97,7 @@ class Manifest:
                 part.task: [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in part.files]
                 for part in self.parts
             },
+            **({"origin": self.origin} if self.origin else {}),
         }  # fmt: skip
         return json.dumps(data, indent=1).encode()
 
@@ -109,6 +111,7 @@ def parse(data: bytes, name: str) -> Manifest:
             str(found["run"]), Id(int(found["step"]), int(found["generation"])), int(found["world"]), parts,
             {str(key): float(value) for key, value in found["metrics"].items()},
             {str(key): str(value) for key, value in found["versions"].items()}, str(found["at"]),
+            str(found.get("origin", "")),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"{name} is no manifest: {error}") from None

@@ -49,18 +49,18 @@ class Known:
 class Snapshots:
     def __init__(self, store: Store, run: str) -> None:
         self._store = store
-        self._run = run
+        self.run = run
         self._records: dict[str, Record] = {}  # they never change
 
     # ---- what there is
 
     def known(self) -> Known:
-        for name in self._store.names(f"{self._run}/generations/"):
+        for name in self._store.names(f"{self.run}/generations/"):
             if name not in self._records and (data := self._store.read(name, _RECORD_BYTES)) is not None:
                 self._records[name] = chain.parse(data, name)  # without it nobody can tell what counts: no guess
         records = {record.generation: record for record in self._records.values()}
-        found = filter(None, map(manifest.parse_id, self._store.folders(f"{self._run}/")))
-        return Known(records, frozenset(id for id in found if self._store.has(self._manifest(id))))
+        found = filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/")))
+        return Known(records, frozenset(id for id in found if self.has(id)))
 
     def manifest(self, id: Id) -> Manifest:
         name = self._manifest(id)
@@ -68,9 +68,12 @@ class Snapshots:
         if data is None:
             raise Gone(f"{name} is gone")
         found = manifest.parse(data, name)
-        if (found.run, found.id) != (self._run, id):
+        if (found.run, found.id) != (self.run, id):
             raise Damaged(f"{name} is that of another snapshot: {found.run} {found.id}")
         return found
+
+    def has(self, id: Id) -> bool:
+        return self._store.has(self._manifest(id))
 
     # ---- a generation begins
 
@@ -92,7 +95,7 @@ class Snapshots:
         return counted if any(each not in before_it for each in counted) else []
 
     def _still_newest(self, generation: int) -> None:
-        known = self._store.names(f"{self._run}/generations/")
+        known = self._store.names(f"{self.run}/generations/")
         if known and known[-1] > self._record(generation):
             raise Superseded(f"there is a later generation than {generation}: {known[-1]}")
 
@@ -109,9 +112,12 @@ class Snapshots:
 
     def commit(self, made: Manifest) -> bool:
         """False: it was committed before. Superseded: it is there, but nobody may count on it."""
-        new = self._store.create(self._manifest(made.id), made.to_bytes())
+        new = self.create(made)
         self._still_newest(made.id.generation)
         return new
+
+    def create(self, made: Manifest) -> bool:
+        return self._store.create(self._manifest(made.id), made.to_bytes())
 
     # ---- restore
 
@@ -158,32 +164,32 @@ class Snapshots:
     def delete(self, id: Id) -> None:
         """The manifest first: from then on it does not exist."""
         self._store.delete(self._manifest(id))
-        self._store.clear(f"{self._run}/{id}/")
+        self._store.clear(f"{self.run}/{id}/")
 
     def sweep(self, generation: int) -> None:
         """What generations before this one, which has its record, did not commit or not wholly delete: nobody will."""
-        for id in filter(None, map(manifest.parse_id, self._store.folders(f"{self._run}/"))):
-            if id.generation < generation and not self._store.has(self._manifest(id)):
-                self._store.clear(f"{self._run}/{id}/")
+        for id in filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/"))):
+            if id.generation < generation and not self.has(id):
+                self._store.clear(f"{self.run}/{id}/")
 
     def delete_all(self) -> None:
         """All of the run, and nothing else: first every manifest, last the records, which tell what counts."""
-        ids = list(filter(None, map(manifest.parse_id, self._store.folders(f"{self._run}/"))))
+        ids = list(filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/"))))
         for id in ids:
             self._store.delete(self._manifest(id))
         for id in ids:
             self.delete(id)
-        for name in self._store.names(f"{self._run}/generations/"):
+        for name in self._store.names(f"{self.run}/generations/"):
             self._store.delete(name)
 
     def _record(self, generation: int) -> str:
-        return f"{self._run}/generations/{generation:08d}.json"
+        return f"{self.run}/generations/{generation:08d}.json"
 
     def _manifest(self, id: Id) -> str:
-        return f"{self._run}/{id}/{MANIFEST}"
+        return f"{self.run}/{id}/{MANIFEST}"
 
     def _file(self, id: Id, task: str, path: str) -> str:
-        return f"{self._run}/{id}/{task}/{path}"
+        return f"{self.run}/{id}/{task}/{path}"
 
 
 def _copied(source: str, file: File, target: str, still: Wanted) -> bool:

@@ -142,5 +142,5 @@ def _load(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise SnapshotRefused(
             f"{path} can only be read by running code that it holds (pickle), and was refused. Where you trust who"
-            f" wrote it, set PACELINE_TRUST=1. {str(error).splitlines()[0]}"
+            f" wrote it, say snapshots.trust: true in the job file. {str(error).splitlines()[0]}"
         ) from error

@@ -46,5 +46,5 @@ def mapped(value: Any, change: Callable[[torch.Tensor, str], Any], path: str = "
         return value
     raise SnapshotUnsafe(
         f"{path} is a {kind.__module__}.{kind.__qualname__}: it cannot be read back without pickle. Make it a tensor or"
-        " a plain value in state_dict(); or, with PACELINE_TRUST=1, it is written and read as it is"
+        " a plain value in state_dict(); or say snapshots.trust: true in the job file to have it written as it is"
     )

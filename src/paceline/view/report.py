@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.view.events import number, seconds
+from paceline.view.origin import of_run
 from paceline.view.runs import Run
 from paceline.view.state import Mark, Standing
 from paceline.view.words import clock, count, figure, join, metrics, natural, outcome, since, span
@@ -73,7 +74,7 @@ def restarted(restart: dict[str, Any]) -> str:
 
 def _places(folder: Path, committed: str) -> list[tuple[str, str]]:
     logs, tensorboard = (str(folder / name) if _filled(folder / name) else "" for name in ("logs", "tensorboard"))
-    places = (("logs", logs), ("snapshots", committed), ("tensorboard", tensorboard))
+    places = (("from", of_run(folder)), ("logs", logs), ("snapshots", committed), ("tensorboard", tensorboard))
     return [(name, where) for name, where in places if where]
 
 

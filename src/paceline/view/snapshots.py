@@ -18,7 +18,7 @@ from paceline.view.words import join
 
 AT_ONCE = 8  # manifests that are read at once: from a bucket, each takes a while
 _NEAR = 3
-_WRITTEN = re.compile(r"(?:step-)?(0|[1-9][0-9]{0,15})(?:-g([1-9][0-9]{0,7}))?")
+_WRITTEN = re.compile(r"(?:step-)?(0|[1-9][0-9]{0,15})(?:-g(0|[1-9][0-9]{0,7}))?")
 
 
 class NoSnapshot(Exception):
@@ -81,6 +81,7 @@ def data(found: Found) -> dict[str, Any]:
     return told if made is None else {
         **told, "at": made.at, "bytes": made.size, "files": files(made), "tasks": [part.task for part in made.parts],
         "world": made.world, "metrics": dict(made.metrics), "versions": dict(made.versions),
+        **({"origin": made.origin} if made.origin else {}),
     }  # fmt: skip
 
 

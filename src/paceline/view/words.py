@@ -68,6 +68,8 @@ def _step(event: Event) -> str:
 
 def _committed(event: Event) -> str:
     took = span(event.number("took_s"))
+    if origin := event.get("origin"):
+        return f"starts from step {event.get('step')} of {origin}: {size(event.number('bytes'))}, copied in {took}"
     return f"snapshot of step {event.get('step')} committed: {size(event.number('bytes'))}, {took} after it was saved"
 
 

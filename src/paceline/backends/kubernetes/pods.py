@@ -10,7 +10,7 @@ from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes import names
 from paceline.backends.kubernetes.names import HostGroup
 from paceline.backends.kubernetes.patch import merge
-from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Host, Plan
+from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Host, Plan, in_claim
 
 Object = dict[str, Any]
 
@@ -27,7 +27,7 @@ AGENT_FOLDER, PLAN_FOLDER, TLS_FOLDER, CODE_FOLDER = (f"/paceline/{name}" for na
 RUN_FOLDER, HOME = "/paceline/run", "/paceline/home"
 LAST_WORDS = "/dev/termination-log"
 CREDENTIALS = "/paceline/credentials"
-SNAPSHOTS_FOLDER = "/paceline/snapshots"
+SNAPSHOTS_FOLDER, ORIGIN_FOLDER = "/paceline/snapshots", "/paceline/origin"
 LIBRARY_FOLDER = "/paceline/library"
 WORK = "/paceline/work"  # unless the job file says otherwise
 
@@ -46,14 +46,15 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
     told = _told(plan, run, CAPTAIN, run, 0)
     volumes: list[Object] = []
     mounts: list[Object] = []
-    if plan.snapshots.in_bucket:
-        told |= {"snapshots": "", "serve": names.SNAPSHOTS_PORT, "obstore": LIBRARY_FOLDER}
+    place = _claimed(plan, volumes, mounts)
+    told |= {"snapshots": place, "serve": names.SNAPSHOTS_PORT, "origin": _origin(plan, volumes, mounts)}
+    told |= {"obstore": LIBRARY_FOLDER if plan.snapshots.needs_bucket else ""}
+    if plan.snapshots.needs_bucket:
         sources = [{"configMap": {"name": name}} for name in library]
         volumes.append({"name": "paceline-library", "projected": {"sources": sources}})
         mounts.append({"name": "paceline-library", "mountPath": LIBRARY_FOLDER, "readOnly": True})
         _give_credentials(plan, container, told, volumes, mounts)
     else:
-        told |= {"snapshots": _claimed(plan, volumes, mounts), "serve": names.SNAPSHOTS_PORT, "obstore": ""}
         container["env"] = _env(told)
     container["volumeMounts"] = _mounts(mounts)
     spec = _spec(plan, run, container, volumes, "captain")
@@ -61,13 +62,26 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
 
 
 def _claimed(plan: Plan, volumes: list[Object], mounts: list[Object]) -> str:
-    """Where the captain has the snapshots: in a claim; empty: in the run's folder, which goes with its pod."""
+    """Where the captain has the snapshots: in a claim; empty: as the plan says, or in the run's folder, which goes with
+    its pod."""
     claim, path = plan.snapshots.claimed
     if not claim:
         return ""
     volumes.append({"name": "paceline-snapshots", "persistentVolumeClaim": {"claimName": claim}})
     mounts.append({"name": "paceline-snapshots", "mountPath": SNAPSHOTS_FOLDER})
     return f"{SNAPSHOTS_FOLDER}/{path}".rstrip("/")
+
+
+def _origin(plan: Plan, volumes: list[Object], mounts: list[Object]) -> str:
+    """Where the captain finds what the run starts from, in a claim; empty: as the plan says."""
+    claim, path = in_claim(plan.snapshots.origin)
+    if not claim:
+        return ""
+    if claim == plan.snapshots.claimed[0]:
+        return f"{SNAPSHOTS_FOLDER}/{path}"
+    volumes.append({"name": "paceline-origin", "persistentVolumeClaim": {"claimName": claim}})
+    mounts.append({"name": "paceline-origin", "mountPath": ORIGIN_FOLDER, "readOnly": True})
+    return f"{ORIGIN_FOLDER}/{path}"
 
 
 def _give_credentials(plan: Plan, container: Object, told: Object, volumes: list[Object], mounts: list[Object]) -> None:

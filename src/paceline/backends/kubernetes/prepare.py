@@ -10,6 +10,7 @@ from paceline import plan as plans
 from paceline.backends.kubernetes.code import collect
 from paceline.backends.kubernetes.render import CHUNK
 from paceline.plan import CODE_IN_IMAGE, Plan
+from paceline.view import origin
 
 if TYPE_CHECKING:
     from paceline.job import Loaded
@@ -34,13 +35,13 @@ class Prepared:
 
 def prepare(loaded: Loaded) -> Prepared:
     """Of a job that was loaded for a cluster."""
-    plan = plans.make(loaded.job)
+    plan = origin.resolved(plans.make(loaded.job), cluster=True)
     if not plan.kubernetes.get("image"):
         raise CannotSubmit(
             "kubernetes.image is not set: say which container image the tasks run in, for example "
             "--set kubernetes.image=tensorflow/tensorflow:2.21.0"
         )
-    books = _library() if plan.snapshots.in_bucket else ()
+    books = _library() if plan.snapshots.needs_bucket else ()
     if plan.code == CODE_IN_IMAGE:
         return Prepared(plan, loaded.text, tuple(loaded.notes), (), books)
     code = collect(Path(plan.code))
