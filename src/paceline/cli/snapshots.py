@@ -313,8 +313,11 @@ def _text(source: Source, known: Known, found: Found) -> list[str]:
         "place": f"{source.where}/{id}",
         "counts": _counts(known, found),
         "chain": ", ".join(began),
+        "copy of": made.origin,
         "size": _amount(found),
-        "written by": f"{join([part.task for part in made.parts])}; {count(made.world, 'task')} trained together",
+        "written by": f"{join([part.task for part in made.parts])}; {count(made.world, 'task')} trained together"
+        if made.world
+        else "",
         "metrics": metrics(dict(made.metrics), most=100),
         "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
     }
