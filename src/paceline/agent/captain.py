@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from paceline.agent import events as ev
-from paceline.agent.agreement import Agreement
 from paceline.agent.beginning import READY, RECORDING, Beginning
 from paceline.agent.budget import Failure, blame
 from paceline.agent.ledger import DONE, RUNNING, STOPPING, WAITING, Ledger, Member, Unit
 from paceline.agent.progress import Watch
 from paceline.agent.shelf import Shelf, restoring
+from paceline.agent.together import Together
 from paceline.plan import ALONE, LEAD, Plan
 from paceline.storage.manifest import Id
 
@@ -50,12 +50,7 @@ class Captain:
         self.watch = Watch(plan)
         self.shelf = Shelf(plan, run, self._put, self._emit, copies)
         self._beginning: Beginning | None = None
-        self._agreement: Agreement | None = None
-        self._proposals = 1
-        self._asking: set[str] = set()  # tasks that ask once a step whether to save
-        self._wished = False  # a task wants a snapshot of its group, and others do not ask yet
-        self._going: set[str] = set()  # hosts that wait for the group's last snapshot
-        self._together: Id | None = None  # the snapshot that they have agreed on
+        self._together = Together(self.books, self.shelf, self.watch.rate, self._put)
         self._recorded = 0  # the highest generation that may have a record
         self.phase = LIVE
         self.hold_until = 0.0
@@ -185,8 +180,15 @@ class Captain:
     def _on_leaving(self, told: ev.Leaving, now: float) -> None:
         self.books.withdraw(self.members[told.host])
         self._emit("note", text=f"{told.host} has been told to go: {told.reason}")
-        self._going.add(told.host)
-        self._agree()
+        if self.phase == LIVE:
+            self._together.must_go(told.host)
+
+    def _on_savenow(self, told: ev.SaveNow, now: float) -> None:
+        if self.phase == LIVE:
+            self._together.wish()
+
+    def _on_agrees(self, told: ev.Agrees, now: float) -> None:
+        self._together.agrees(told)
 
     def _on_left(self, told: ev.Left, now: float) -> None:
         self.members[told.host].left = True
@@ -231,10 +233,7 @@ class Captain:
         member = self.members[told.host]
         member.lease_until = now + self.lease
         member.memory = told.memory
-        if self._wished and not self._asking.issuperset(told.asking):
-            self._asking.update(told.asking)
-            self._agree()
-        self._asking.update(told.asking)
+        self._together.asks(told.asking)
         held = self.books.held(told.host)
         for name, progress in told.tasks.items():
             if name not in held or self._unit_of[name].phase != RUNNING:
@@ -325,8 +324,7 @@ class Captain:
             return
         if self.shelf.saved(told, now):
             self._emit("saved", step=told.id.step, snapshot=str(told.id))
-            if self._agreement is not None and self._agreement.agreed and self._together is None:
-                self._together = told.id
+            self._together.saved(told.id)
             self.watch.snapshot(now)
             self._new_progress(told.id.step)
 
@@ -361,45 +359,6 @@ class Captain:
             if unit.kind != ALONE and unit.phase == RUNNING:
                 unit.turn(STOPPING, now)
                 self._end_tasks([task.name for task in unit.tasks], "kill")
-
-    # ---- a snapshot of the whole group, because somebody has to go
-
-    def _on_savenow(self, told: ev.SaveNow, now: float) -> None:
-        self._wished = self._agreement is None or self._agreement.agreed is not None
-        self._agree()
-
-    def _on_agrees(self, told: ev.Agrees, now: float) -> None:
-        if self._agreement is not None and self.books.held(told.host).get(told.task) is not None:
-            self._agreement.told(told.task, told.say, told.which, told.count)
-
-    def _agree(self) -> None:
-        """Have all tasks that train together save at the same step; those of a parameter-server job: its chief."""
-        if self.phase != LIVE or (self._agreement is not None and self._agreement.agreed is None):
-            return
-        for unit in self.units:
-            tasks = [task.name for task in unit.tasks if task.rank >= 0 or task.role == "chief"]
-            if unit.kind != ALONE and unit.phase == RUNNING and tasks and all(name in self._asking for name in tasks):
-                rate = self.watch.rate(tasks[0])
-                self._wished = False
-                self._agreement = Agreement(self._proposals, tasks, lambda name: self._task[name].host, rate, self._put)
-                return
-        self._farewell()
-
-    def _follow_agreement(self) -> None:
-        """Once the group has saved, and that is committed, those that have to go may go."""
-        if self._agreement is None:
-            return
-        self._proposals = self._agreement.which + 1
-        live = all(name in self.books.live for name in self._agreement.tasks)
-        committed = self._together is not None and self.shelf.counted[:1] >= [self._together]
-        if self._agreement.agreed is False or not live or committed:
-            self._agreement = self._together = None
-            self._farewell()
-
-    def _farewell(self) -> None:
-        for host in sorted(self._going):
-            self._out.append(ev.Say(host, {"type": "farewell"}))
-        self._going = set()
 
     # ---- failing and starting again
 
@@ -447,12 +406,11 @@ class Captain:
         hosts: dict[str, dict[str, int]] = {}
         for unit in units:
             unit.turn(RUNNING)
-            self._wished = self._wished and unit.kind == ALONE
             for task in unit.tasks:
                 if task.name in self.books.succeeded and unit.kind == ALONE:
                     continue
                 hosts.setdefault(task.host, {})[task.name] = self.books.begin(task)
-                self._asking.discard(task.name)
+                self._together.begins(task.name, unit.kind == ALONE)
                 self.watch.begin(task.name, now)
         if self._runtime_until is None and self.plan.limits.runtime is not None:
             self._first_generation_wall = now + self._wall_offset
@@ -474,7 +432,7 @@ class Captain:
                     self._settle(unit, now)
         if self.phase == LIVE:
             self._start_ready(now)
-        self._follow_agreement()
+        self._together.advance()
         if self.phase != OVER:
             self.shelf.advance(now, all_there=self.phase != RETURNING)
         if self.phase == LIVE and self._training_succeeded():
