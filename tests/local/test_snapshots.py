@@ -67,9 +67,9 @@ def folder(path: Path) -> Place:
     return Place(str(path), {}, Folder(str(path)))
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return folder(tmp_path / "place") if request.param == "folder" else bucket(request.getfixturevalue("s3"))
+    return folder(tmp_path / "place") if request.param == "folder" else bucket(request.getfixturevalue(request.param))
 
 
 def saves(state: Path, *words: object) -> list[str]:
@@ -294,6 +294,7 @@ def test_killed_while_it_is_sent(
 
 
 @VICTIM
+@pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
 def test_killed_as_soon_as_it_is_committed(
     start: Starter, state: Path, place: Place, tmp_path: Path, victim: str
 ) -> None:
@@ -311,6 +312,7 @@ def test_killed_as_soon_as_it_is_committed(
     whole(run, place, tmp_path)
 
 
+@pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
 def test_everything_at_once(start: Starter, state: Path, place: Place) -> None:
     """Captain and all hosts, while a snapshot is on its way or not."""
     run = start(a_job(state, place), env=place.env)

@@ -20,6 +20,7 @@ ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests
 RETRY_S = 60.0  # for one request, with all its tries
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 _PASSING = ("GenericError", "JoinError")
 _TRY_AGAIN = ("408", "429")
 _STATUS = re.compile(r"status code: ([0-9]{3})")
@@ -220,7 +221,7 @@ class Objects:
 
 def _plain(options: dict[str, Any]) -> bool:
     """An endpoint without TLS is used where somebody has named it so."""
-    named = [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")]
+    named = [os.environ.get(name, "") for name in _ENDPOINTS]
     return any(str(value).startswith("http://") for value in (*named, *options.values()))
 
 
