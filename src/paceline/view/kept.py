@@ -45,7 +45,8 @@ def _fetch(kept: Kept, host: str, scratch: Path) -> list[str]:
     (scratch / "logs").mkdir()
     pieces = kept.pieces(host)
     found: dict[str, str] = {}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
         for piece, files in zip(pieces, pool.map(kept.read, pieces), strict=True):
             life = piece.split("/")[1]
             for name, data in files.items():
@@ -54,6 +55,8 @@ def _fetch(kept: Kept, host: str, scratch: Path) -> list[str]:
                 with (scratch / name).open("wb" if again else "ab") as file:
                     file.write(data)
                 found[name] = life
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever gives up does not wait for the others
     return list(found)
 
 
