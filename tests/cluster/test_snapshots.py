@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from people import IMAGE, Person, Run, eventually, lines
 
 from stores import parts
+from stores.serving import Port, Server, running
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
@@ -138,9 +140,39 @@ def bucket(person: Person) -> dict[str, str]:
     return known
 
 
+@pytest.fixture
+def outside(person: Person, bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The settings of the same bucket for this machine, which has a server of its own before it."""
+    folder = tmp_path / "outside"
+    (folder / "sidecar").mkdir(parents=True)
+    port = Port()
+    command = [parts.versitygw(), "--port", port.address, "posix", "--sidecar", folder / "sidecar"]
+    keys = {"ROOT_ACCESS_KEY": bucket["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": bucket["AWS_SECRET_ACCESS_KEY"]}
+    with running(folder, Server("versitygw", folder, port, [*command, person.shared / "objects"], keys)):
+        yield {**bucket, "AWS_ENDPOINT_URL": f"http://{port.address}"}
+
+
+def printed(person: Person, where: str) -> dict[str, list[str]]:
+    """The output of each task, as `paceline logs` has it."""
+    done = person.call("logs", where, "-o", "json")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    found: dict[str, list[str]] = {}
+    for line in map(json.loads, done.stdout.splitlines()):
+        found.setdefault(line["task"], []).append(line["text"])
+    return found
+
+
+def stands(person: Person, where: str) -> tuple[str, int, int]:
+    done = person.call("status", where, "-o", "json")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    status = json.loads(done.stdout)
+    return status["status"], status["generations"], status["steps"]
+
+
 def test_in_a_bucket_with_an_image_that_knows_nothing_of_buckets(
-    person: Person, start: Callable[..., Run], bucket: dict[str, str]
+    person: Person, start: Callable[..., Run], bucket: dict[str, str], outside: dict[str, str]
 ) -> None:
+    """Also what the run wrote is there, when its pods and all that this machine knew of it are gone."""
     settings = json.loads(person.job(TRAINING).read_text())["kubernetes"]
     run = start(
         program=TRAINING, snapshots={"to": "s3://digits/training"},
@@ -157,6 +189,21 @@ def test_in_a_bucket_with_an_image_that_knows_nothing_of_buckets(
     kept = list((person.shared / "objects" / "digits" / "training" / run.name).glob("step-*/manifest.json"))
     assert len(kept) == 3
     assert bucket["AWS_SECRET_ACCESS_KEY"] not in (run.folder / "events.jsonl").read_text() + run.said()
+
+    heard = {task: lines(run.folder, task) for task in ("worker-0", "worker-1", "worker-2")}
+    report, person.env = run.report(), {**person.env, **outside}
+    person.cluster.kubectl("delete", "jobs", "-n", person.namespace, "-l", f"paceline.dev/run={run.name}")
+    for path in ("events.jsonl", "report.json", "whole", *(f"logs/{task}.log" for task in heard)):
+        (run.folder / path).unlink()
+    outcome = "succeeded", report["generations"], report["steps"]
+    assert stands(person, run.name) == outcome
+    found = printed(person, run.name)
+    assert {**found, "worker-0": []} == {**heard, "worker-0": []}  # it was deleted, with what it had not sent yet
+    assert [line for line in heard["worker-0"] if line in found["worker-0"]] == found["worker-0"] != []
+    deleted = person.call("delete", "--yes", run.name)
+    where = f"s3://digits/training/{run.name}"
+    assert f"its snapshots and logs stay at {where}" in deleted.stderr
+    assert (stands(person, where), printed(person, where)) == (outcome, found)
 
 
 def test_a_bucket_that_cannot_be_used_ends_the_run_before_any_task_starts(

@@ -15,6 +15,7 @@ from paceline.agent import events as ev
 from paceline.agent import messages
 from paceline.agent.captain import Captain
 from paceline.agent.journal import Appender, Echo, last_words, replace, replace_text, stamp
+from paceline.agent.keeping import Keeping
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop
@@ -100,6 +101,11 @@ class Captaincy:
         self._porting = Porting(there, environment, self.loop)
         if there.serve:
             self._porting.start()
+        files = {name: f"{self._folder}/{name}" for name in ("events.jsonl", "report.json")}
+        self._keeping = Keeping(
+            plan, options, {"plan.json": options.plan, **files}, self._porting, self.loop,
+            lambda text: self._tell(ev.Said(options.host, text, warning=True)),
+        )  # fmt: skip
         self.loop.on_child(self._child_ended)
         _raise_file_limit()
         self._listener = self._listen()
@@ -395,7 +401,8 @@ class Captaincy:
         for connection in list(self.connections):
             self.connections.discard(connection)
             connection.link.close()
-        self.loop.stop()
+        self.loop.unwatch(self._listener)
+        self._keeping.close(self.loop.stop)
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from paceline.agent import causes, machine, messages
 from paceline.agent import events as ev
 from paceline.agent.attempt import Attempt
 from paceline.agent.journal import Echo, last_words
+from paceline.agent.keeping import Keeping
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.logs import TaskLog
 from paceline.agent.lookup import Found, Lookup
@@ -49,6 +50,10 @@ class Member:
             self._plan, options, self.loop, self._send, self._said, self._began, self._cannot_start
         )
         self._staging = Staging(self._plan, options, self.loop, self._send, self._said)
+        self._keeping = Keeping(
+            self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in self._tasks},
+            self._staging.porting, self.loop, lambda text: self._said(text, True),
+        )  # fmt: skip
         self._echo = Echo() if options.echo else None
         self._logs: dict[str, TaskLog] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -541,7 +546,7 @@ class Member:
     # ---- leaving
 
     def _told_to_go(self) -> None:
-        if self._leaving:
+        if self._leaving or self._over:
             return
         self._leaving = True
         grace = self._plan.limits.grace
@@ -574,8 +579,20 @@ class Member:
         self._farewell()
 
     def _farewell(self) -> None:
+        """Where the run is over, the last of its output goes first: the captain waits, and may have the place for it.
+        Where it is not, another instance of this host may be waiting."""
+        if self._over:
+            self._keeping.close(self._leave)
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
         self._send({"type": "left"})
-        self.loop.after(0.0, self.loop.stop)
+        self.loop.after(0.0, self._depart)
+
+    def _depart(self) -> None:
+        self._hang_up()
+        self._keeping.close(self.loop.stop)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -1,7 +1,7 @@
 """The porter: a process beside the agent that carries snapshots to and from their place, so that nothing waits for it.
 
 It reads requests from its standard input and answers on its standard output, a JSON object a line. Transfers are done
-one after the other; short requests do not wait for them.
+one after the other; neither short requests nor what the run writes wait for them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,20 @@ from typing import Any, Callable
 
 from paceline.agent.options import endpoint
 from paceline.storage.folder import Folder
+from paceline.storage.kept import Kept
 from paceline.storage.manifest import Damaged, Id, Newer, parse
 from paceline.storage.places import open_store
 from paceline.storage.snapshots import Snapshots, Superseded, Unfit, always
 from paceline.storage.store import Store, StoreError, Unwanted, Wanted
 
 Request = dict[str, Any]
-TRANSFERS = ("send", "fetch", "sweep", "adopt")
+LANES = {
+    "send": "transfers",
+    "fetch": "transfers",
+    "sweep": "transfers",
+    "adopt": "transfers",
+    "keep": "kept",
+}  # fmt: skip  (else it is short)
 NICE = 5  # training goes first
 PATIENCE = 8.0  # seconds for one short request; who asks may ask again
 _KINDS: dict[type[Exception], str] = {
@@ -44,19 +51,21 @@ class Porter:
         transfers: Snapshots,
         answer: Callable[[Request], None],
         rate: float | None = None,
-        lanes: Iterable[bool] = (True, False),
+        lanes: Iterable[str] = ("short", *LANES.values()),
+        kept: Kept | None = None,
         origin: str = "",
         scratch: str = "",
     ) -> None:
-        """`rate`: bytes a second that may be sent. `lanes`: for transfers, and for what is short; each has a thread.
-        `origin`: what the run starts from, which passes through `scratch`."""
-        self._short, self._transfers = short, transfers
+        """`rate`: bytes a second that may be sent. `lanes`: each has a thread. `origin`: what the run starts from, which
+        passes through `scratch`."""
+        self._short, self._transfers, self._kept = short, transfers, kept
         self._answer = answer
         self._rate = rate
         self._origin, self._scratch = origin, scratch
         self._next = 0.0  # when the next piece may be sent
+        self._turn = threading.Lock()
         self._unwanted: set[int] = set()
-        self._lanes: dict[bool, queue.Queue[Request | None]] = {lane: queue.Queue() for lane in lanes}
+        self._lanes: dict[str, queue.Queue[Request | None]] = {lane: queue.Queue() for lane in lanes}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
         for thread in self._threads:
             thread.start()
@@ -65,7 +74,7 @@ class Porter:
         if request["do"] == "forget":
             self._unwanted.add(int(request["which"]))
         else:
-            self._lanes[request["do"] in TRANSFERS].put(request)
+            self._lanes[LANES.get(request["do"], "short")].put(request)
 
     def close(self) -> None:
         """Once what was asked for is done."""
@@ -158,6 +167,11 @@ class Porter:
         found = adopt(self._transfers, self._origin, self._scratch, self._wanted(request))
         return {"snapshot": _pair(found.id), "from": found.origin, "bytes": found.size, "passed": list(found.passed)}
 
+    def _keep(self, request: Request) -> Request:
+        assert self._kept is not None
+        self._kept.send(str(request["piece"]), request["ranges"], str(request["scratch"]), self._paced(request))
+        return {}
+
     def _wanted(self, request: Request) -> Wanted:
         number = int(request["id"])
         return lambda _: number not in self._unwanted
@@ -169,8 +183,9 @@ class Porter:
             return wanted
 
         def in_turn(size: int) -> bool:
-            begin = max(self._next, time.monotonic())
-            self._next = begin + size / rate
+            with self._turn:
+                begin = max(self._next, time.monotonic())
+                self._next = begin + size / rate
             while wanted(size) and (left := begin - time.monotonic()) > 0:
                 time.sleep(min(left, 0.1))
             return wanted(size)
@@ -299,8 +314,8 @@ def main(words: str) -> int:
             if porter is None:
                 _bring_obstore(errand)
                 short, transfers = (Snapshots(_open(errand, patience), errand.run) for patience in (PATIENCE, None))
-                scratch = f"{errand.folder}/.origin"
-                porter = Porter(short, transfers, answer, errand.rate, origin=errand.origin, scratch=scratch)
+                kept, scratch = Kept(_open(errand, PATIENCE), errand.run), f"{errand.folder}/.origin"
+                porter = Porter(short, transfers, answer, errand.rate, kept=kept, origin=errand.origin, scratch=scratch)
             porter.ask(request)
         except (StoreError, OSError, KeyError, zipfile.BadZipFile) as error:
             text = str(error) if isinstance(error, StoreError) else f"obstore cannot be put in place here: {error!r}"

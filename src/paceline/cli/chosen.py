@@ -32,6 +32,28 @@ def choose(
     return runs.Run(run, adopt(cluster, run))
 
 
+def readable(run: str | None, on: str, context: str | None, namespace: str | None, follow: bool = False) -> Run:
+    """For verbs that only read: also a run that is written with its place, and that this machine need not know."""
+    from paceline.view import places
+
+    if run is None or not places.is_place(run):
+        return choose(run, on, context, namespace)
+    if follow:
+        fail(f"{run} is read at its place, as far as it is there; follow a run by its id")
+    import atexit
+    import signal
+    from tempfile import TemporaryDirectory
+
+    from paceline.view import kept, runs
+
+    source = places.at_place(run)
+    folder = TemporaryDirectory(prefix="paceline-")
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # its end would leave the folder behind
+    atexit.register(folder.cleanup)
+    kept.look_at(source, Path(folder.name))
+    return runs.Run(source.run, Path(folder.name))
+
+
 def cluster_of(on: str, context: str | None, namespace: str | None) -> Cluster | None:
     """The cluster that a person has asked for; None where it is this machine."""
     one_of(on, ("local", "kubernetes"), "--on")
@@ -51,12 +73,20 @@ def refresh(folder: Path, hosts: Iterable[str] = ()) -> None:
     """
     from paceline.view import runs
 
-    if not runs.on_cluster(folder) or ((folder / "report.json").exists() and not hosts):
+    if runs.at_place(folder) and hosts:
+        from paceline.view import kept, places
+
+        source = places.at_place(runs.info(folder)["where"])
+        assert source.kept is not None
+        kept.bring(source.kept, folder, hosts)
+    if not runs.on_cluster(folder) or (runs.outcome_known(folder) and not hosts):
         return
     from paceline.backends.kubernetes import known
     from paceline.backends.kubernetes.cluster import Refused, Unreachable
+    from paceline.storage.manifest import Damaged, Newer
+    from paceline.storage.store import StoreError
 
     try:
         known.refresh(folder, set(hosts))
-    except (Refused, Unreachable) as error:
+    except (Refused, Unreachable, StoreError, Damaged, Newer) as error:
         tell(f"note: {folder.name} is shown as it was last seen: {error}")

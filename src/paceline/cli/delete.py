@@ -194,8 +194,8 @@ def _in_pod(run: Run) -> bool:
 
 
 def _stays(run: Run) -> str:
-    """Where the snapshots are that are not deleted, and how to delete them."""
-    from paceline.view import places, state
+    """What is not deleted, where it is, and how to delete it."""
+    from paceline.view import places, runs, state
 
     if _in_pod(run):
         return "; its snapshots went with its captain's pod"
@@ -204,12 +204,14 @@ def _stays(run: Run) -> str:
         if not places.holds_committed(run):
             return ""
         return f"; its snapshots stay in {place}: `paceline delete --snapshots {run.name}` deletes them"
-    if state.read(run).state.committed is None:
+    what = ["snapshots"] if state.read(run).state.committed is not None else []
+    what += ["logs"] if runs.on_cluster(run.folder) and places.planned_place(run.folder) else []
+    if not what:
         return ""
     if not place:
-        return f"; its snapshots stay in {places.planned_place(run.folder)} on its cluster"
+        return f"; its {' and '.join(what)} stay in {places.planned_place(run.folder)} on its cluster"
     where = f"{place.rstrip('/')}/{run.name}"
-    return f"; its snapshots stay at {where}: `paceline delete --snapshots {where}` deletes them"
+    return f"; its {' and '.join(what)} stay at {where}: `paceline delete --snapshots {where}` deletes them"
 
 
 def _delete_snapshots(source: Source) -> int:

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.chosen import choose
+from paceline.cli.chosen import readable
 from paceline.cli.following import following
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, RunArgument
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption, ReadArgument
 from paceline.cli.say import one_of
 
 _POLL_S = 0.15
 
 
 def main(
-    run: RunArgument = None,
+    run: ReadArgument = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
     output: Annotated[
         str,
@@ -32,7 +32,7 @@ def main(
     from paceline.view import events
     from paceline.view.words import clock, say
 
-    found = choose(run, on, context, namespace)
+    found = readable(run, on, context, namespace, follow)
     tail = events.follow(found.folder)
     with following(found.folder, follow) as ended:
         while True:

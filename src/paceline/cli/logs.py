@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.chosen import choose
+from paceline.cli.chosen import readable
 from paceline.cli.following import following
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, RunArgument
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption, ReadArgument
 from paceline.cli.say import fail, one_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def complete_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def main(
-    run: RunArgument = None,
+    run: ReadArgument = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
     task: Annotated[
         list[str] | None,
@@ -55,7 +55,7 @@ def main(
     one_of(output, ("json",))
     from paceline.view import logs
 
-    found = choose(run, on, context, namespace)
+    found = readable(run, on, context, namespace, follow)
     known = _known(found.folder)
     wanted = _wanted(task or [], known, found.name)
     reader = logs.Logs(found.folder, wanted, _moment(since) if since else None)

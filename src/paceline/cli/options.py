@@ -36,6 +36,15 @@ RunArgument = Annotated[
         autocompletion=complete_runs,
     ),
 ]
+ReadArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's id or its beginning, the newest if left out; or s3://bucket/path/RUN, of a run on a cluster.",
+        show_default=False,
+        autocompletion=complete_runs,
+    ),
+]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job file.")]
 SetOption = Annotated[
     list[str] | None,

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.chosen import choose, refresh
-from paceline.cli.options import ContextOption, JsonOption, NamespaceOption, OnOption, RunArgument
+from paceline.cli.chosen import readable, refresh
+from paceline.cli.options import ContextOption, JsonOption, NamespaceOption, OnOption, ReadArgument
 from paceline.cli.say import one_of, print_json
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(
-    run: RunArgument = None,
+    run: ReadArgument = None,
     output: JsonOption = "",
     on: OnOption = "",
     context: ContextOption = None,
@@ -26,7 +26,7 @@ def main(
     from paceline.view import state
     from paceline.view.origin import of_run
 
-    found = choose(run, on, context, namespace)
+    found = readable(run, on, context, namespace)
     refresh(found.folder)
     standing = state.read(found)
     if output:
@@ -101,11 +101,14 @@ def _text_of_pods(standing: Standing) -> list[str]:
 
 def _text(standing: Standing) -> list[str]:
     from paceline.view import report as reports
+    from paceline.view import runs
     from paceline.view.terminal import table
     from paceline.view.words import size
 
     told = reports.text(standing.report, reports.snapshots(standing, time.time()))
     told = [line for line in told if not line.endswith(f"paceline status {standing.run}")]
+    if runs.at_place(standing.folder):
+        told = told[:-1]  # what could be done next is for runs that have an id here
     tasks = _tasks(standing)
     told[1:1] = _text_of_pods(standing) if _on_cluster(standing) else []
     if not tasks:

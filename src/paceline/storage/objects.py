@@ -137,9 +137,10 @@ class Objects:
 
         reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            small = os.fstat(reading).st_size <= PIECE  # one request instead of three
             obstore.put(
-                self._store, name, pieces(), mode="overwrite", use_multipart=True, chunk_size=PIECE,
-                max_concurrency=AT_ONCE,
+                self._store, name, b"".join(pieces()) if small else pieces(), mode="overwrite",
+                use_multipart=not small, chunk_size=PIECE, max_concurrency=AT_ONCE,
             )  # fmt: skip
         except Exception as error:
             if not wanted(0):

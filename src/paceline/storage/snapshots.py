@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.storage import chain, manifest
+from paceline.storage import chain, kept, manifest
 from paceline.storage.chain import Record
 from paceline.storage.folder import copy
 from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Part, fit
@@ -173,12 +173,14 @@ class Snapshots:
                 self._store.clear(f"{self.run}/{id}/")
 
     def delete_all(self) -> None:
-        """All of the run, and nothing else: first every manifest, last the records, which tell what counts."""
+        """All of the run, also what it wrote besides, and nothing else: first every manifest, last the records, which
+        tell what counts."""
         ids = list(filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/"))))
         for id in ids:
             self._store.delete(self._manifest(id))
         for id in ids:
             self.delete(id)
+        self._store.clear(f"{self.run}/{kept.FOLDER}/")
         for name in self._store.names(f"{self.run}/generations/"):
             self._store.delete(name)
 

@@ -12,6 +12,7 @@ from paceline.view import runs
 from paceline.view.runs import Run
 
 if TYPE_CHECKING:
+    from paceline.storage.kept import Kept
     from paceline.storage.manifest import File, Id, Manifest
     from paceline.storage.snapshots import Known
     from paceline.storage.store import Store, Wanted
@@ -55,6 +56,7 @@ class Source:
     reader: Reader  # answers soon, or fails soon
     transfers: Reader  # the same for what takes its time: a slow line is no failure
     folder: Path | None = None  # where this machine keeps the run, if it knows it
+    kept: Kept | None = None  # what it wrote besides; None: not to be had from here
 
     @property
     def where(self) -> str:
@@ -128,10 +130,14 @@ def at_place(written: str) -> Source:
 
 
 def _source(run: str, place: str, store: Store, folder: Path | None) -> Source:
+    from paceline.storage.kept import Kept
     from paceline.storage.places import open_store
     from paceline.storage.snapshots import Snapshots
 
-    return Source(run, place, Snapshots(store, run), Snapshots(open_store(place), run), folder)
+    transfers = open_store(place)
+    return Source(
+        run, place, Snapshots(store, run), Snapshots(transfers, run), folder, Kept(store, run, transfers)
+    )  # fmt: skip
 
 
 def delete_all(source: Source) -> None:
@@ -194,9 +200,10 @@ def _split(written: str) -> tuple[str, str]:
 
 
 def _of_a_run(name: str) -> bool:
+    from paceline.storage.kept import FOLDER
     from paceline.storage.manifest import parse_id
 
-    return name == "generations" or parse_id(name) is not None
+    return name in ("generations", FOLDER) or parse_id(name) is not None
 
 
 def _none_there(store: Store, place: str, run: str, inside: list[str]) -> str:

@@ -14,6 +14,8 @@ class NoRun(Exception):
 
 
 DELETED = "deleted"  # marks the folder of a run of which only the snapshots are left
+PLACE = "place"  # where a run is that this machine knows by the place for its snapshots alone
+JOB_GONE = "its Job is gone from the cluster: somebody deleted it, or limits.keep_finished had passed"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,16 @@ def on_cluster(folder: Path) -> bool:
     return info(folder).get("on") == "kubernetes"
 
 
+def at_place(folder: Path) -> bool:
+    return info(folder).get("on") == PLACE
+
+
+def outcome_known(folder: Path) -> bool:
+    """That its Job is gone says nothing of how the run has ended; the place for its snapshots may."""
+    report = read_object(folder / "report.json")
+    return report is not None and report.get("reason") != JOB_GONE
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None where there is none, or not a whole one."""
     try:
@@ -136,8 +148,8 @@ def abandoned(folder: Path) -> bool:
 
 
 def alive(folder: Path) -> bool:
-    """Whether the run's supervisor lives: it holds the lock as long as it does. On a cluster: as last seen."""
-    if on_cluster(folder):
+    """Whether the run's supervisor lives: it holds the lock as long as it does. Elsewhere: as last seen."""
+    if on_cluster(folder) or at_place(folder):
         return not (folder / "report.json").exists() and not abandoned(folder)
     return _locked(folder / "lock")
 

@@ -17,14 +17,16 @@ from lightkube.resources.core_v1 import ConfigMap, Event, Pod
 from paceline import plan as plans
 from paceline.agent.journal import replace, stamp
 from paceline.backends.kubernetes import names
-from paceline.backends.kubernetes.cluster import Cluster, Refused, connect
+from paceline.backends.kubernetes.cluster import Cluster, Refused, Unreachable, connect
 from paceline.backends.kubernetes.inbox import held
 from paceline.backends.kubernetes.mirror import Mirror, finished
 from paceline.backends.kubernetes.prepare import Taken
 from paceline.backends.kubernetes.running import WHOLE, Running
 from paceline.backends.kubernetes.submit import withdraw
 from paceline.plan import CAPTAIN, Plan
-from paceline.view import runs, state
+from paceline.storage.manifest import Damaged, Newer
+from paceline.storage.store import StoreError
+from paceline.view import kept, places, runs, state
 
 
 def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
@@ -112,41 +114,72 @@ def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
 
 
 def refresh(folder: Path, hosts: set[str] | None = None) -> None:
-    """Fetch what the cluster knows by now, once: events, and the output of these hosts."""
+    """Fetch what the cluster knows by now, once: events, and the output of these hosts; and what is at the bucket of
+    the run, once that is over, or where the cluster is away."""
     with held(folder) as ours:
         if not ours or (folder / WHOLE).exists():
             return  # another process does it all the time, or there is nothing more to have
-        running = reopen(folder)
-        cluster, run, mirror = running.cluster, folder.name, running.mirror
-        labels: dict[str, Any] = {names.RUN_LABEL: run}
-        jobs: list[Any] = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, labels=labels)))
-        named = next((each for each in jobs if each.metadata.name == run), None)
-        job = None if named is None or _replaced(folder, named) else named
-        if job is not None and not runs.info(folder).get("uid"):
-            mark_begun(folder, job.metadata.uid)
-        if not runs.info(folder).get("submitted"):
-            if job is None or not _released(job):
-                return
-            mark_submitted(folder)
-        mirror.gone = job is None
-        if mirror.gone and named is not None:
-            if not (folder / "report.json").exists():
-                running.keep_outcome()
-            (folder / WHOLE).touch()
+        try:
+            _refresh(folder, hosts or set())
+        except Unreachable:
+            with suppress(StoreError, Damaged, Newer):
+                _bring_kept(folder, hosts or set())
+            if not runs.outcome_known(folder):
+                raise
+
+
+def _refresh(folder: Path, hosts: set[str]) -> None:
+    running = reopen(folder)
+    cluster, run, mirror = running.cluster, folder.name, running.mirror
+    labels: dict[str, Any] = {names.RUN_LABEL: run}
+    jobs: list[Any] = cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, labels=labels)))
+    named = next((each for each in jobs if each.metadata.name == run), None)
+    job = None if named is None or _replaced(folder, named) else named
+    if job is not None and not runs.info(folder).get("uid"):
+        mark_begun(folder, job.metadata.uid)
+    if not runs.info(folder).get("submitted"):
+        if job is None or not _released(job):
             return
-        for each in jobs:
-            mirror.see_job("ADDED", each)
-        mirror.see(cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels))))
-        fetched = mirror.fetch({CAPTAIN, *(hosts or ())})
-        with suppress(Refused):  # a right that a person may lack
-            mirror.hear_events(cluster.ask("list events", lambda: list(cluster.client.list(Event))))
-        mirror.keep()
-        over = job is None or finished(job)
-        told = state.read(runs.Run(run, folder)).state.ended is not None  # its Job may be a moment behind
-        if (over or told) and not (folder / "report.json").exists():
+        mark_submitted(folder)
+    mirror.gone = job is None
+    if mirror.gone and named is not None:
+        if not (folder / "report.json").exists():
             running.keep_outcome()
-        if job is None or (over and fetched and len(hosts or ()) == len(mirror.hosts)):
-            (folder / WHOLE).touch()
+        (folder / WHOLE).touch()
+        return
+    for each in jobs:
+        mirror.see_job("ADDED", each)
+    mirror.see(cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels))))
+    fetched = mirror.fetch({CAPTAIN, *hosts})
+    with suppress(Refused):  # a right that a person may lack
+        mirror.hear_events(cluster.ask("list events", lambda: list(cluster.client.list(Event))))
+    mirror.keep()
+    over = job is None or finished(job)
+    told = state.read(runs.Run(run, folder)).state.ended is not None  # its Job may be a moment behind
+    if job is not None and (over or told) and not runs.outcome_known(folder):
+        running.keep_outcome()
+    try:
+        if over:
+            _bring_kept(folder, hosts)
+    finally:
+        if job is None and not runs.outcome_known(folder):
+            (folder / "report.json").unlink(missing_ok=True)
+            running.keep_outcome()
+    complete = over and fetched and len(hosts) == len(mirror.hosts)
+    if complete or (job is None and not _in_bucket(folder)):
+        (folder / WHOLE).touch()
+
+
+def _bring_kept(folder: Path, hosts: set[str]) -> None:
+    """What the run has kept at its bucket, also of pods that are gone."""
+    if _in_bucket(folder):
+        source = places.of_run(runs.Run(folder.name, folder))
+        assert source.kept is not None
+        kept.bring(source.kept, folder, [CAPTAIN, *sorted(hosts)])
+
+
+def _in_bucket(folder: Path) -> bool:
+    return places.is_bucket(places.place_of(runs.Run(folder.name, folder)))
 
 
 @contextmanager
@@ -155,6 +188,7 @@ def followed(folder: Path) -> Iterator[Running | None]:
     with held(folder) as ours:
         running = reopen(folder) if ours else None
         if running:
+            running.mirror.unheard = True  # what was there before
             running.mirror.start()
         yield running
 

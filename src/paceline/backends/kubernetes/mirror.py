@@ -52,7 +52,7 @@ class Mirror:
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, int], threading.Thread] = {}
         self._listed = threading.Event()  # it is known which pods there are
-        self.unheard = False  # some pods' output was not followed
+        self.unheard = False  # some output was not followed
         self._pods: dict[str, SeenPod] = {}
         self._uid = str(info(folder).get("uid") or "")  # of the captain's Job
         self._uids: dict[str, str] = {}  # of all Jobs, by their names
@@ -266,15 +266,16 @@ class Mirror:
             self._streams[key] = thread
 
     def _leave_unheard(self) -> None:
-        if not self.unheard:
-            self.unheard = True
+        self.unheard = True
+        if "unheard" not in self._said:
+            self._said["unheard"] = time.monotonic()
             self.inbox.note(
                 f"the output of {MOST_STREAMS} pods is shown, not of all; that of another task, once nothing follows "
                 f"the run: paceline logs {self._run} --task NAME"
             )
 
     def _follow(self, pod: SeenPod) -> None:
-        last, wait = 0.0, RETRY_S
+        last, wait, broke = 0.0, RETRY_S, False
         while True:
             reader = self.inbox.reader(pod.role == CAPTAIN)
             since = round(time.monotonic() - last) + OVERLAP_S if last else None
@@ -286,6 +287,7 @@ class Mirror:
                 broke = False
             except ApiError as error:
                 if not self._passes(pod, error):
+                    self.unheard = self.unheard or broke or not last
                     return
                 broke = True
             except (httpx2.HTTPError, *LOG_IN):

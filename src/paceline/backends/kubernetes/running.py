@@ -26,7 +26,6 @@ ASKED = "asked"  # a file that says why a person has ended its Jobs, where the c
 WHOLE = "whole"  # a file that says: all output of the run has been fetched
 STOP_S = 15
 STUCK_S = 30.0  # a captain's pod that should have gone so long ago is on a lost node, and has fenced itself
-GONE = "its Job is gone from the cluster: somebody deleted it, or limits.keep_finished had passed"
 
 
 @dataclass
@@ -158,7 +157,7 @@ class Running:
         if words is None and (self.folder / ASKED).exists():
             words = {"status": "stopped", "reason": (self.folder / ASKED).read_text(), "cause": None}
         if words is None:
-            words = {**({"status": "failed", "reason": GONE} if self.mirror.gone else self._told()), "cause": None}
+            words = {**self._told(), "cause": None}
         if words.get("cause") == "start-timeout":
             words = {**words, "reason": _with_reasons(str(words.get("reason")), self.mirror.waited)}
             self.end_jobs()
@@ -167,6 +166,8 @@ class Running:
 
     def _told(self) -> dict[str, str]:
         """As the Job itself says it: its deadline, say."""
+        if self.mirror.gone:
+            return {"status": "failed", "reason": runs.JOB_GONE}
         jobs: list[Any] = []
         try:
             jobs = [self.cluster.ask("read the Job", partial(self.cluster.client.get, Job, self.run))]
