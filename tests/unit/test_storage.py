@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -315,7 +317,8 @@ class Crash(BaseException):
 
 
 class Dying:
-    """The module os, until it dies at a given call: nothing is done after that, and what was not synced is lost."""
+    """The module os, until it dies at a given call: nothing is done after that, by any thread, and what was not synced
+    is lost: of files what was written, of folders the names."""
 
     CALLS = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "close", "rmdir")
 
@@ -324,6 +327,9 @@ class Dying:
         self._open: dict[int, int] = {}  # descriptors, and our own of the same files
         self._written: set[int] = set()  # our own, of files that are not on the disk as they are
         self._ours: list[int] = []
+        self._folders: dict[int, str] = {}  # descriptors
+        self._named: list[tuple[str, str]] = []  # by a folder that is not on the disk as it is: what, and how before
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
@@ -331,26 +337,38 @@ class Dying:
             return real
 
         def call(*words: Any) -> Any:
-            self.calls += 1
-            if self.calls >= self._at:
-                if name == "write":
+            with self._lock:
+                self.calls += 1
+                if self.calls < self._at:
+                    done = real(*words)
+                    self._remember(name, words, done)
+                    return done
+                if name == "write" and self.calls == self._at:
                     real(words[0], words[1][: len(words[1]) // 2])
                 raise Crash
-            done = real(*words)
-            if name == "open":
-                self._open[done] = os.dup(done)
-                self._ours.append(self._open[done])
-            elif name == "close":
-                del self._open[words[0]]
-            elif name == "write":
-                self._written.add(self._open[words[0]])
-            elif name == "fsync":
-                self._written.discard(self._open[words[0]])
-            return done
 
         return call
 
+    def _remember(self, name: str, words: Any, done: Any) -> None:
+        if name == "open":
+            self._open[done] = os.dup(done)
+            self._ours.append(self._open[done])
+            self._folders[done] = words[0]
+        elif name == "close":
+            del self._open[words[0]]
+        elif name == "write":
+            self._written.add(self._open[words[0]])
+        elif name == "fsync":
+            self._written.discard(self._open[words[0]])
+            folder = Path(self._folders[words[0]])
+            self._named = [each for each in self._named if Path(each[0]).parent != folder]
+        elif name in ("rename", "link"):
+            self._named.append((words[1], words[0]))
+
     def lose_what_was_not_synced(self) -> None:
+        for new, old in reversed(self._named):
+            with contextlib.suppress(FileNotFoundError):  # deleted since
+                Path(new).replace(old)
         for fd in self._written:
             os.ftruncate(fd, os.fstat(fd).st_size // 2)
         for fd in (*self._open, *self._ours):  # what the process had open when it died, too

@@ -51,6 +51,7 @@ class Porter:
         self._answer = answer
         self._rate = rate
         self._next = 0.0  # when the next piece may be sent
+        self._turns = threading.Lock()
         self._unwanted: set[int] = set()
         self._lanes: dict[bool, queue.Queue[Request | None]] = {lane: queue.Queue() for lane in lanes}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
@@ -159,8 +160,9 @@ class Porter:
             return wanted
 
         def in_turn(size: int) -> bool:
-            begin = max(self._next, time.monotonic())
-            self._next = begin + size / rate
+            with self._turns:
+                begin = max(self._next, time.monotonic())
+                self._next = begin + size / rate
             while wanted(size) and (left := begin - time.monotonic()) > 0:
                 time.sleep(min(left, 0.1))
             return wanted(size)

@@ -6,12 +6,18 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Callable
 
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
+from paceline.storage.together import together
 
+AT_ONCE = 4  # files: while one is synced, others are read
+BATCH = 256  # small files that are written before they are synced,
+SYNCS = 16  # so many at once
 _MADE = 0o600
+_BUFFER = 1024 * 1024  # bytes: what was read is still in the processor's cache when it is written and digested
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -117,17 +123,64 @@ class Folder:
         except OSError as error:
             raise self._failed("delete", name, error) from None
 
-    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        there = self._path(name)
-        try:
-            self._make_folders(os.path.dirname(there))
-            partial = self._partial(there)
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted) -> list[tuple[int, str]]:
+        """Several large ones at once. Small ones are written by one thread, as Python's lock would have several wait
+        for each other. Folders are synced last, and once."""
+        small = {each for each in files if os.path.getsize(each[0]) <= _BUFFER}
+        large = [each for each in files if each not in small]
+        found = dict(zip(large, together(self._send, large, lambda _: AT_ONCE, wanted)))
+        left = [each for each in files if each in small]
+        for begin in range(0, len(left), BATCH):
+            batch = left[begin : begin + BATCH]
+            found.update(zip(batch, self._send_batch(batch, wanted)))
+        for folder, name in {os.path.dirname(self._path(name)): name for _, name in files}.items():
+            with self._failing("write", name):
+                _sync(folder)
+        return [found[each] for each in files]
+
+    def _send(self, each: tuple[str, str], wanted: Wanted) -> tuple[int, str]:
+        path, name = each
+        with self._failing("write", name):
+            partial = self._begun(name)
             found = copy(path, partial, wanted, sync=True)
-            os.rename(partial, there)
-            _sync(os.path.dirname(there))
+            os.rename(partial, self._path(name))
             return found
-        except OSError as error:
-            raise self._failed("write", name, error) from None
+
+    def _send_batch(self, files: Sequence[tuple[str, str]], wanted: Wanted) -> list[tuple[int, str]]:
+        """All are written, then all are synced, then all get their names: each sync has less to do the less has changed
+        since the one before."""
+        found: list[tuple[int, str]] = []
+        written: dict[str, tuple[int, str]] = {}  # name -> its descriptor, and its path until it has its own
+
+        def sync(name: str, _: Wanted) -> None:
+            with self._failing("write", name):
+                os.fsync(written[name][0])
+
+        try:
+            for path, name in files:
+                with self._failing("write", name):
+                    partial = self._begun(name)
+                    written[name] = os.open(partial, _NEW, _MADE), partial
+                    found.append(_copied(path, written[name][0], wanted))
+            together(sync, list(written), lambda _: SYNCS, wanted)
+            for _, name in files:
+                with self._failing("write", name):
+                    os.rename(written[name][1], self._path(name))
+                    os.close(written.pop(name)[0])
+        except BaseException:
+            for writing, partial in written.values():
+                os.close(writing)
+                os.unlink(partial)
+            raise
+        return found
+
+    def _begun(self, name: str) -> str:
+        there = self._path(name)
+        self._make_folders(os.path.dirname(there))
+        return self._partial(there)
+
+    def at_once(self, size: int) -> int:
+        return 1 if size <= _BUFFER else AT_ONCE
 
     def take(self, pieces: Iterable[bytes | bytearray], name: str) -> tuple[int, str]:
         """What somebody else sends; where it breaks off, nothing is kept."""
@@ -217,6 +270,13 @@ class Folder:
                 return
             folder = os.path.dirname(folder)
 
+    @contextmanager
+    def _failing(self, verb: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._failed(verb, name, error) from None
+
     def _failed(self, verb: str, name: str, error: OSError) -> StoreError:
         why = error.strerror or str(error)
         passing = error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT)
@@ -233,16 +293,18 @@ def digest(source: str, wanted: Wanted) -> tuple[int, str]:
 
 def _read_all(reading: int, source: str, wanted: Wanted, writing: int | None = None) -> tuple[int, str]:
     made, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(max(1, min(_BUFFER, os.fstat(reading).st_size))))
     while True:
-        data = os.read(reading, PIECE)
-        if not wanted(len(data)):
+        length = os.readv(reading, [buffer])
+        if not wanted(length):
             raise Unwanted(source)
-        if not data:
+        if not length:
             return size, made.hexdigest()
+        data = buffer[:length]
         if writing is not None:
             write_all(writing, data)
         made.update(data)
-        size += len(data)
+        size += length
 
 
 def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
@@ -264,6 +326,14 @@ def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str
     return found
 
 
+def _copied(source: str, writing: int, wanted: Wanted) -> tuple[int, str]:
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_all(reading, source, wanted, writing)
+    finally:
+        os.close(reading)
+
+
 def _pieces(fd: int) -> Iterator[bytes]:
     try:
         while data := os.read(fd, PIECE):
@@ -272,7 +342,7 @@ def _pieces(fd: int) -> Iterator[bytes]:
         os.close(fd)
 
 
-def write_all(fd: int, data: bytes | bytearray) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
@@ -14,8 +14,11 @@ from typing import Any, Callable
 
 from paceline.storage.folder import write_all
 from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
+from paceline.storage.together import together
 
 AT_ONCE = 4  # pieces of a file
+SMALL = 8  # files at once, each in one request
+LARGE = 2  # files at once that have more pieces; the memory is that of all their pieces
 ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests
@@ -120,9 +123,13 @@ class Objects:
         for name in self.names(prefix):
             self.delete(name)
 
-    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        import obstore
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted) -> list[tuple[int, str]]:
+        def at_once(each: tuple[str, str]) -> int:
+            return self.at_once(os.path.getsize(each[0]))
 
+        return together(lambda each, still: self.send(*each, still), files, at_once, wanted)
+
+    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
 
         def pieces() -> Iterator[bytes]:
@@ -136,10 +143,12 @@ class Objects:
 
         reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            obstore.put(
-                self._store, name, pieces(), mode="overwrite", use_multipart=True, chunk_size=PIECE,
-                max_concurrency=AT_ONCE,
-            )  # fmt: skip
+            if os.fstat(reading).st_size <= PIECE:
+                self._put(name, b"".join(pieces()))
+            else:
+                self._put_parts(name, pieces())
+        except Unwanted:
+            raise
         except Exception as error:
             if not wanted(0):
                 raise Unwanted(path) from None
@@ -148,45 +157,67 @@ class Objects:
             os.close(reading)
         return size, digest.hexdigest()
 
+    def _put(self, name: str, data: bytes) -> None:
+        """One request instead of three."""
+        import obstore
+
+        obstore.put(self._store, name, data, mode="overwrite", use_multipart=False)
+
+    def _put_parts(self, name: str, pieces: Iterator[bytes]) -> None:
+        import obstore
+
+        obstore.put(
+            self._store, name, pieces, mode="overwrite", use_multipart=True, chunk_size=PIECE, max_concurrency=AT_ONCE
+        )
+
+    def at_once(self, size: int) -> int:
+        return SMALL if size <= PIECE else LARGE
+
     def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
-        return self._pass_on(name, self._size(name), wanted, lambda data: None)
+        return self._pass_on(name, self._get(name), wanted, lambda data: None)
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
-        size = self._size(name)
+        found = self._get(name)
         writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            return self._pass_on(name, size, wanted, lambda data: write_all(writing, data))
+            return self._pass_on(name, found, wanted, lambda data: write_all(writing, data))
         finally:
             os.close(writing)
 
-    def _size(self, name: str) -> int:
+    def _get(self, name: str) -> tuple[int, memoryview | None]:
+        """Its size; and all of it where that is one piece."""
         import obstore
         from obstore.exceptions import NotFoundError
 
         try:
-            return int(obstore.head(self._store, name)["size"])
+            found = obstore.get(self._store, name)
+            size = int(found.meta["size"])
+            return size, memoryview(found.bytes()) if size <= PIECE else None
         except (NotFoundError, FileNotFoundError):
             raise KeyError(name) from None
         except Exception as error:
             raise self._failed("read", name, error) from None
 
-    def _pass_on(self, name: str, size: int, wanted: Wanted, to: Callable[[bytes], None]) -> tuple[int, str]:
+    def _pass_on(
+        self, name: str, found: tuple[int, memoryview | None], wanted: Wanted, to: Callable[[memoryview], None]
+    ) -> tuple[int, str]:
         digest = hashlib.sha256()
-        for data in self._ranges(name, size):
+        size, whole = found
+        for data in self._ranges(name, size) if whole is None else (whole,):
             if not wanted(len(data)):
                 raise Unwanted(name)
             digest.update(data)
             to(data)
         return size, digest.hexdigest()
 
-    def _ranges(self, name: str, size: int) -> Iterator[bytes]:
+    def _ranges(self, name: str, size: int) -> Iterator[memoryview]:
         """In their order, some of them ahead."""
         import obstore
 
-        def get(start: int) -> bytes:
-            return bytes(obstore.get_range(self._store, name, start=start, length=min(PIECE, size - start)))
+        def get(start: int) -> memoryview:
+            return memoryview(obstore.get_range(self._store, name, start=start, length=min(PIECE, size - start)))
 
-        ahead: deque[Future[bytes]] = deque()
+        ahead: deque[Future[memoryview]] = deque()
         starts = iter(range(0, size, PIECE))
         pool = ThreadPoolExecutor(AT_ONCE)
         try:

@@ -12,7 +12,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.storage.folder import Folder, write_all
@@ -120,6 +120,12 @@ class Peer:
         if (answer.get("size"), answer.get("sha256")) != (size, digest.hexdigest()):
             raise StoreError(f"{name} was changed on its way to {self._server_name}", passing=True)
         return size, digest.hexdigest()
+
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted) -> list[tuple[int, str]]:
+        return [self.send(path, name, wanted) for path, name in files]
+
+    def at_once(self, size: int) -> int:
+        return 1  # there is one connection
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
