@@ -15,9 +15,8 @@ import measure
 sys.path.insert(0, str(measure.ROOT / "tests"))
 sys.path.insert(0, str(measure.SOURCE))
 
-from stores import parts, servers
-
 from paceline.storage.manifest import File, Id, Manifest, Part
+from stores import parts, servers
 
 RUN = "bench-3f9a"
 TASK = "worker-0"

@@ -56,11 +56,12 @@ def main() -> None:
     if BUCKET in given.places and (reason := carrying.no_bucket()):
         given.places.remove(BUCKET)
         measure.say(f"Without a bucket: {reason}.")
-    measure.say(f"MiB/s for 8 files of {given.large} MiB and for {given.small} of 16 KiB, each round anew, interleaved.")
-    measure.say("paceline: a porter that is asked to send and commit, or to fetch; both digest every byte (SHA-256).")
-    measure.say("folder: `cp -r`, one `sync -f` (a commit is on the disk, too; neither syncs what is restored), and then")
-    measure.say(f"  all files of the copy digested by {measure.cores()} processes, of sha256sum or of the faster openssl.")
-    measure.say("bucket: s5cmd with its own settings, or with as many parts at once as Paceline; it digests no file.")
+    measure.say(f"MiB/s for 8 files of {given.large} MiB and for {given.small} files of 16 KiB. Interleaved.")
+    measure.say("paceline: a porter is asked to send and commit, or to fetch; both digest every byte (SHA-256).")
+    measure.say("folder: `cp -r`, and one `sync -f` where it is a commit, as a commit is on the disk, too; then all")
+    measure.say(f"  files of the copy are digested by {measure.cores()} processes, of sha256sum or of openssl. What is")
+    measure.say("  restored is synced by neither side.")
+    measure.say("bucket: s5cmd with its own settings, or with parts as Paceline has them. It digests nothing.")
     measure.say("All files are in the page cache, and nothing is left to be written when a measurement begins.")
     measure.say(f"On: {where}\n")
     taken: Taken = {}
@@ -197,7 +198,8 @@ def _report(where: dict[str, Any], places: list[str], states: list[str], taken: 
         middles = {side: measure.median(values) or 0.0 for side, values in found.items()}
         best = max((side for side in middles if side != PACELINE), key=lambda side: middles[side])
         share = measure.ratio(middles[PACELINE], middles[best])
-        for side, values in found.items():
+        for side in sorted(found, key=lambda side: (side != PACELINE, side)):
+            values = found[side]
             shown = str(share) if side == PACELINE else "best" if side == best else ""
             rows.append([f"{what}, {place}, {state} files", side, f"{middles[side]:.0f} MiB/s",
                          f"{min(values):.0f} .. {max(values):.0f}", shown])  # fmt: skip

@@ -99,8 +99,8 @@ def steps_with_snapshots(count: int) -> None:
             time.sleep(0.005)
 
 
-steps(2 * every)
-without = peak(lambda: steps(2 * every))
+steps(given.snapshots * every)
+without = peak(lambda: steps(given.snapshots * every))
 with_snapshots = peak(lambda: steps_with_snapshots(given.snapshots * every))
 close()
 written = sum(1 for _ in Path(os.environ["PACELINE_SNAPSHOT_DIR"]).glob("step-*/paceline.json"))
