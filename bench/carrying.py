@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -89,6 +90,10 @@ def s5cmd() -> Path:
     settings = {"CGO_ENABLED": "0", "GOFLAGS": parts.GO_FLAGS, "GOWORK": "off"}
 
     def build(partial: Path) -> None:
-        parts._run("s5cmd", [*command, "-o", f"{partial}/", "tool"], S5CMD, settings)
+        measure.progress("building s5cmd ...")
+        env = {**os.environ, **settings}
+        subprocess.run(
+            [*command, "-o", f"{partial}/", "tool"], cwd=S5CMD, env=env, stdin=subprocess.DEVNULL, check=True
+        )
 
     return parts.made_once(place, build) / "s5cmd"

@@ -61,7 +61,7 @@ def main() -> None:
     measure.say("folder: `cp -r`, and one `sync -f` where it is a commit, as a commit is on the disk, too; then all")
     measure.say(f"  files of the copy are digested by {measure.cores()} processes, of sha256sum or of openssl. What is")
     measure.say("  restored is synced by neither side.")
-    measure.say("bucket: s5cmd with its own settings, or with parts as Paceline has them. It digests nothing.")
+    measure.say("bucket: s5cmd, which digests nothing.")
     measure.say("All files are in the page cache, and nothing is left to be written when a measurement begins.")
     measure.say(f"On: {where}\n")
     taken: Taken = {}
@@ -135,8 +135,7 @@ def _sides(folder: Path, place: str) -> Iterator[dict[str, Side]]:
     with carrying.bucket(folder / "s3") as (url, options), carrying.porter(f"{url}/ours", env | options) as porter:
         yield {
             PACELINE: _paceline(porter),
-            "s5cmd": _s5cmd(f"{url}/theirs", env | options, []),
-            "s5cmd, parts of 8 MiB": _s5cmd(f"{url}/theirs", env | options, ["--part-size", "8", "--concurrency", "4"]),
+            "s5cmd": _s5cmd(f"{url}/theirs", env | options),
         }
 
 
@@ -169,15 +168,14 @@ def _cp(copied: Path, digest: list[str]) -> Side:
     return Side(commit, restore, lambda _: shutil.rmtree(copied))
 
 
-def _s5cmd(url: str, env: Mapping[str, str], settings: list[str]) -> Side:
+def _s5cmd(url: str, env: Mapping[str, str]) -> Side:
     program = [str(carrying.s5cmd()), "--endpoint-url", env["AWS_ENDPOINT_URL"], "--log", "error"]
-    env = {**env, "S3_ENDPOINT_URL": env["AWS_ENDPOINT_URL"]}
 
     def commit(state: State) -> None:
-        _run([*program, "cp", *settings, f"{state.folder}/", f"{url}/{state.name}/"], env)
+        _run([*program, "cp", f"{state.folder}/", f"{url}/{state.name}/"], env)
 
     def restore(state: State, to: Path) -> None:
-        _run([*program, "cp", *settings, f"{url}/{state.name}/*", f"{to}/"], env)
+        _run([*program, "cp", f"{url}/{state.name}/*", f"{to}/"], env)
 
     return Side(commit, restore, lambda state: _run([*program, "rm", f"{url}/{state.name}/*"], env))
 
