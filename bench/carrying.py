@@ -89,11 +89,11 @@ def s5cmd() -> Path:
     place = parts.cache() / "components" / f"s5cmd-{parts.key(*pins, *command, parts.GO_FLAGS)}"
     settings = {"CGO_ENABLED": "0", "GOFLAGS": parts.GO_FLAGS, "GOWORK": "off"}
 
-    def build(partial: Path) -> None:
+    def make(partial: Path) -> None:
         measure.progress("building s5cmd ...")
         env = {**os.environ, **settings}
         subprocess.run(
             [*command, "-o", f"{partial}/", "tool"], cwd=S5CMD, env=env, stdin=subprocess.DEVNULL, check=True
         )
 
-    return parts.made_once(place, build) / "s5cmd"
+    return parts.made_once(place, make) / "s5cmd"
