@@ -112,7 +112,7 @@ def test_what_was_changed_after_the_commit_is_not_restored(place: Store, saved: 
     made = committed(snapshots, saved, 10)
     name = f"{RUN}/step-10-g1/worker-0/variables/weights"
     (tmp_path / "other").write_bytes(b"other")
-    place.send(str(tmp_path / "other"), name, lambda _: True)
+    place.send_all([(str(tmp_path / "other"), name)], lambda _: True, {})
     with pytest.raises(Damaged, match=rf"{name} is damaged: it has 5 bytes instead of {BIG}"):
         snapshots.fetch(made, str(tmp_path / "restored"))
     place.delete(name)
@@ -153,7 +153,7 @@ def test_every_byte_can_be_checked_where_it_is(place: Store, saved: Path, tmp_pa
     assert sum(seen) == made.size
     name = f"{RUN}/step-10-g1/worker-0/variables/weights"
     (tmp_path / "other").write_bytes(bytes(BIG))
-    place.send(str(tmp_path / "other"), name, lambda _: True)
+    place.send_all([(str(tmp_path / "other"), name)], lambda _: True, {})
     with pytest.raises(Damaged, match=f"{name} is damaged: its digest is another"):
         snapshots.check(made.id, "worker-0", weights)
     place.delete(name)
@@ -224,3 +224,33 @@ def test_a_connection_that_breaks_in_the_middle_costs_nothing(
             assert contents(tmp_path / "restored") == contents(saved)
     snapshots.fetch(made, str(tmp_path / "again"))
     assert contents(tmp_path / "again") == contents(saved)
+
+
+def test_after_an_error_what_was_sent_is_not_sent_again(s3: Server, toxiproxy: Toxiproxy, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for number in range(8):
+        (saved / f"small-{number}").write_bytes(os.urandom(50_000))
+    (saved / "large").write_bytes(os.urandom(3_000_000))
+    link = toxiproxy.link(s3.port)
+    place = bucket(s3.through(link))
+    snapshots = Snapshots(place, RUN)
+    snapshots.begin(1, None)
+    with link.cut(1_000_000, "upstream"), pytest.raises(StoreError) as failed:
+        snapshots.send(Id(10, 1), "worker-0", str(saved))
+    assert failed.value.passing
+    below = f"{RUN}/step-10-g1/worker-0/"
+    (saved / "small-0").write_bytes(os.urandom(50_000))  # no program does that
+    place.delete(f"{below}small-1")
+    there = {name.removeprefix(below) for name in place.names(below)} - {"small-0"}
+    assert there and "large" not in there
+    asked: list[int] = []
+    part = snapshots.send(Id(10, 1), "worker-0", str(saved), lambda size: asked.append(size) is None)
+    assert sum(asked) == sum(path.stat().st_size for path in saved.iterdir() if path.name not in there)
+    made = Manifest(RUN, Id(10, 1), 1, (part,))
+    assert snapshots.commit(made)
+    snapshots.fetch(made, str(tmp_path / "restored"))
+    assert contents(tmp_path / "restored") == contents(saved)
+    asked.clear()
+    snapshots.send(Id(10, 1), "worker-0", str(saved), lambda size: asked.append(size) is None)
+    assert sum(asked) == made.size, "whoever asks for what was sent has lost it"

@@ -12,8 +12,8 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any, Callable
 
-from paceline.storage.folder import write_all
-from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
+from paceline.storage.files import digest, write_all
+from paceline.storage.store import PIECE, Sent, StoreError, Unwanted, Wanted
 from paceline.storage.together import together
 
 AT_ONCE = 4  # pieces of a file
@@ -123,21 +123,26 @@ class Objects:
         for name in self.names(prefix):
             self.delete(name)
 
-    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted) -> list[tuple[int, str]]:
-        def at_once(each: tuple[str, str]) -> int:
-            return self.at_once(os.path.getsize(each[0]))
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+        """What an earlier try has sent is not sent again, if it is still as it was, here and there."""
+        there = set(self.names(os.path.commonpath(map(os.path.dirname, sent)) + "/")) if sent else set()
 
-        return together(lambda each, still: self.send(*each, still), files, at_once, wanted)
+        def one(each: tuple[str, str], still: Wanted) -> None:
+            path, name = each
+            if name not in there or sent.get(name) != digest(path, lambda _: still(0)):
+                sent[name] = self._send(path, name, still)
 
-    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        digest, size = hashlib.sha256(), 0
+        together(one, files, lambda each: self.at_once(os.path.getsize(each[0])), wanted)
+
+    def _send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
+        made, size = hashlib.sha256(), 0
 
         def pieces() -> Iterator[bytes]:
             nonlocal size
             while data := os.read(reading, PIECE):
                 if not wanted(len(data)):
                     raise Unwanted(path)
-                digest.update(data)
+                made.update(data)
                 size += len(data)
                 yield data
 
@@ -155,7 +160,7 @@ class Objects:
             raise self._failed("write", name, error) from None
         finally:
             os.close(reading)
-        return size, digest.hexdigest()
+        return size, made.hexdigest()
 
     def _put(self, name: str, data: bytes) -> None:
         """One request instead of three."""
@@ -201,14 +206,14 @@ class Objects:
     def _pass_on(
         self, name: str, found: tuple[int, memoryview | None], wanted: Wanted, to: Callable[[memoryview], None]
     ) -> tuple[int, str]:
-        digest = hashlib.sha256()
+        made = hashlib.sha256()
         size, whole = found
         for data in self._ranges(name, size) if whole is None else (whole,):
             if not wanted(len(data)):
                 raise Unwanted(name)
-            digest.update(data)
+            made.update(data)
             to(data)
-        return size, digest.hexdigest()
+        return size, made.hexdigest()
 
     def _ranges(self, name: str, size: int) -> Iterator[memoryview]:
         """In their order, some of them ahead."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from paceline.storage import chain, manifest
 from paceline.storage.chain import Record
-from paceline.storage.folder import copy
+from paceline.storage.files import copy
 from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Part, fit
-from paceline.storage.store import Store, Wanted
+from paceline.storage.store import Sent, Store, Wanted
 from paceline.storage.together import together
 
 MANIFEST = "manifest.json"
@@ -52,6 +52,8 @@ class Snapshots:
         self._store = store
         self._run = run
         self._records: dict[str, Record] = {}  # they never change
+        self._sending: Id | None = None  # the last that was sent,
+        self._sent: dict[str, Sent] = {}  # and by task what was sent before it failed
 
     # ---- what there is
 
@@ -102,9 +104,13 @@ class Snapshots:
     def send(self, id: Id, task: str, folder: str, wanted: Wanted = always) -> Part:
         """What a task wrote, as a part of that snapshot. Files that are there already are replaced: the same task of
         the same generation wrote them."""
-        paths = sorted(_files(folder))
-        sent = self._store.send_all([(f"{folder}/{path}", self._file(id, task, path)) for path in paths], wanted)
-        return Part(task, tuple(File(path, size, digest) for path, (size, digest) in zip(paths, sent)))
+        if id != self._sending:
+            self._sending, self._sent = id, {}
+        names = {path: self._file(id, task, path) for path in sorted(_files(folder))}
+        sent = self._sent.setdefault(task, {})
+        self._store.send_all([(f"{folder}/{path}", name) for path, name in names.items()], wanted, sent)
+        del self._sent[task]  # whoever asks once more has lost it there
+        return Part(task, tuple(File(path, *sent[name]) for path, name in names.items()))
 
     def commit(self, made: Manifest) -> bool:
         """False: it was committed before. Superseded: it is there, but nobody may count on it."""

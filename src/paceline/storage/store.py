@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Callable, Protocol
 
 PIECE = 8 * 1024 * 1024  # bytes that are read, sent or fetched at once
+Sent = dict[str, tuple[int, str]]  # name -> size and SHA-256, of the bytes that were sent
 Wanted = Callable[[int], bool]  # asked with the bytes of the next piece: whether the transfer is still wanted
 
 
@@ -42,9 +43,9 @@ class Store(Protocol):
     def clear(self, prefix: str) -> None:
         """All that has such a name, and what a crash has left there. A prefix ends in a slash."""
 
-    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted) -> list[tuple[int, str]]:
-        """Files of this machine, each with its name there; their sizes and SHA-256, of the bytes that were sent. No
-        crash takes them any more."""
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+        """Files of this machine, each with its name there; no crash takes them any more. `sent` says how it went, also
+        where it failed; what an earlier try has put into it need not be sent again."""
 
     def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
         """Its size and SHA-256, of every byte as it is there now. KeyError: there is none."""
