@@ -17,7 +17,7 @@ SYNCED_WHOLE = (
     "ext4",
     "xfs",
 )  # kinds of file systems, of one machine; others have been seen to keep data to themselves
-_BUFFER = 1024 * 1024  # bytes: what was read is still in the processor's cache when it is written and digested
+_BUFFER = 256 * 1024  # bytes: what was read is still in the processor's cache when it is written and digested
 
 
 def digest(source: str, wanted: Wanted) -> tuple[int, str]:

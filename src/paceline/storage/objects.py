@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import islice
-from typing import Any, Callable
+from typing import Any
 
-from paceline.storage.files import digest, write_all
+from paceline.storage.files import MADE, NEW, digest, write_all
 from paceline.storage.store import PIECE, Sent, StoreError, Unwanted, Wanted
 from paceline.storage.together import together
 
 AT_ONCE = 4  # pieces of a file
 SMALL = 8  # files at once, each in one request
-LARGE = 2  # files at once that have more pieces; the memory is that of all their pieces
+LARGE = 2  # files at once that need more; the memory is that of all pieces that are sent
+WHOLE = 256 * 1024 * 1024  # bytes that come in one request; more come in parts
+PART = 64 * 1024 * 1024
+CHUNK = 128 * 1024  # bytes that are written and digested while they are in the processor's cache
 ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests
@@ -132,7 +133,7 @@ class Objects:
             if name not in there or sent.get(name) != digest(path, lambda _: still(0)):
                 sent[name] = self._send(path, name, still)
 
-        together(one, files, lambda each: self.at_once(os.path.getsize(each[0])), wanted)
+        together(one, files, lambda each: SMALL if os.path.getsize(each[0]) <= PIECE else LARGE, wanted)
 
     def _send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         made, size = hashlib.sha256(), 0
@@ -176,67 +177,80 @@ class Objects:
         )
 
     def at_once(self, size: int) -> int:
-        return SMALL if size <= PIECE else LARGE
+        return SMALL if size <= WHOLE else LARGE
 
     def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
-        return self._pass_on(name, self._get(name), wanted, lambda data: None)
+        return _passed_on(name, self._stream(name, self._get(name)), wanted)
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         found = self._get(name)
-        writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        size = int(found.meta["size"])
+        writing = os.open(path, NEW, MADE)
         try:
-            return self._pass_on(name, found, wanted, lambda data: write_all(writing, data))
+            if size > WHOLE:
+                del found
+                return self._fetch_parts(name, path, size, wanted)
+            return _passed_on(name, self._stream(name, found), wanted, writing)
         finally:
             os.close(writing)
 
-    def _get(self, name: str) -> tuple[int, memoryview | None]:
-        """Its size; and all of it where that is one piece."""
+    def _fetch_parts(self, name: str, path: str, size: int, wanted: Wanted) -> tuple[int, str]:
+        """Each part goes to its place in the file, several at once; they are digested in their order, from there."""
+        made, given_up = hashlib.sha256(), False
+
+        def still(size: int) -> bool:
+            return not given_up and wanted(size)
+
+        def fetch(start: int) -> None:
+            writing = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # its own: it may still be there after who gave up
+            try:
+                os.lseek(writing, start, os.SEEK_SET)
+                end = min(start + PART, size)
+                for data in self._stream(name, self._get(name, start, end), start, end):
+                    if not still(len(data)):
+                        raise Unwanted(name)
+                    write_all(writing, data)
+            finally:
+                os.close(writing)
+
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            with open(path, "rb", buffering=0) as reading:
+                for part in [pool.submit(fetch, start) for start in range(0, size, PART)]:
+                    part.result()
+                    for _ in range(PART // CHUNK):
+                        made.update(reading.read(CHUNK))
+        finally:
+            given_up = True
+            pool.shutdown(wait=False, cancel_futures=True)
+        return size, made.hexdigest()
+
+    def _get(self, name: str, start: int = 0, end: int | None = None) -> Any:
+        """Nothing of it is read yet. KeyError: there is none."""
         import obstore
         from obstore.exceptions import NotFoundError
 
         try:
-            found = obstore.get(self._store, name)
-            size = int(found.meta["size"])
-            return size, memoryview(found.bytes()) if size <= PIECE else None
+            return obstore.get(self._store, name, options={} if end is None else {"range": (start, end)})
         except (NotFoundError, FileNotFoundError):
             raise KeyError(name) from None
         except Exception as error:
             raise self._failed("read", name, error) from None
 
-    def _pass_on(
-        self, name: str, found: tuple[int, memoryview | None], wanted: Wanted, to: Callable[[memoryview], None]
-    ) -> tuple[int, str]:
-        made = hashlib.sha256()
-        size, whole = found
-        for data in self._ranges(name, size) if whole is None else (whole,):
-            if not wanted(len(data)):
-                raise Unwanted(name)
-            made.update(data)
-            to(data)
-        return size, made.hexdigest()
-
-    def _ranges(self, name: str, size: int) -> Iterator[memoryview]:
-        """In their order, some of them ahead."""
-        import obstore
-
-        def get(start: int) -> memoryview:
-            return memoryview(obstore.get_range(self._store, name, start=start, length=min(PIECE, size - start)))
-
-        ahead: deque[Future[memoryview]] = deque()
-        starts = iter(range(0, size, PIECE))
-        pool = ThreadPoolExecutor(AT_ONCE)
-        try:
-            while True:
-                ahead.extend(pool.submit(get, start) for start in islice(starts, AT_ONCE + 1 - len(ahead)))
-                if not ahead:
-                    return
-                try:
-                    data = ahead.popleft().result()
-                except Exception as error:
+    def _stream(self, name: str, found: Any, at: int = 0, end: int | None = None) -> Iterator[memoryview]:
+        """Where it breaks off it is asked for from there on, as long as each try brings something."""
+        end = int(found.meta["size"]) if end is None else end
+        before = at
+        while True:
+            try:
+                for data in found.stream(min_chunk_size=CHUNK):
+                    at += len(data)
+                    yield memoryview(data)
+                return
+            except Exception as error:
+                if at == before:
                     raise self._failed("read", name, error) from None
-                yield data
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # whoever gives up does not wait for pieces nobody wants
+            before, found = at, self._get(name, at, end)
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
         """Where a server has refused it says so in a text of its own; what it says else is for who made the server."""
@@ -252,6 +266,18 @@ class Objects:
         why = f"{why} ({code})" if code and code not in why else why
         passing = type(error).__name__ in _PASSING and (not status or status in _TRY_AGAIN or status[0] == "5")
         return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
+
+
+def _passed_on(name: str, pieces: Iterator[memoryview], wanted: Wanted, writing: int | None = None) -> tuple[int, str]:
+    made, size = hashlib.sha256(), 0
+    for data in pieces:
+        if not wanted(len(data)):
+            raise Unwanted(name)
+        made.update(data)
+        if writing is not None:
+            write_all(writing, data)
+        size += len(data)
+    return size, made.hexdigest()
 
 
 def _plain(options: dict[str, Any]) -> bool:

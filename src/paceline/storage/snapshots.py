@@ -127,19 +127,20 @@ class Snapshots:
         """
         above, name = os.path.split(folder)
         partial = f"{above}/.{name}.{os.urandom(4).hex()}.partial"
-        os.makedirs(partial)
+        files = wanted.files()
 
         def one(each: tuple[str, tuple[str, File]], still: Wanted) -> int:
             path, (task, file) = each
             target = f"{partial}/{path}"
-            os.makedirs(os.path.dirname(target), exist_ok=True)
             if held and _copied(f"{held}/{task}/{wanted.id}/{path}", file, target, still):
                 return 0
             self._fetch_file(self._file(wanted.id, task, path), file, target, still)
             return file.size
 
         try:
-            came = sum(together(one, wanted.files().items(), lambda each: self._store.at_once(each[1][1].size), still))
+            for below in {"", *map(os.path.dirname, files)}:
+                os.makedirs(f"{partial}/{below}", exist_ok=True)
+            came = sum(together(one, files.items(), lambda each: self._store.at_once(each[1][1].size), still))
             os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
