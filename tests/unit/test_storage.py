@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.storage import chain, folder, manifest
+from paceline.storage import chain, files, folder, manifest
 from paceline.storage.chain import Record
 from paceline.storage.folder import Folder
 from paceline.storage.manifest import Damaged, File, Id, Manifest, Newer, Part
@@ -315,45 +317,70 @@ class Crash(BaseException):
 
 
 class Dying:
-    """The module os, until it dies at a given call: nothing is done after that, and what was not synced is lost."""
+    """The module os, until it dies at a given call: nothing is done after that, by any thread, and what was not synced
+    is lost: of files what was written, of folders the names."""
 
     CALLS = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "close", "rmdir")
 
     def __init__(self, at: int) -> None:
         self.calls, self._at = 0, at
-        self._open: dict[int, int] = {}  # descriptors, and our own of the same files
-        self._written: set[int] = set()  # our own, of files that are not on the disk as they are
-        self._ours: list[int] = []
+        self._open: dict[int, str] = {}  # descriptors
+        self._written: dict[int, int] = {}  # files that are not on the disk as they are; and descriptors of our own
+        self._named: list[tuple[str, str]] = []  # by a folder that is not on the disk as it is: what, and how before
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
-        if name not in self.CALLS:
-            return real
+        return self._dying(name, real) if name in self.CALLS else real
 
+    def syncfs(self, fd: int) -> None:
+        self._dying("syncfs", lambda fd: None)(fd)
+
+    def _dying(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*words: Any) -> Any:
-            self.calls += 1
-            if self.calls >= self._at:
-                if name == "write":
+            with self._lock:
+                self.calls += 1
+                if self.calls < self._at:
+                    self._note_before(name, words)
+                    done = real(*words)
+                    if name == "open":
+                        self._open[done] = words[0]
+                    return done
+                if name == "write" and self.calls == self._at:
                     real(words[0], words[1][: len(words[1]) // 2])
                 raise Crash
-            done = real(*words)
-            if name == "open":
-                self._open[done] = os.dup(done)
-                self._ours.append(self._open[done])
-            elif name == "close":
-                del self._open[words[0]]
-            elif name == "write":
-                self._written.add(self._open[words[0]])
-            elif name == "fsync":
-                self._written.discard(self._open[words[0]])
-            return done
 
         return call
 
+    def _note_before(self, name: str, words: Any) -> None:
+        if name == "close":
+            del self._open[words[0]]
+        elif name == "write":
+            file = os.fstat(words[0]).st_ino
+            if file not in self._written:
+                self._written[file] = os.dup(words[0])
+        elif name == "fsync":
+            self._on_disk(os.fstat(words[0]).st_ino)
+            folder = Path(self._open[words[0]])
+            self._named = [each for each in self._named if Path(each[0]).parent != folder]
+        elif name == "syncfs":
+            for file in list(self._written):
+                self._on_disk(file)
+            self._named = []
+        elif name in ("rename", "link"):
+            self._named.append((words[1], words[0]))
+
+    def _on_disk(self, file: int) -> None:
+        if file in self._written:
+            os.close(self._written.pop(file))
+
     def lose_what_was_not_synced(self) -> None:
-        for fd in self._written:
+        for new, old in reversed(self._named):
+            with contextlib.suppress(FileNotFoundError):  # deleted since
+                Path(new).replace(old)
+        for fd in self._written.values():
             os.ftruncate(fd, os.fstat(fd).st_size // 2)
-        for fd in (*self._open, *self._ours):  # what the process had open when it died, too
+        for fd in (*self._open, *self._written.values()):  # what the process had open when it died, too
             os.close(fd)
 
 
@@ -384,7 +411,14 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_crash_at_any_call_loses_nothing_that_was_committed(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("synced", ["file by file", "all at once"])
+def test_a_crash_at_any_call_loses_nothing_that_was_committed(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch, synced: str
+) -> None:
+    monkeypatch.setattr(folder, "SMALL", 1000)  # one of the files is not
+    if synced == "all at once":
+        monkeypatch.setattr(folder, "MANY", 2)
+        monkeypatch.setattr(files, "SYNCED_WHOLE", ("tmpfs",))
     expected = [None, *story(Snapshots(Folder(str(in_memory / "whole" / "store")), RUN), in_memory / "whole")]
     at, survived, before = 0, False, descriptors()
     while not survived:
@@ -395,6 +429,8 @@ def test_a_crash_at_any_call_loses_nothing_that_was_committed(in_memory: Path, m
         reached = 0
         with monkeypatch.context() as patch:
             patch.setattr(folder, "os", dying)
+            patch.setattr(files, "os", dying)
+            patch.setattr(files, "syncfs", dying.syncfs)
             try:
                 for _ in story(snapshots, place):
                     reached += 1
@@ -410,4 +446,4 @@ def test_a_crash_at_any_call_loses_nothing_that_was_committed(in_memory: Path, m
             step = after[0].step
             weights = (after[1] / "variables" / "weights").read_bytes()
             assert hashlib.sha256(weights).digest() == hashlib.sha256(f"worker-0 {step}".encode() * 1000).digest()
-    assert at > 150 and descriptors() == before
+    assert at > 150 and at == dying.calls + 1 and descriptors() == before

@@ -29,13 +29,7 @@ from paceline.storage.snapshots import Snapshots, Superseded, Unfit, always
 from paceline.storage.store import Store, StoreError, Unwanted, Wanted
 
 Request = dict[str, Any]
-LANES = {
-    "send": "transfers",
-    "fetch": "transfers",
-    "sweep": "transfers",
-    "adopt": "transfers",
-    "keep": "kept",
-}  # fmt: skip  (else it is short)
+LANES = {**dict.fromkeys(("send", "fetch", "sweep", "adopt"), "transfers"), "keep": "kept"}  # else it is short
 NICE = 5  # training goes first
 PATIENCE = 8.0  # seconds for one short request; who asks may ask again
 _KINDS: dict[type[Exception], str] = {
@@ -56,7 +50,7 @@ class Porter:
         origin: str = "",
         scratch: str = "",
     ) -> None:
-        """`rate`: bytes a second that may be sent. `lanes`: each has a thread. `origin`: what the run starts from, which
+        """`rate`: bytes a second that may be sent. `lanes`: each has a thread. `origin`: what the run starts from; it
         passes through `scratch`."""
         self._short, self._transfers, self._kept = short, transfers, kept
         self._answer = answer

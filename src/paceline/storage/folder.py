@@ -6,13 +6,19 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Callable
 
-from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
+from paceline.storage.files import MADE, NEW, copy, digest, pieces, sync, sync_all_of, write_all
+from paceline.storage.store import PIECE, Sent, StoreError, Wanted
+from paceline.storage.together import together
 
-_MADE = 0o600
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+SMALL = 1024 * 1024  # bytes of a file that is synced when all are written: it is quick to write, and slow to sync
+AT_ONCE = 4  # files that are not small: while one is synced, others are read
+SYNCS = 16  # small files that are synced at once
+MANY = 64  # small files from which on the whole file system is synced instead,
+FLUSH = 1024 * 1024  # where each has no more than this of what is written: that takes as long as a flush
 
 
 class Folder:
@@ -26,7 +32,7 @@ class Folder:
         try:
             self._make_folders(os.path.dirname(path))
             partial = self._partial(path)
-            fd = os.open(partial, _NEW, _MADE)
+            fd = os.open(partial, NEW, MADE)
             try:
                 write_all(fd, data)
                 os.fsync(fd)
@@ -38,7 +44,7 @@ class Folder:
                 return False
             finally:
                 os.unlink(partial)
-            _sync(os.path.dirname(path))
+            sync(os.path.dirname(path))
             return True
         except OSError as error:
             raise self._failed("write", name, error) from None
@@ -110,24 +116,61 @@ class Folder:
         path = self._path(name)
         try:
             remove(path)
-            _sync(os.path.dirname(path))
+            sync(os.path.dirname(path))
             self._tidy(os.path.dirname(path))
         except FileNotFoundError:
             pass
         except OSError as error:
             raise self._failed("delete", name, error) from None
 
-    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        there = self._path(name)
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+        """First all data is on the disk, then the names of all; each folder is synced once."""
+        sizes = {name: os.path.getsize(path) for path, name in files}
+        partials: dict[str, str] = {}  # name -> what holds its data until then
+
+        def write(each: tuple[str, str], still: Wanted) -> tuple[int, str]:
+            path, name = each
+            with self._failing("write", name):
+                there = self._path(name)
+                self._make_folders(os.path.dirname(there))
+                partials[name] = self._partial(there)
+                return copy(path, partials[name], still, sync=sizes[name] > SMALL)
+
         try:
-            self._make_folders(os.path.dirname(there))
-            partial = self._partial(there)
-            found = copy(path, partial, wanted, sync=True)
-            os.rename(partial, there)
-            _sync(os.path.dirname(there))
-            return found
-        except OSError as error:
-            raise self._failed("write", name, error) from None
+            found = together(write, files, lambda each: self.at_once(sizes[each[1]]), wanted)
+            small = {name: partials[name] for name, size in sizes.items() if size <= SMALL}
+            self._sync(small, sum(sizes.values()), wanted)
+            for name in sizes:
+                with self._failing("write", name):
+                    os.rename(partials[name], self._path(name))
+                    del partials[name]
+            for folder, name in {os.path.dirname(self._path(name)): name for name in sizes}.items():
+                with self._failing("write", name):
+                    sync(folder)
+        except BaseException:
+            for partial in partials.values():
+                with suppress(FileNotFoundError):
+                    os.unlink(partial)
+            raise
+        sent.update(zip(sizes, found))
+
+    def _sync(self, small: Mapping[str, str], size: int, wanted: Wanted) -> None:
+        """A flush of the disk for each file takes most of the time where there are many; one call for the file system
+        writes what others have not written yet, too: the least of it is this snapshot, as its tasks have left it."""
+
+        def one(name: str, _: Wanted) -> None:
+            with self._failing("write", name):
+                sync(small[name])
+
+        if len(small) >= MANY and len(small) * FLUSH > size:
+            with self._failing("write", next(iter(small))):
+                if sync_all_of(self._root):
+                    return
+        together(one, small, lambda _: SYNCS, wanted)
+
+    def at_once(self, size: int) -> int:
+        """Small ones one after the other: several threads would wait for Python's lock."""
+        return 1 if size <= SMALL else AT_ONCE
 
     def take(self, pieces: Iterable[bytes | bytearray], name: str) -> tuple[int, str]:
         """What somebody else sends; where it breaks off, nothing is kept."""
@@ -136,7 +179,7 @@ class Folder:
         try:
             self._make_folders(os.path.dirname(there))
             partial = self._partial(there)
-            fd = os.open(partial, _NEW, _MADE)
+            fd = os.open(partial, NEW, MADE)
         except OSError as error:
             raise self._failed("write", name, error) from None
         try:
@@ -154,7 +197,7 @@ class Folder:
             raise
         finally:
             os.close(fd)
-        _sync(os.path.dirname(there))
+        sync(os.path.dirname(there))
         return size, digest.hexdigest()
 
     def give(self, name: str) -> Iterator[bytes] | None:
@@ -165,7 +208,7 @@ class Folder:
             return None
         except OSError as error:
             raise self._failed("read", name, error) from None
-        return _pieces(fd)
+        return pieces(fd)
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         try:
@@ -206,7 +249,7 @@ class Folder:
                 os.mkdir(each, 0o700)
             except FileExistsError:
                 pass  # somebody else has made it
-            _sync(os.path.dirname(each))
+            sync(os.path.dirname(each))
 
     def _tidy(self, folder: str) -> None:
         """Folders that are empty now, up to the root."""
@@ -217,74 +260,14 @@ class Folder:
                 return
             folder = os.path.dirname(folder)
 
+    @contextmanager
+    def _failing(self, verb: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._failed(verb, name, error) from None
+
     def _failed(self, verb: str, name: str, error: OSError) -> StoreError:
         why = error.strerror or str(error)
         passing = error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT)
         return StoreError(f"cannot {verb} {self._path(name)}: {why}", passing)
-
-
-def digest(source: str, wanted: Wanted) -> tuple[int, str]:
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _read_all(reading, source, wanted)
-    finally:
-        os.close(reading)
-
-
-def _read_all(reading: int, source: str, wanted: Wanted, writing: int | None = None) -> tuple[int, str]:
-    made, size = hashlib.sha256(), 0
-    while True:
-        data = os.read(reading, PIECE)
-        if not wanted(len(data)):
-            raise Unwanted(source)
-        if not data:
-            return size, made.hexdigest()
-        if writing is not None:
-            write_all(writing, data)
-        made.update(data)
-        size += len(data)
-
-
-def copy(source: str, target: str, wanted: Wanted, sync: bool) -> tuple[int, str]:
-    """Digested on the way: one pass."""
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        writing = os.open(target, _NEW, _MADE)
-        try:
-            found = _read_all(reading, source, wanted, writing)
-            if sync:
-                os.fsync(writing)
-        except BaseException:
-            os.unlink(target)
-            raise
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
-    return found
-
-
-def _pieces(fd: int) -> Iterator[bytes]:
-    try:
-        while data := os.read(fd, PIECE):
-            yield data
-    finally:
-        os.close(fd)
-
-
-def write_all(fd: int, data: bytes | bytearray) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _sync(folder: str) -> None:
-    """Its names are on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that cannot, and need not
-            raise
-    finally:
-        os.close(fd)

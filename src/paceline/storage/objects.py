@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import islice
-from typing import Any, Callable
+from typing import Any
 
-from paceline.storage.folder import write_all
-from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
+from paceline.storage.files import MADE, NEW, digest, write_all
+from paceline.storage.store import PIECE, Sent, StoreError, Unwanted, Wanted
+from paceline.storage.together import together
 
 AT_ONCE = 4  # pieces of a file
+SMALL = 8  # files at once, each in one request
+LARGE = 2  # files at once that need more; the memory is that of all pieces that are sent
+WHOLE = 256 * 1024 * 1024  # bytes that come in one request; more come in parts
+PART = 64 * 1024 * 1024
+CHUNK = 128 * 1024  # bytes that are written and digested while they are in the processor's cache
 ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests
@@ -121,88 +125,133 @@ class Objects:
         for name in self.names(prefix):
             self.delete(name)
 
-    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        import obstore
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+        """What an earlier try has sent is not sent again, if it is still as it was, here and there."""
+        there = set(self.names(os.path.commonpath(map(os.path.dirname, sent)) + "/")) if sent else set()
 
-        digest, size = hashlib.sha256(), 0
+        def one(each: tuple[str, str], still: Wanted) -> None:
+            path, name = each
+            if name not in there or sent.get(name) != digest(path, lambda _: still(0)):
+                sent[name] = self._send(path, name, still)
+
+        together(one, files, lambda each: SMALL if os.path.getsize(each[0]) <= PIECE else LARGE, wanted)
+
+    def _send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
+        made, size = hashlib.sha256(), 0
 
         def pieces() -> Iterator[bytes]:
             nonlocal size
             while data := os.read(reading, PIECE):
                 if not wanted(len(data)):
                     raise Unwanted(path)
-                digest.update(data)
+                made.update(data)
                 size += len(data)
                 yield data
 
         reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            small = os.fstat(reading).st_size <= PIECE  # one request instead of three
-            obstore.put(
-                self._store, name, b"".join(pieces()) if small else pieces(), mode="overwrite",
-                use_multipart=not small, chunk_size=PIECE, max_concurrency=AT_ONCE,
-            )  # fmt: skip
+            if os.fstat(reading).st_size <= PIECE:
+                self._put(name, b"".join(pieces()))
+            else:
+                self._put_parts(name, pieces())
+        except Unwanted:
+            raise
         except Exception as error:
             if not wanted(0):
                 raise Unwanted(path) from None
             raise self._failed("write", name, error) from None
         finally:
             os.close(reading)
-        return size, digest.hexdigest()
+        return size, made.hexdigest()
+
+    def _put(self, name: str, data: bytes) -> None:
+        """One request instead of three."""
+        import obstore
+
+        obstore.put(self._store, name, data, mode="overwrite", use_multipart=False)
+
+    def _put_parts(self, name: str, pieces: Iterator[bytes]) -> None:
+        import obstore
+
+        obstore.put(
+            self._store, name, pieces, mode="overwrite", use_multipart=True, chunk_size=PIECE, max_concurrency=AT_ONCE
+        )
+
+    def at_once(self, size: int) -> int:
+        return SMALL if size <= WHOLE else LARGE
 
     def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
-        return self._pass_on(name, self._size(name), wanted, lambda data: None)
+        return _passed_on(name, self._stream(name, self._get(name)), wanted)
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
-        size = self._size(name)
-        writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        found = self._get(name)
+        size = int(found.meta["size"])
+        writing = os.open(path, NEW, MADE)
         try:
-            return self._pass_on(name, size, wanted, lambda data: write_all(writing, data))
+            if size > WHOLE:
+                del found
+                return self._fetch_parts(name, path, size, wanted)
+            return _passed_on(name, self._stream(name, found), wanted, writing)
         finally:
             os.close(writing)
 
-    def _size(self, name: str) -> int:
+    def _fetch_parts(self, name: str, path: str, size: int, wanted: Wanted) -> tuple[int, str]:
+        """Each part goes to its place in the file, several at once; they are digested in their order, from there."""
+        made, given_up = hashlib.sha256(), False
+
+        def still(size: int) -> bool:
+            return not given_up and wanted(size)
+
+        def fetch(start: int) -> None:
+            writing = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # its own: it may still be there after who gave up
+            try:
+                os.lseek(writing, start, os.SEEK_SET)
+                end = min(start + PART, size)
+                for data in self._stream(name, self._get(name, start, end), start, end):
+                    if not still(len(data)):
+                        raise Unwanted(name)
+                    write_all(writing, data)
+            finally:
+                os.close(writing)
+
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            with open(path, "rb", buffering=0) as reading:
+                for part in [pool.submit(fetch, start) for start in range(0, size, PART)]:
+                    part.result()
+                    for _ in range(PART // CHUNK):
+                        made.update(reading.read(CHUNK))
+        finally:
+            given_up = True
+            pool.shutdown(wait=False, cancel_futures=True)
+        return size, made.hexdigest()
+
+    def _get(self, name: str, start: int = 0, end: int | None = None) -> Any:
+        """Nothing of it is read yet. KeyError: there is none."""
         import obstore
         from obstore.exceptions import NotFoundError
 
         try:
-            return int(obstore.head(self._store, name)["size"])
+            return obstore.get(self._store, name, options={} if end is None else {"range": (start, end)})
         except (NotFoundError, FileNotFoundError):
             raise KeyError(name) from None
         except Exception as error:
             raise self._failed("read", name, error) from None
 
-    def _pass_on(self, name: str, size: int, wanted: Wanted, to: Callable[[bytes], None]) -> tuple[int, str]:
-        digest = hashlib.sha256()
-        for data in self._ranges(name, size):
-            if not wanted(len(data)):
-                raise Unwanted(name)
-            digest.update(data)
-            to(data)
-        return size, digest.hexdigest()
-
-    def _ranges(self, name: str, size: int) -> Iterator[bytes]:
-        """In their order, some of them ahead."""
-        import obstore
-
-        def get(start: int) -> bytes:
-            return bytes(obstore.get_range(self._store, name, start=start, length=min(PIECE, size - start)))
-
-        ahead: deque[Future[bytes]] = deque()
-        starts = iter(range(0, size, PIECE))
-        pool = ThreadPoolExecutor(AT_ONCE)
-        try:
-            while True:
-                ahead.extend(pool.submit(get, start) for start in islice(starts, AT_ONCE + 1 - len(ahead)))
-                if not ahead:
-                    return
-                try:
-                    data = ahead.popleft().result()
-                except Exception as error:
+    def _stream(self, name: str, found: Any, at: int = 0, end: int | None = None) -> Iterator[memoryview]:
+        """Where it breaks off it is asked for from there on, as long as each try brings something."""
+        end = int(found.meta["size"]) if end is None else end
+        before = at
+        while True:
+            try:
+                for data in found.stream(min_chunk_size=CHUNK):
+                    at += len(data)
+                    yield memoryview(data)
+                return
+            except Exception as error:
+                if at == before:
                     raise self._failed("read", name, error) from None
-                yield data
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # whoever gives up does not wait for pieces nobody wants
+            before, found = at, self._get(name, at, end)
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
         """Where a server has refused it says so in a text of its own; what it says else is for who made the server."""
@@ -218,6 +267,18 @@ class Objects:
         why = f"{why} ({code})" if code and code not in why else why
         passing = type(error).__name__ in _PASSING and (not status or status in _TRY_AGAIN or status[0] == "5")
         return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
+
+
+def _passed_on(name: str, pieces: Iterator[memoryview], wanted: Wanted, writing: int | None = None) -> tuple[int, str]:
+    made, size = hashlib.sha256(), 0
+    for data in pieces:
+        if not wanted(len(data)):
+            raise Unwanted(name)
+        made.update(data)
+        if writing is not None:
+            write_all(writing, data)
+        size += len(data)
+    return size, made.hexdigest()
 
 
 def _plain(options: dict[str, Any]) -> bool:

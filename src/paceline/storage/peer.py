@@ -12,12 +12,13 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.storage.folder import Folder, write_all
+from paceline.storage.files import write_all
+from paceline.storage.folder import Folder
 from paceline.storage.manifest import fit
-from paceline.storage.store import PIECE, StoreError, Unwanted, Wanted
+from paceline.storage.store import PIECE, Sent, StoreError, Unwanted, Wanted
 
 QUESTION_LIMIT = 64 * 1024
 ANSWER_LIMIT = 64 * 1024 * 1024
@@ -120,6 +121,14 @@ class Peer:
         if (answer.get("size"), answer.get("sha256")) != (size, digest.hexdigest()):
             raise StoreError(f"{name} was changed on its way to {self._server_name}", passing=True)
         return size, digest.hexdigest()
+
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+        """All of them each time: the captain's pod, and what was there, may be another one."""
+        for path, name in files:
+            sent[name] = self.send(path, name, wanted)
+
+    def at_once(self, size: int) -> int:
+        return 1  # there is one connection
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from paceline.storage import chain, kept, manifest
 from paceline.storage.chain import Record
-from paceline.storage.folder import copy
+from paceline.storage.files import copy
 from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Part, fit
-from paceline.storage.store import Store, Wanted
+from paceline.storage.store import Sent, Store, Wanted
+from paceline.storage.together import together
 
 MANIFEST = "manifest.json"
 _RECORD_BYTES = 64 * 1024
@@ -51,6 +52,8 @@ class Snapshots:
         self._store = store
         self.run = run
         self._records: dict[str, Record] = {}  # they never change
+        self._sending: Id | None = None  # the last that was sent,
+        self._sent: dict[str, Sent] = {}  # and by task what was sent before it failed
 
     # ---- what there is
 
@@ -104,11 +107,13 @@ class Snapshots:
     def send(self, id: Id, task: str, folder: str, wanted: Wanted = always) -> Part:
         """What a task wrote, as a part of that snapshot. Files that are there already are replaced: the same task of
         the same generation wrote them."""
-        files = []
-        for path in sorted(_files(folder)):
-            size, digest = self._store.send(f"{folder}/{path}", self._file(id, task, path), wanted)
-            files.append(File(path, size, digest))
-        return Part(task, tuple(files))
+        if id != self._sending:
+            self._sending, self._sent = id, {}
+        names = {path: self._file(id, task, path) for path in sorted(_files(folder))}
+        sent = self._sent.setdefault(task, {})
+        self._store.send_all([(f"{folder}/{path}", name) for path, name in names.items()], wanted, sent)
+        del self._sent[task]  # whoever asks once more has lost it there
+        return Part(task, tuple(File(path, *sent[name]) for path, name in names.items()))
 
     def commit(self, made: Manifest) -> bool:
         """False: it was committed before. Superseded: it is there, but nobody may count on it."""
@@ -128,15 +133,20 @@ class Snapshots:
         """
         above, name = os.path.split(folder)
         partial = f"{above}/.{name}.{os.urandom(4).hex()}.partial"
-        os.makedirs(partial)
-        came = 0
+        files = wanted.files()
+
+        def one(each: tuple[str, tuple[str, File]], still: Wanted) -> int:
+            path, (task, file) = each
+            target = f"{partial}/{path}"
+            if held and _copied(f"{held}/{task}/{wanted.id}/{path}", file, target, still):
+                return 0
+            self._fetch_file(self._file(wanted.id, task, path), file, target, still)
+            return file.size
+
         try:
-            for path, (task, file) in wanted.files().items():
-                target = f"{partial}/{path}"
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                if not held or not _copied(f"{held}/{task}/{wanted.id}/{path}", file, target, still):
-                    self._fetch_file(self._file(wanted.id, task, path), file, target, still)
-                    came += file.size
+            for below in {"", *map(os.path.dirname, files)}:
+                os.makedirs(f"{partial}/{below}", exist_ok=True)
+            came = sum(together(one, files.items(), lambda each: self._store.at_once(each[1][1].size), still))
             os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Callable, Protocol
 
 PIECE = 8 * 1024 * 1024  # bytes that are read, sent or fetched at once
+Sent = dict[str, tuple[int, str]]  # name -> size and SHA-256, of the bytes that were sent
 Wanted = Callable[[int], bool]  # asked with the bytes of the next piece: whether the transfer is still wanted
 
 
@@ -41,11 +43,15 @@ class Store(Protocol):
     def clear(self, prefix: str) -> None:
         """All that has such a name, and what a crash has left there. A prefix ends in a slash."""
 
-    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        """A file of this machine; its size and SHA-256, of the bytes that were sent."""
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+        """Files of this machine, each with its name there; no crash takes them any more. `sent` says how it went, also
+        where it failed; what an earlier try has put into it need not be sent again."""
 
     def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
         """Its size and SHA-256, of every byte as it is there now. KeyError: there is none."""
+
+    def at_once(self, size: int) -> int:
+        """How many files of about this size are best fetched at the same time."""
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         """Into a new file of this machine; its size and SHA-256, of the bytes that came. KeyError: there is none."""
