@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from paceline.agent.porter import Porter
 from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
 from paceline.storage.manifest import File, Id, Part, parse_id
 from paceline.storage.snapshots import Snapshots
-from paceline.storage.store import Wanted
+from paceline.storage.store import Sent, Wanted
 
 LEASE = 10.0
 
@@ -85,9 +86,13 @@ class Memory:
         for name in self.names(prefix):
             self.delete(name)
 
-    def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
-        data = self._kept[name] = Path(path).read_bytes()
-        return len(data), hashlib.sha256(data).hexdigest()
+    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+        for path, name in files:
+            data = self._kept[name] = Path(path).read_bytes()
+            sent[name] = len(data), hashlib.sha256(data).hexdigest()
+
+    def at_once(self, size: int) -> int:
+        return 1
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         raise NotImplementedError

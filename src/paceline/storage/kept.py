@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from paceline.storage.folder import write_all
+from paceline.storage.files import write_all
 from paceline.storage.manifest import VERSION, Damaged, Gone, read_object
 from paceline.storage.store import Store, Wanted
 
@@ -44,7 +44,7 @@ class Kept:
                 write_all(made, part(path, begin, end))
         finally:
             os.close(made)
-        self._store.send(scratch, f"{self._below}/{piece}", wanted)
+        self._store.send_all([(scratch, f"{self._below}/{piece}")], wanted, {})
         os.unlink(scratch)
 
     def pieces(self, host: str) -> list[str]:
