@@ -24,20 +24,6 @@ def group(place: Path, world: int, restore: Path | None = None, **options: Any) 
     return any_group(place, "jax_snapshots.py", world, restore, port=port, **options)
 
 
-def test_a_group_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole = group(tmp_path / "whole", 2, steps=6, every=3)
-    killed = group(tmp_path / "killed", 2, steps=6, every=3, kill=4)
-    assert killed.results == [None, None]
-    assert [killed.steps(rank) for rank in (0, 1)] == [[3], [3]]
-    resumed = group(tmp_path / "resumed", 2, killed.merged(3), steps=6)
-    for rank in (0, 1):
-        assert resumed.result(rank)["start"] == 3
-        assert resumed.result(rank)["restored"] == whole.result(rank)["states"]["3"]
-        for what in ("states", "seen"):  # examples, Python's and numpy's random numbers
-            after = {n: value for n, value in whole.result(rank)[what].items() if int(n) > 3}
-            assert resumed.result(rank)[what] == after
-
-
 def test_sharded_arrays_go_to_groups_of_other_sizes(tmp_path: Path) -> None:
     two = group(tmp_path / "two", 2, steps=2, last=True)
     one = group(tmp_path / "one", 1, two.merged(2), steps=3, last=True)

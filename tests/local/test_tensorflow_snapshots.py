@@ -1,4 +1,4 @@
-"""Snapshots of TensorFlow programs: real processes, alone, as workers of one strategy, and with parameter servers."""
+"""Snapshots of TensorFlow programs: real processes, alone and as workers of one strategy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import kill
 from tensorflows import end, group, run, steps
 
 
@@ -45,7 +44,7 @@ def test_a_killed_program_resumes_bit_for_bit_although_its_data_is_read_ahead(un
     resumed = run("tf_snapshots.py", folder=tmp_path / "resumed", restore=newest)
     assert resumed["begin"] == last
     assert resumed["positions"] == undisturbed["positions"][last:]
-    assert (resumed["weights"], resumed["random"]) == (undisturbed["weights"], undisturbed["random"])
+    assert resumed["ended"] == undisturbed["ended"]
 
 
 def test_the_values_are_those_of_the_step_however_long_the_writing_takes(tmp_path: Path) -> None:
@@ -114,16 +113,6 @@ def test_the_first_of_the_workers_writes_for_all(workers: tuple[list[Any], Path]
     assert len(kept["random"]) == 2
 
 
-def test_workers_resume_bit_for_bit(workers: tuple[list[Any], Path], tmp_path: Path) -> None:
-    ended, folder = workers
-    first = steps(folder)[0]
-    resumed = together(tmp_path, tmp_path, restore=folder / f"step-{first}")
-    for before, after in zip(ended, resumed, strict=True):
-        assert after["begin"] == first
-        assert (after["weights"], after["random"]) == (before["weights"], before["random"])
-        assert after["positions"] == before["positions"][first:]
-
-
 def test_workers_skip_the_same_ones_and_only_the_first_has_files(
     workers: tuple[list[Any], Path], tmp_path: Path
 ) -> None:
@@ -131,7 +120,7 @@ def test_workers_skip_the_same_ones_and_only_the_first_has_files(
     assert [each["skipped"] for each in ended] == [[0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]] * 2
     assert steps(tmp_path / "first") == [3, 12]
     assert not (tmp_path / "second").exists()
-    assert [each["weights"] for each in ended] == [each["weights"] for each in workers[0]]
+    assert [each["ended"] for each in ended] == [each["ended"] for each in workers[0]]
 
 
 def test_fewer_workers_go_on_with_the_next_example(workers: tuple[list[Any], Path], tmp_path: Path) -> None:
@@ -140,26 +129,3 @@ def test_fewer_workers_go_on_with_the_next_example(workers: tuple[list[Any], Pat
     alone = run("tf_snapshots.py", folder=tmp_path, restore=folder / f"step-{first}")
     assert alone["begin"] == first
     assert alone["positions"] == ended[0]["positions"][first:]
-
-
-# ---- parameter servers
-
-
-def test_a_coordinator_saves_what_lies_on_parameter_servers(tmp_path: Path) -> None:
-    first = coordinate(tmp_path, 3)
-    assert first == {"begin": 0, "restored": [0.0] * 6, "final": [3.0] * 3 + [6.0] * 3, "counter": 3}
-    second = coordinate(tmp_path, 4, restore=tmp_path / "chief" / "step-2")
-    assert second == {"begin": 2, "restored": [2.0] * 3 + [4.0] * 3, "final": [4.0] * 3 + [8.0] * 3, "counter": 4}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["chief"]
-
-
-def coordinate(place: Path, last: int, restore: Path | None = None) -> Any:
-    roles = {"worker": 1, "ps": 2, "chief": 1}  # the coordinator is not the first task
-    folders = [place / name for name in ("worker", "ps-0", "ps-1", "chief")]
-    started = group(roles, "tf_snapshots_ps.py", last, folders=folders, restore=restore)
-    try:
-        return end(started.pop("chief-0"))
-    finally:
-        for process in started.values():
-            kill(process.pid)
-            process.communicate()

@@ -1,4 +1,4 @@
-"""Tasks of a group as forks of one process: whatever takes long to import is imported once."""
+"""Tasks of a group: of a real run, or forks of one process, so that what takes long to import is imported once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 
-def run(task: Callable[[int, int, Path, dict[str, Any]], Any]) -> None:
-    """`program PLACE WORLD OPTIONS`: what a task returns is in PLACE/result-<rank>.json, once it has ended well."""
+def run(task: Callable[[int, int, Path | None, dict[str, Any]], Any]) -> None:
+    """`program PLACE WORLD OPTIONS`: what a task returns is in PLACE/result-<rank>.json, once it has ended well.
+
+    In a run, `program OPTIONS`: how it ended is its last line.
+    """
+    if "PACELINE_RUN" in os.environ:
+        rank, world = (int(os.environ[f"PACELINE_{name}"]) for name in ("RANK", "WORLD_SIZE"))
+        ended = task(rank, world, None, json.loads(sys.argv[1]))["ended"]
+        print(json.dumps({"ended": ended}), flush=True)
+        return
     place, world, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     children = []
     for rank in range(world):

@@ -1,10 +1,9 @@
-"""Trains with JAX on several processes and takes snapshots; killed where it is told to."""
+"""Trains with JAX on several processes and takes snapshots."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from paceline import Shards
+from paceline import Shards, report
 from paceline.jax import Snapshots
 
 
@@ -53,17 +52,20 @@ def whole(state: Any) -> Any:
     return [one(leaf) for leaf in jax.tree_util.tree_leaves(state)]
 
 
-def task(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
-    if world > 1:
+def task(rank: int, world: int, place: Path | None, options: dict[str, Any]) -> Any:
+    if place is None:
+        jax.distributed.initialize()
+    elif world > 1:
         jax.distributed.initialize(f"127.0.0.1:{options['port']}", world, rank)
     hold = groups.Held()
     mesh = Mesh(np.array(jax.devices()), ("data",))
     for seed in (random.seed, np.random.seed):
         seed(50 + rank)
 
-    def update(state: dict[str, Any], noise: jax.Array) -> dict[str, Any]:
+    def update(state: dict[str, Any], batch: jax.Array) -> dict[str, Any]:
         key, now = jax.random.split(state["key"])
-        weights = state["weights"] + jax.random.normal(now, state["weights"].shape) * noise
+        pull = batch.mean() / 40 - state["weights"].mean()  # of all processes
+        weights = state["weights"] + jax.random.normal(now, state["weights"].shape) * pull
         return {**state, "weights": weights, "key": key, "local": state["local"] + 1}
 
     names = ("weights", "key", "local")
@@ -74,26 +76,31 @@ def task(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
         state, n = snapshots.restore(first_state(mesh))
         told["start"], told["restored"] = n, whole(state)
         told["shards"] = [list(shard.data.shape) for shard in state["weights"].addressable_shards]
-        for share in order:
-            if n == options["steps"]:
-                break
-            if n + 1 == options.get("hold") and rank == 0:
-                hold.go.clear()
-            noise = jnp.float32(0.5 * sum(share[:1]))
-            moved = jitted({name: state[name] for name in names}, noise)
-            state = {**state, **moved, "plain": {**state["plain"], "epoch": order.epoch}}
-            n += 1
-            told["states"][n], told["seen"][n] = whole(state), [*share, random.random(), float(np.random.rand())]
-            snapshots.step(n, state, loss=jnp.float32(n))
-            if n == options.get("go"):
-                hold.go.set()
-                snapshots._background.settle()
-            if n == options.get("kill"):
-                snapshots._background.settle()
-                os.kill(os.getpid(), signal.SIGKILL)
+        while n < options["steps"]:
+            for share in order:
+                if n + 1 == options.get("hold") and rank == 0:
+                    hold.go.clear()
+                examples = np.array(share, "float32")
+                batch = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("data")), examples)
+                moved = jitted({name: state[name] for name in names}, batch)
+                state = {**state, **moved, "plain": {**state["plain"], "epoch": order.epoch}}
+                n += 1
+                told["seen"][n] = [*share, random.random(), float(np.random.rand())]
+                if place is not None:
+                    told["states"][n] = whole(state)
+                snapshots.step(n, state, loss=jnp.float32(n))
+                report(step=n)
+                print(f"step {n}", flush=True)
+                time.sleep(options.get("pace", 0))
+                if n == options.get("go"):
+                    hold.go.set()
+                    snapshots._background.settle()
+                if n == options["steps"]:
+                    break
         if "last" in options:
             snapshots.save(n, state)
     told["skipped"] = snapshots.skipped
+    told["ended"] = [whole(state), order.state(), random.random(), float(np.random.rand())]
     return told
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 
 import keras
 import numpy as np
@@ -19,6 +20,7 @@ from paceline.tensorflow import Snapshots, indices
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--every", type=int, default=3)
+parser.add_argument("--pace", type=float, default=0, help="seconds a step, at least")
 parser.add_argument("--kill-at", type=int, help="after this step, with SIGKILL, once the snapshots so far are written")
 parser.add_argument("--hold", action="store_true", help="the first worker writes nothing before the last step")
 given = parser.parse_args()
@@ -82,6 +84,9 @@ with Snapshots(state, every=given.every, order=order) as snapshots:
             positions.append((order.epoch, order.position))
             snapshots.step(step, noise=noise)
             skipped.append(snapshots.skipped)
+            paceline.report(step=step)
+            print(f"step {step}", flush=True)
+            time.sleep(given.pace)
             if step == given.kill_at:
                 snapshots._background.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -91,15 +96,15 @@ with Snapshots(state, every=given.every, order=order) as snapshots:
         gate.set()
 own = strategy.experimental_local_results(seen)[0]
 values = [*model.variables, *optimizer.variables, *dropout.variables, own]
+weights = hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest()
 print(
     json.dumps(
         {
             "begin": begin,
-            "weights": hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest(),
+            "ended": [weights, order.state(), random.random(), np.random.normal()],
             "seen": hashlib.sha256(np.asarray(own).tobytes()).hexdigest(),
             "positions": positions,
             "skipped": skipped,
-            "random": [random.random(), np.random.normal()],
         }
     )
 )

@@ -1,12 +1,23 @@
-"""A coordinator with parameter servers that takes snapshots of shared-out variables, by TF_CONFIG."""
+"""A coordinator with parameter servers that takes snapshots of shared-out variables, by TF_CONFIG.
 
-import json
+After each step it prints a digest of all variables, when no worker is at work.
+"""
+
+import argparse
+import hashlib
 import os
-import sys
+import time
 
 import tensorflow as tf
 
+import paceline
 from paceline.tensorflow import Snapshots
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--every", type=int, default=3)
+parser.add_argument("--pace", type=float, default=0, help="seconds a step, at least")
+given = parser.parse_args()
 
 os.environ["GRPC_FAIL_FAST"] = "use_caller"
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -14,27 +25,44 @@ if resolver.task_type != "chief":
     server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id)
     server.join()
 
-halves = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+halves = tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=24, max_shards=2)
 strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=halves)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     weights = tf.Variable(tf.zeros([6, 2]))
     counter = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.SUM)
+    generator = tf.random.Generator.from_seed(5)
 
 
-def update() -> None:
-    for number, part in enumerate(weights.variables):
-        part.assign_add(tf.ones_like(part) * (number + 1.0))
+def update(chosen: tf.Tensor) -> None:
+    for part in weights.variables:
+        part.assign_add(generator.normal(part.shape) + tf.reduce_mean(tf.cast(chosen, tf.float32)) / 40)
     counter.assign_add(1)
 
 
-train_step = tf.function(lambda: strategy.run(update), autograph=False)
-with Snapshots({"weights": weights, "counter": counter}, every=2) as snapshots:
-    begin = snapshots.restore()
-    restored = tf.convert_to_tensor(weights)[:, 0].numpy().tolist()
-    for step in range(begin + 1, int(sys.argv[1]) + 1):
-        coordinator.schedule(train_step)
-        coordinator.join()
-        snapshots.step(step)
-final = tf.convert_to_tensor(weights)[:, 0].numpy().tolist()
-print(json.dumps({"begin": begin, "restored": restored, "final": final, "counter": int(counter.numpy())}))
+train_step = tf.function(lambda chosen: strategy.run(update, (chosen,)), reduce_retracing=True, autograph=False)
+
+
+def digest() -> str:
+    values = [*weights.variables, counter, generator.state]
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
+
+
+order = paceline.Shards(size=40, batch=8, seed=4)
+state = {"weights": weights, "counter": counter, "generator": generator}
+with Snapshots(state, every=given.every, order=order) as snapshots:
+    step = snapshots.restore()
+    print(f"restored {step} {digest()}", flush=True)
+    while step < given.steps:
+        for chosen in order:
+            for share in (chosen[::2], chosen[1::2]):  # two at once, in any order
+                coordinator.schedule(train_step, args=(tf.constant(share),))
+            coordinator.join()
+            step += 1
+            print(f"step {step} {digest()}", flush=True)
+            snapshots.step(step)
+            paceline.report(step=step)
+            time.sleep(given.pace)
+            if step == given.steps:
+                break
+print(f"counter {int(counter.numpy())}", flush=True)

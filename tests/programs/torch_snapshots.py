@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from paceline import Shards
+from paceline import Shards, report
 from paceline.torch import Snapshots
 
 SIZE, BATCH = 60, 12
@@ -69,9 +70,12 @@ def digest(value: Any) -> str:
     return seen.hexdigest()
 
 
-def train(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
+def train(rank: int, world: int, place: Path | None, options: dict[str, Any]) -> Any:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world)
+    if place is None:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world)
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(1)
     model: Any = Model(averages=options["kind"] == "ddp")
@@ -107,6 +111,9 @@ def train(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
                 told["seen"][n], told["losses"][n] = indices.tolist(), loss.item()
                 told["order"] = order.state()
                 snapshots.step(n, loss=loss)
+                report(step=n)
+                print(f"step {n}", flush=True)
+                time.sleep(options.get("pace", 0))
                 if n == options.get("kill") and rank == world - 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if n == options["steps"]:
@@ -115,6 +122,7 @@ def train(rank: int, world: int, place: Path, options: dict[str, Any]) -> Any:
             snapshots.save(n)
     told["state"] = digest([item.state_dict() for item in items.values()])
     told["skipped"] = snapshots.skipped
+    told["ended"] = [told["state"], told["order"], random.random(), float(np.random.rand()), float(torch.rand(()))]
     dist.barrier()
     return told
 

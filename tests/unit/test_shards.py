@@ -108,3 +108,10 @@ def test_rank_and_world_are_those_of_the_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PACELINE_RANK", "1")
     monkeypatch.setenv("PACELINE_WORLD_SIZE", "3")
     assert (Shards(10, 4).rank, Shards(10, 4).world) == (1, 3)
+
+
+def test_a_coordinator_deals_out_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the tasks of a parameter-server job are told, none of which is one of a group."""
+    monkeypatch.setenv("PACELINE_RANK", "-1")
+    monkeypatch.setenv("PACELINE_WORLD_SIZE", "0")
+    assert (Shards(10, 4).rank, Shards(10, 4).world) == (0, 1)

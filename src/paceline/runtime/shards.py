@@ -27,10 +27,12 @@ class Shards:
     """
 
     def __init__(self, size: int, batch: int, seed: int = 0, rank: int | None = None, world: int | None = None) -> None:
-        """`rank` and `world`: as Paceline says, unless given; outside a run, one task has all."""
+        """`rank` and `world`: as Paceline says, unless given. A task that is not one of a group has all: outside a
+        run, in an evaluator, and in a coordinator, which deals them out itself."""
         self.size, self.batch, self.seed = int(size), int(batch), int(seed)
-        self.rank = int(os.environ.get("PACELINE_RANK", "0")) if rank is None else rank
-        self.world = int(os.environ.get("PACELINE_WORLD_SIZE", "1")) if world is None else world
+        known = int(os.environ.get("PACELINE_RANK", "0")), int(os.environ.get("PACELINE_WORLD_SIZE", "1"))
+        known = known if known[0] >= 0 else (0, 1)
+        self.rank, self.world = known[0] if rank is None else rank, known[1] if world is None else world
         if self.size < 0 or self.batch < 1:
             raise ValueError(f"size {size} and batch {batch}: there are no such batches")
         if not 0 <= self.rank < self.world:
