@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -133,3 +134,47 @@ class Run:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+def bucket_of(person: Person, node: str = "") -> dict[str, str]:
+    """An S3 server in a pod of the namespace, which all pods reach; its settings as a Secret and as they are.
+
+    `node`: where that pod is.
+    """
+    from stores import parts
+
+    shutil.copy(parts.versitygw(), person.shared / "versitygw")
+    (person.shared / "objects" / "digits").mkdir(parents=True, mode=0o777)
+    (person.shared / "objects").chmod(0o777)
+    (person.shared / "objects" / "digits").chmod(0o777)
+    restricted = {
+        "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    keys = {"ROOT_ACCESS_KEY": "digits", "ROOT_SECRET_KEY": "a secret of the digits"}
+    container = {
+        "name": "store", "image": IMAGE, "securityContext": restricted,
+        "command": ["/shared/versitygw", "--port", ":7070", "posix", "--sidecar", "/tmp", "/shared/objects"],
+        "env": [{"name": name, "value": value} for name, value in keys.items()],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/tmp"}],
+    }  # fmt: skip
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}, {"name": "tmp", "emptyDir": {}}]
+    metadata = {"name": "store", "namespace": person.namespace, "labels": {"app": "store"}}
+    there = {"nodeName": node} if node else {}
+    service = {"selector": {"app": "store"}, "ports": [{"port": 7070}]}
+    known = {
+        "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"], "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
+        "AWS_ENDPOINT_URL": "http://store:7070", "AWS_REGION": "us-east-1",
+    }  # fmt: skip
+    person.cluster.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": known},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+         "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0, **there}},
+    )  # fmt: skip
+
+    def up() -> bool:
+        return bool(person.cluster.get("pod", "store", "-n", person.namespace)["status"].get("phase") == "Running")
+
+    eventually("the store", up)
+    return known

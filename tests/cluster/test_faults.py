@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from lab.cluster import Cluster
-from people import IMAGE, Person, Run, eventually
+from people import IMAGE, Person, Run, bucket_of, eventually
+from test_snapshots import TRAINING as SAVING
+from test_snapshots import restored
 
 pytestmark = pytest.mark.timeout(420, func_only=True)
 
@@ -43,6 +45,19 @@ def beating(captain_on: str = "", **more: Any) -> dict[str, Any]:
         settings["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wanted}}
         settings["pod"] = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}
     return {"program": BEATING, "kubernetes": settings, **more}
+
+
+def saving(captain_on: str, others_on: str, **more: Any) -> dict[str, Any]:
+    """Fields of a job with a chief whose snapshots go to the bucket."""
+    settings = beating(captain_on)["kubernetes"]
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [others_on]}
+    wanted = [{"weight": 100, "preference": {"matchExpressions": [here]}}]
+    settings["pod"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] = wanted
+    del settings["placement"]
+    settings["env_from"] = [{"secret": "store"}]
+    roles = {"chief": {}, "worker": {"replicas": 1}}
+    fields = {"framework": "tensorflow", "strategy": "multi-worker", "roles": roles}
+    return {"program": SAVING, "kubernetes": settings, "snapshots": {"to": "s3://digits/training"}, **fields, **more}
 
 
 def beats(person: Person, run: str) -> dict[int, tuple[float, float]]:
@@ -99,7 +114,10 @@ def test_a_killed_container_starts_again_in_its_pod(person: Person, start: Calla
 
 
 def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, start: Callable[..., Run]) -> None:
-    """A member's node, a captain's with a command line that follows, and a captain's that nobody follows."""
+    """A member's node, a captain's with a command line that follows, and a captain's that nobody follows; that of a
+    chief, whose snapshots are at a store."""
+    bucket_of(person, "n1")
+    stored = start(**saving("n1", "n3", folder="stored", name="stored"))
     member = start(**beating("n1", folder="member"))
     followed = start(**beating("n3", folder="followed", name="followed"))
     detached = person.call(
@@ -111,15 +129,20 @@ def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, sta
         run.wait("step", task="worker-0")
     eventually("steps of the detached run", lambda: 1 in beats(person, alone))
     assert (captain_node(member), captain_node(followed)) == ("n1", "n3")
+    saved = stored.wait("committed")["step"]
+    assert (captain_node(stored), stored.pods("chief")[0]["spec"]["nodeName"]) == ("n1", "n3")
     breakable.power_off("n3")
     member.wait("step", limit=150, generation=2)
     followed.wait("step", limit=150, generation=2)
+    stored.wait("committed", limit=150, generation=2)
+    assert restored(stored) >= saved
     assert "is on a lost node (n3): forced out" in followed.said()
     assert not [generation for generation in beats(person, alone) if generation > 1], "its captain is still awaited"
     breakable.kubectl("delete", "node", "n3")  # as a cloud does with a machine that is gone
     eventually("a captain of the detached run", lambda: 2 in beats(person, alone), limit=180)
     person.finish()
     assert (member.ends(), followed.ends()) == (0, 0), member.said() + followed.said()
+    assert stored.ends() == 0, stored.said()
     assert "host-lost" in {each["cause"] for each in member.report()["restarts"]}
     for name in (member.name, followed.name, alone):
         assert_no_overlap(person, name, 2)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from people import IMAGE, Person, Run, eventually, lines
+from people import Person, Run, bucket_of, eventually, lines
 
 from stores import parts
 from stores.serving import Port, Server, running
@@ -103,41 +102,7 @@ def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, sta
 
 @pytest.fixture
 def bucket(person: Person) -> dict[str, str]:
-    """An S3 server in a pod of the namespace, which all pods reach; its settings as a Secret and as they are."""
-    shutil.copy(parts.versitygw(), person.shared / "versitygw")
-    (person.shared / "objects" / "digits").mkdir(parents=True, mode=0o777)
-    (person.shared / "objects").chmod(0o777)
-    (person.shared / "objects" / "digits").chmod(0o777)
-    restricted = {
-        "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
-    keys = {"ROOT_ACCESS_KEY": "digits", "ROOT_SECRET_KEY": "a secret of the digits"}
-    container = {
-        "name": "store", "image": IMAGE, "securityContext": restricted,
-        "command": ["/shared/versitygw", "--port", ":7070", "posix", "--sidecar", "/tmp", "/shared/objects"],
-        "env": [{"name": name, "value": value} for name, value in keys.items()],
-        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/tmp"}],
-    }  # fmt: skip
-    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}, {"name": "tmp", "emptyDir": {}}]
-    metadata = {"name": "store", "namespace": person.namespace, "labels": {"app": "store"}}
-    service = {"selector": {"app": "store"}, "ports": [{"port": 7070}]}
-    known = {
-        "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"], "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
-        "AWS_ENDPOINT_URL": "http://store:7070", "AWS_REGION": "us-east-1",
-    }  # fmt: skip
-    person.cluster.apply(
-        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": known},
-        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
-         "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0}},
-    )  # fmt: skip
-
-    def up() -> bool:
-        return bool(person.cluster.get("pod", "store", "-n", person.namespace)["status"].get("phase") == "Running")
-
-    eventually("the store", up)
-    return known
+    return bucket_of(person)
 
 
 @pytest.fixture
@@ -189,6 +154,12 @@ def test_in_a_bucket_with_an_image_that_knows_nothing_of_buckets(
     kept = list((person.shared / "objects" / "digits" / "training" / run.name).glob("step-*/manifest.json"))
     assert len(kept) == 3
     assert bucket["AWS_SECRET_ACCESS_KEY"] not in (run.folder / "events.jsonl").read_text() + run.said()
+    last = run.events("committed")[-1]["step"]
+    again = start(
+        program=TRAINING, snapshots={"from": run.name}, kubernetes={**settings, "env_from": [{"secret": "store"}]}
+    )
+    assert again.ends() == 0, again.said()
+    assert (restored(again), begun(again, "worker-2")) == (last, [last])
 
     heard = {task: lines(run.folder, task) for task in ("worker-0", "worker-1", "worker-2")}
     report, person.env = run.report(), {**person.env, **outside}
