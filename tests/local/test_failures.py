@@ -249,7 +249,7 @@ def test_a_host_that_never_comes_ends_the_wait_with_its_name(start: Starter) -> 
 
 
 def test_a_host_that_does_not_come_back_ends_the_wait_with_its_name(start: Starter) -> None:
-    run = start(job(misbehave("--report", "--steps", 10**6), limits={"start": "2s"}))
+    run = start(job(misbehave("--report", "--steps", 10**6), limits={"start": "2s"}), command=SHORT)
     run.wait_for_step()
     os.kill(run.supervisor, signal.SIGSTOP)  # so that nobody replaces the host
     try:
