@@ -1,4 +1,4 @@
-"""Any input at all ends in a plan or in a clear error: 10,000 examples, of which most are jobs with something wrong."""
+"""Any input at all ends in a plan or in a clear error: 5,000 examples, of which most are jobs with something wrong."""
 
 from __future__ import annotations
 
@@ -242,13 +242,13 @@ def test_the_unchanged_jobs_are_right(folder: Path) -> None:
         assert ends_well(write(data), folder)
 
 
-@settings(max_examples=3500, **COMMON)
+@settings(max_examples=1750, **COMMON)
 @given(data=mutated())
 def test_jobs_with_something_changed(data: dict[str, Any], folder: Path) -> None:
     ends_well(json.dumps(data), folder)
 
 
-@settings(max_examples=1500, **COMMON)
+@settings(max_examples=750, **COMMON)
 @given(kind=right_jobs, rest=rest, command=command, as_json=st.booleans())
 def test_jobs_that_are_right(
     kind: dict[str, Any], rest: dict[str, Any], command: list[str], as_json: bool, folder: Path
@@ -257,7 +257,7 @@ def test_jobs_that_are_right(
     assert ends_well(json.dumps(data) if as_json else write(data), folder)
 
 
-@settings(max_examples=1500, **COMMON)
+@settings(max_examples=750, **COMMON)
 @given(
     data=st.sampled_from(JOBS),
     overrides=st.lists(
@@ -316,13 +316,13 @@ SPACES = [
 ]
 
 
-@settings(max_examples=1500, **COMMON)
+@settings(max_examples=750, **COMMON)
 @given(pieces=st.lists(st.sampled_from(PIECES) | st.sampled_from(SIGNS) | st.sampled_from(SPACES) | words, max_size=25))
 def test_pieces_of_yaml_in_any_order(pieces: list[str], folder: Path) -> None:
     ends_well("".join(pieces), folder)
 
 
-@settings(max_examples=1000, **COMMON)
+@settings(max_examples=500, **COMMON)
 @given(data=st.sampled_from(JOBS), at=st.floats(0, 1), cut=st.integers(0, 12), put=st.text(max_size=6))
 def test_text_damaged_in_one_place(data: dict[str, Any], at: float, cut: int, put: str, folder: Path) -> None:
     text = write(data)
@@ -330,13 +330,13 @@ def test_text_damaged_in_one_place(data: dict[str, Any], at: float, cut: int, pu
     ends_well(text[:start] + put + text[start + cut :], folder)
 
 
-@settings(max_examples=500, **COMMON)
+@settings(max_examples=250, **COMMON)
 @given(text=st.text(max_size=200))
 def test_any_text(text: str, folder: Path) -> None:
     ends_well(text, folder)
 
 
-@settings(max_examples=500, **COMMON)
+@settings(max_examples=250, **COMMON)
 @given(content=st.binary(max_size=200), start=st.sampled_from([b"", b"name: a\n", b"\xff\xfe", b"\xef\xbb\xbf"]))
 def test_any_bytes(content: bytes, start: bytes, folder: Path) -> None:
     path = folder / "job.yaml"
