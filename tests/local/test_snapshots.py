@@ -330,7 +330,7 @@ def test_everything_at_once(start: Starter, state: Path, place: Place) -> None:
 
 def spoil_file(place: Place, name: str, tmp_path: Path) -> str:
     (tmp_path / "other").write_bytes(b"other")
-    place.store.send(str(tmp_path / "other"), f"{name}/worker-0/weights-0", lambda _: True)
+    place.store.send_all([(str(tmp_path / "other"), f"{name}/worker-0/weights-0")], lambda _: True, {})
     return f"{name}/worker-0/weights-0 is damaged: it has 5 bytes instead of 1000"
 
 
@@ -341,14 +341,14 @@ def remove_file(place: Place, name: str, tmp_path: Path) -> str:
 
 def spoil_manifest(place: Place, name: str, tmp_path: Path) -> str:
     (tmp_path / "other").write_bytes(b"{")
-    place.store.send(str(tmp_path / "other"), f"{name}/manifest.json", lambda _: True)
+    place.store.send_all([(str(tmp_path / "other"), f"{name}/manifest.json")], lambda _: True, {})
     return f"{name}/manifest.json is damaged: it is no JSON with a version"
 
 
 def write_by_a_later_version(place: Place, name: str, tmp_path: Path) -> str:
     data = json.loads(place.store.read(f"{name}/manifest.json", MB) or b"")
     (tmp_path / "other").write_text(json.dumps({**data, "version": VERSION + 1}))
-    place.store.send(str(tmp_path / "other"), f"{name}/manifest.json", lambda _: True)
+    place.store.send_all([(str(tmp_path / "other"), f"{name}/manifest.json")], lambda _: True, {})
     return f"{name}/manifest.json has version {VERSION + 1}, and this Paceline knows version {VERSION}"
 
 
