@@ -38,7 +38,7 @@ demo: .venv/demo
 # that need a cluster are left out.
 test: .venv/dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
-	$(BIN)/python -m pytest -n 4 --dist loadgroup tests/cluster
+	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/cluster
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .

@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if item.path.is_relative_to(HERE)]
     for item in ours:
         if "breakable" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(_breaks(item)))  # one after the other: none waits for its turn
+            item.add_marker(pytest.mark.xdist_group("breakable"))  # one after the other: no process waits for its turn
     reason = needs.unmet()
     if not (ours and reason):
         return
@@ -39,11 +39,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # The process that writes the summary has not collected, so it does not know.
         with _uncaptured(config):
             say(config.stash[LEFT_OUT])
-
-
-def _breaks(item: pytest.Item) -> str:
-    """Which cluster. There are two that may be broken: the tests of faults take as long as all others."""
-    return "second" if item.path.stem == "test_faults" else "third"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -93,12 +88,6 @@ def second(together: Path) -> Iterator[Cluster]:
         yield found
 
 
-@pytest.fixture(scope="session")
-def third(together: Path) -> Iterator[Cluster]:
-    with _shared(together, "third") as found:
-        yield found
-
-
 @contextlib.contextmanager
 def _shared(together: Path, which: str) -> Iterator[Cluster]:
     """Started by whoever needs it first; the last one out waits until it is gone."""
@@ -118,13 +107,11 @@ def _join(named: Path) -> Cluster:
 
 
 @pytest.fixture
-def breakable(together: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def breakable(together: Path, second: Cluster) -> Iterator[Cluster]:
     """A cluster for tests that break or change it: nobody else uses it meanwhile, and it is repaired afterwards."""
-    which = _breaks(request.node)
-    found: Cluster = request.getfixturevalue(which)
-    with locked(together / f"{which}.turn"):
-        yield found
-        found.repair()
+    with locked(together / "second.turn"):
+        yield second
+        second.repair()
 
 
 @pytest.fixture
