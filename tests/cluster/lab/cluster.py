@@ -356,6 +356,10 @@ def make_room_for_logs(place: Place) -> None:
     """Those of the last clusters are kept, and of all that are up."""
     shutil.rmtree(place.logs, ignore_errors=True)
     place.logs.mkdir(parents=True)
-    ended = [path for path in place.logs.parent.iterdir() if not Place(path.name).alive.exists()]
-    for old in sorted(ended, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_LOGS:]:
+    ended: list[tuple[float, Path]] = []
+    for path in place.logs.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another cluster that starts makes room, too
+            if not Place(path.name).alive.exists():
+                ended.append((path.stat().st_mtime, path))
+    for _, old in sorted(ended, reverse=True)[KEPT_LOGS:]:
         shutil.rmtree(old, ignore_errors=True)
