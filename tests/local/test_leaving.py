@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, job
+from runs import PROGRAMS, Run, eventually, job
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,6 +31,15 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.clean_up()
 
 
+def all_ask(run: Run) -> None:
+    """Until each task has said so: it asks after its first step, so at its second that is known."""
+
+    def check() -> bool:
+        return len({event["task"] for event in run.events("step") if event["step"] > 1}) == 3
+
+    eventually("all tasks are past their first step", check, more=run.story)
+
+
 def saves(run: Run) -> set[int]:
     """The steps at which tasks have saved, by their own word."""
     words = [(run.folder / "logs" / f"worker-{n}.log").read_text().split() for n in range(3)]
@@ -39,7 +48,7 @@ def saves(run: Run) -> set[int]:
 
 def test_a_host_that_has_to_go_leaves_after_the_group_has_saved_at_one_step(begin: Callable[..., Run]) -> None:
     run = begin()
-    run.wait("step", task="worker-2")
+    all_ask(run)
     os.kill(run.keeper("worker-host-1"), signal.SIGTERM)
     run.wait("generation-formed", generation=2)
     committed = run.events("committed")[0]
@@ -54,7 +63,7 @@ def test_a_host_that_has_to_go_leaves_after_the_group_has_saved_at_one_step(begi
 
 def test_all_hosts_that_have_to_go_at_once_save_once(begin: Callable[..., Run]) -> None:
     run = begin()
-    run.wait("step", task="worker-2")
+    all_ask(run)
     for number in range(3):
         os.kill(run.keeper(f"worker-host-{number}"), signal.SIGTERM)
     run.wait("generation-formed", generation=2)
