@@ -22,7 +22,7 @@ BUCKETS = ("s3://", "gs://", "az://")
 CLAIM = "claim://"
 
 GROUP = "group"  # restarted together, as one generation
-LEAD = "lead"  # parameter-server jobs: ps and chief restart together, workers stay
+LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with a chief its workers
 ALONE = "alone"  # restarted by itself
 
 

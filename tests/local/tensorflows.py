@@ -1,4 +1,4 @@
-"""TensorFlow programs as processes: alone, or as the tasks of one TF_CONFIG, with what Paceline would give them."""
+"""TensorFlow programs as processes: alone, or as the workers of one TF_CONFIG, with what Paceline would give them."""
 
 from __future__ import annotations
 
@@ -43,29 +43,23 @@ def snapshots(folder: Path, restore: Path | None) -> dict[str, str]:
     return {"PACELINE_SNAPSHOT_DIR": str(folder), "PACELINE_RESTORE": str(restore or "")}
 
 
-def group(
-    roles: Mapping[str, int], program: str, *words: object, folders: Sequence[Path], restore: Path | None = None
-) -> dict[str, subprocess.Popen[str]]:
-    """A process for each task, with its own folder for snapshots; `folders` in the order of `roles`."""
-    sockets = [socket.socket() for _ in range(sum(roles.values()))]
+def group(program: str, *words: object, folders: Sequence[Path]) -> list[subprocess.Popen[str]]:
+    """A worker for each folder, which it has for snapshots."""
+    sockets = [socket.socket() for _ in folders]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
+    cluster = {"worker": [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]}
     for each in sockets:
         each.close()
-    names = [(role, index) for role, count in roles.items() for index in range(count)]
-    cluster: dict[str, list[str]] = {}
-    for (role, _), port in zip(names, ports, strict=True):
-        cluster.setdefault(role, []).append(f"127.0.0.1:{port}")
-    started = {}
-    for rank, ((role, index), folder) in enumerate(zip(names, folders, strict=True)):
+    started = []
+    for rank, folder in enumerate(folders):
         env = {
-            **snapshots(folder, restore),
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
+            **snapshots(folder, None),
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
             "PACELINE_RANK": str(rank),
-            "PACELINE_WORLD_SIZE": str(roles.get("worker", 1)),
+            "PACELINE_WORLD_SIZE": str(len(folders)),
         }
-        started[f"{role}-{index}"] = start(program, *words, env=env)
+        started.append(start(program, *words, env=env))
     return started
 
 

@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Starter]:
         yield start
 
 
-def job(framework: str, place: Path, **more: Any) -> dict[str, Any]:
+def job(framework: str, snapshots: dict[str, str], **more: Any) -> dict[str, Any]:
     made = {
         "name": "kills",
         "framework": framework,
@@ -45,7 +45,7 @@ def job(framework: str, place: Path, **more: Any) -> dict[str, Any]:
         "command": ["python", *COMMANDS[framework]],
         "env": {"TF_CPP_MIN_LOG_LEVEL": "2"},
         "roles": {"worker": {"replicas": 2}},
-        "snapshots": {"to": str(place)},
+        "snapshots": snapshots,
     }
     return {**made, **more}
 
@@ -74,32 +74,32 @@ def disturb(run: Run, dice: random.Random) -> list[str]:
 @pytest.mark.parametrize("framework", COMMANDS)
 def test_it_ends_with_the_same_bits(framework: str, start: Starter, tmp_path: Path) -> None:
     """Dropout or noise, a shuffled order that begins anew in the middle, and random numbers of Python and numpy."""
-    whole = start(job(framework, tmp_path / "whole", restart={"warm": False}))
+    whole = start(job(framework, {"to": str(tmp_path / "whole")}, restart={"warm": False}))
     assert whole.succeeds(LIMIT_S)["restarts"] == []
-    run = start(job(framework, tmp_path / "killed"))
+    run = start(job(framework, {"to": str(tmp_path / "killed")}))
     killed = disturb(run, random.Random(f"{SEED} {framework}"))
     assert causes(run.succeeds(LIMIT_S)) == [("signal", task) for task in killed]
     for task in TASKS:
         assert ended(run, task) == ended(whole, task), f"seed {SEED}\n{run.story()}"
     restored = [event["restore"] for event in run.events("generation-formed")]
     assert restored[0] is None
-    assert len(set(filter(None, restored))) > 2, f"seed {SEED}: {restored}"
+    assert len(set(filter(None, restored))) > 1, f"seed {SEED}: {restored}"
 
 
 def test_with_parameter_servers_no_committed_step_is_lost(start: Starter, tmp_path: Path) -> None:
     """Two workers train as it comes, so there is no run to compare with. But each chief goes on from the newest
     committed step, with the variables of that step to the bit, and a worker that dies takes nothing with it."""
-    steps, lead = 40, ["chief-0", "ps-0", "ps-1"]
+    steps, whole = 40, ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
     command = ["python", "tf_snapshots_ps.py", "--steps", str(steps), "--every", "2", "--pace", str(PACE)]
     roles: dict[str, Any] = {"chief": {}, "worker": {"replicas": 2}, "ps": {"replicas": 2}}
     more = {"strategy": "parameter-server", "roles": roles, "command": command, "restart": {"warm": False}}
-    run = start(job("tensorflow", tmp_path / "place", **more))
-    scopes = {"worker-1": ["worker-1"], "ps-1": lead, "worker-0": ["worker-0"], "chief-0": lead}
+    run = start(job("tensorflow", {"to": str(tmp_path / "place")}, **more))
+    scopes = {"worker-1": ["worker-1"], "ps-1": whole, "worker-0": ["worker-0"], "chief-0": whole}
     for task, scope in scopes.items():
         after = run.position()
         run.wait("committed", LIMIT_S, after)
         kill(run.task(task))
-        assert run.wait("restart", LIMIT_S, after)["scope"] == scope
+        assert sorted(run.wait("restart", LIMIT_S, after)["scope"]) == scope
         run.wait("recovered", LIMIT_S, after)
     assert causes(run.succeeds(LIMIT_S)) == [("signal", task) for task in scopes]
 
@@ -121,3 +121,31 @@ def test_with_parameter_servers_no_committed_step_is_lost(start: Starter, tmp_pa
     *_, (_, what, counted, _) = told
     assert what == "counter"
     assert 2 * steps <= counted <= 2 * steps + 2
+
+
+def test_each_example_counts_once_an_epoch_however_many_workers_there_are(start: Starter, tmp_path: Path) -> None:
+    """Three workers, then two, then four, with a sharded model. Each run starts from a snapshot in the middle of an
+    epoch, and what the one before it did after that does not count. 60 examples in batches of 12: 5 steps an epoch."""
+    counted: dict[int, list[int]] = {}
+    before: dict[str, str] = {}
+    for name, workers, steps in (("three", 3, 7), ("two", 2, 11), ("four", 4, 15)):
+        options = {"kind": "fsdp", "steps": steps, "every": EVERY, "pace": PACE}
+        command = ["python", "torch_snapshots.py", json.dumps(options)]
+        roles = {"worker": {"replicas": workers}}
+        snapshots = {"to": str(tmp_path / "place"), **before}
+        made = job("torch", snapshots, command=command, roles=roles, restart={"warm": False})
+        run = start(made, "--run", name, home=tmp_path / "home")
+        assert run.succeeds(LIMIT_S)["steps"] == steps
+        (begun,) = run.events("generation-formed")
+        restored = parse_id(begun["restore"]) if before else None
+        first = restored.step if restored else 0
+        counted = {step: seen for step, seen in counted.items() if step <= first}
+        for task in range(workers):
+            for step, seen in re.findall(r" \| step (\d+) \[(.*)\]", run.log(f"worker-{task}")):
+                assert int(step) > first
+                counted.setdefault(int(step), []).extend(map(int, seen.split(", ")))
+        before = {"from": name}
+    assert sorted(counted) == list(range(1, 16))
+    for epoch in range(3):
+        examples = [index for step in range(5 * epoch + 1, 5 * epoch + 6) for index in counted[step]]
+        assert sorted(examples) == list(range(60)), f"epoch {epoch}"

@@ -13,11 +13,6 @@ from tensorflows import end, group, run, steps
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run("tf_snapshots.py", folder=tmp_path_factory.mktemp("undisturbed"))
-
-
-@pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Any], Path]]:
     """What two workers ended with, and the folder that both had for snapshots."""
     folder = tmp_path_factory.mktemp("workers")
@@ -25,26 +20,11 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Any
     shutil.rmtree(folder)
 
 
-def together(*folders: Path, words: tuple[str, ...] = (), restore: Path | None = None) -> list[Any]:
-    started = group({"worker": len(folders)}, "tf_snapshots.py", *words, folders=folders, restore=restore)
-    return [end(process) for process in started.values()]
+def together(*folders: Path, words: tuple[str, ...] = ()) -> list[Any]:
+    return [end(process) for process in group("tf_snapshots.py", *words, folders=folders)]
 
 
 # ---- one process
-
-
-def test_a_killed_program_resumes_bit_for_bit_although_its_data_is_read_ahead(undisturbed: Any, tmp_path: Path) -> None:
-    run("tf_snapshots.py", "--kill-at", 8, folder=tmp_path / "killed", code=-9)
-    last = steps(tmp_path / "killed")[-1]
-    assert 3 <= last <= 8
-    newest = tmp_path / "killed" / f"step-{last}"
-    # The data is prefetched to the end of the epoch, and yet the position is that of the step.
-    position = json.loads((newest / "state.json").read_text())["order"]
-    assert [position["epoch"], position["position"]] == undisturbed["positions"][last - 1]
-    resumed = run("tf_snapshots.py", folder=tmp_path / "resumed", restore=newest)
-    assert resumed["begin"] == last
-    assert resumed["positions"] == undisturbed["positions"][last:]
-    assert resumed["ended"] == undisturbed["ended"]
 
 
 def test_the_values_are_those_of_the_step_however_long_the_writing_takes(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import threading
 import time
 
@@ -21,7 +20,6 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--pace", type=float, default=0, help="seconds a step, at least")
-parser.add_argument("--kill-at", type=int, help="after this step, with SIGKILL, once the snapshots so far are written")
 parser.add_argument("--hold", action="store_true", help="the first worker writes nothing before the last step")
 given = parser.parse_args()
 
@@ -87,9 +85,6 @@ with Snapshots(state, every=given.every, order=order) as snapshots:
             paceline.report(step=step)
             print(f"step {step}", flush=True)
             time.sleep(given.pace)
-            if step == given.kill_at:
-                snapshots._background.wait()
-                os.kill(os.getpid(), signal.SIGKILL)
             if step == given.steps:
                 break
     if given.hold and rank == 0:

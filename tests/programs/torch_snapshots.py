@@ -112,7 +112,7 @@ def train(rank: int, world: int, place: Path | None, options: dict[str, Any]) ->
                 told["order"] = order.state()
                 snapshots.step(n, loss=loss)
                 report(step=n)
-                print(f"step {n}", flush=True)
+                print(f"step {n} {indices.tolist()}", flush=True)
                 time.sleep(options.get("pace", 0))
                 if n == options.get("kill") and rank == world - 1:
                     os.kill(os.getpid(), signal.SIGKILL)

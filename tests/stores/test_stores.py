@@ -111,7 +111,7 @@ def test_parts_of_an_upload_that_is_given_up_are_not_seen(store: Store) -> None:
         raise RuntimeError("given up")
 
     # A server that is asked to forget parts while one of them still comes may answer with an error of its own.
-    with pytest.raises(Exception, match="given up|Error performing DELETE"):
+    with pytest.raises(Exception, match=r"given up|Error performing DELETE"):
         obstore.put(client, "whole", pieces(), use_multipart=True, chunk_size=5 * MIB)
     assert list(obstore.list(client).collect()) == []
 

@@ -59,7 +59,7 @@ def test_a_broken_evaluator_is_given_up_and_training_goes_on() -> None:
     assert world.over is not None and world.over.status == "succeeded"
 
 
-def test_parameter_server_worker_restarts_alone_and_chief_with_ps() -> None:
+def test_parameter_server_worker_restarts_alone_and_all_with_ps_or_chief() -> None:
     world = up(make_plan(2, ps=1, chief=True))
     world.exit("worker-1", "signal")
     world.deliver_all()
@@ -67,8 +67,12 @@ def test_parameter_server_worker_restarts_alone_and_chief_with_ps() -> None:
     assert world.captain.generation == 1
     world.exit("ps-0", "signal")
     world.deliver_all()
-    assert {n: p.attempt for n, p in world.running()} == {"worker-0": 1, "worker-1": 2, "chief-0": 2, "ps-0": 2}
+    assert {n: p.attempt for n, p in world.running()} == {"worker-0": 2, "worker-1": 3, "chief-0": 2, "ps-0": 2}
     assert world.captain.generation == 2
+    assert [(record["cause"], record["task"]) for record in world.captain.restarts] == [
+        ("signal", "worker-1"),
+        ("signal", "ps-0"),
+    ]
 
 
 def test_the_chief_decides_success_and_servers_end() -> None:
@@ -129,6 +133,20 @@ def test_the_same_program_error_after_progress_is_tried_again() -> None:
         world.deliver_all()
         assert len(world.running()) == 2
     assert [record["cause"] for record in world.captain.restarts] == ["program-error"] * 3
+
+
+def test_the_loss_of_a_peer_twice_is_no_such_error() -> None:
+    """A chief whose worker has not found the new ps yet, say: there, nobody else has failed."""
+    world = up(make_plan(2, limit=2, hang_after=None))
+    for _ in range(2):
+        world.exit("worker-0", "program-error", "tf.py:1", survivor=True)
+        world.deliver_all()
+        world.pass_time(70)
+        world.deliver_all()
+    assert world.over is None and len(world.running()) == 2
+    world.exit("worker-0", "program-error", "tf.py:1", survivor=True)
+    world.deliver_all()
+    assert world.over is not None and "restart.limit is 2" in world.over.reason
 
 
 def test_steps_that_were_done_before_are_no_progress() -> None:

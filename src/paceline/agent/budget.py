@@ -62,7 +62,9 @@ class Budget:
 
     def count(self, failure: Failure, limit: int) -> Verdict:
         count = self.counts[failure.cause] = self.counts.get(failure.cause, 0) + 1
-        error = f"{failure.cause} {failure.place}" if failure.cause == "program-error" else ""
+        # One that reads like the loss of a peer may have been bad luck, also where no peer was lost.
+        own = failure.cause == "program-error" and not failure.survivor
+        error = f"{failure.cause} {failure.place}" if own else ""
         repeated = bool(error) and error == self.last_error
         self.last_error = error or self.last_error
         told = f"{failure.task}: {failure.detail}"

@@ -357,16 +357,26 @@ class Captain:
         """With nothing that this generation has saved."""
         for unit in self.units:
             if unit.kind != ALONE and unit.phase == RUNNING:
-                unit.turn(STOPPING, now)
-                self._end_tasks([task.name for task in unit.tasks], "kill")
+                self._stop(unit, now, "kill")
 
     # ---- failing and starting again
 
     def _fail(self, unit: Unit, failure: Failure, now: float, how: str) -> None:
         unit.failures.append(failure)
         if unit.phase != STOPPING:
-            unit.turn(STOPPING, now)
-            self._end_tasks([task.name for task in unit.tasks], how)
+            self._stop(unit, now, how)
+
+    def _stop(self, unit: Unit, now: float, how: str) -> None:
+        for each in [unit, *self._led(unit)]:
+            if each is unit or each.phase == RUNNING:
+                each.turn(STOPPING, now)
+                self._end_tasks([task.name for task in each.tasks], how)
+
+    def _led(self, unit: Unit) -> list[Unit]:
+        """The workers of a chief: they start again with it. One that hangs may wait for any of them; and those that
+        stayed would need a second to find a ps that was started again, in which the new chief gives up."""
+        chief = unit.kind == LEAD and any(task.role == "chief" for task in unit.tasks)
+        return [each for each in self.units if chief and each.tasks[0].role == "worker"]
 
     def _end_tasks(self, names: Iterable[str], how: str, grace: float = 0.0) -> None:
         for host, tasks in self.books.by_host(names).items():
@@ -397,7 +407,8 @@ class Captain:
             self._recovering.append(record)
         what = {"cause": failure.cause, "task": failure.task, "detail": failure.detail}
         count = {"count": verdict.count, "limit": self.plan.restart.limit}
-        self._emit("restart", **what, **count, scope=[task.name for task in unit.tasks], delay_s=verdict.delay)
+        scope = [task.name for each in [unit, *self._led(unit)] for task in each.tasks]
+        self._emit("restart", **what, **count, scope=scope, delay_s=verdict.delay)
 
     def _only_beside(self, unit: Unit) -> bool:
         return unit.kind == ALONE and unit.tasks[0].role == "evaluator"
@@ -523,15 +534,6 @@ class Captain:
             self._emit("hang", tasks=hang.tasks, silent_s=silent, limit_s=limit, progress=hang.progress)
             detail = f"no {hang.progress} for {hang.silent:.1f} s (limit {hang.limit:g} s)"
             self._fail(unit, Failure("hang", hang.tasks[0], detail, "", False, now), now, "abort")
-            if unit.kind == LEAD:
-                self._end_workers(now, "abort")
-
-    def _end_workers(self, now: float, how: str) -> None:
-        """A chief that hangs may wait for any of its workers: all of them start again with it."""
-        for unit in self.units:
-            if unit.phase == RUNNING and unit.tasks[0].role == "worker":
-                unit.turn(STOPPING, now)
-                self._end_tasks([task.name for task in unit.tasks], how)
 
     # ---- a captain that returns
 

@@ -458,9 +458,10 @@ class Member:
         else:
             memory = self._out_of_memory(attempt, number)
             cause = causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
+        survivor = cause.survivor and len(self._plan.tasks) > 1
         return ev.Exit(
             attempt.task.name, attempt.number, code, None if number is None else causes.signal_name(number), expected,
-            cause.kind, cause.detail, cause.place, cause.survivor, max(0.0, self.loop.now() - self._failed_at(attempt)),
+            cause.kind, cause.detail, cause.place, survivor, max(0.0, self.loop.now() - self._failed_at(attempt)),
         )  # fmt: skip
 
     def _failed_at(self, attempt: Attempt) -> float:
