@@ -81,6 +81,7 @@ class Snapshots:
     best: tuple[str, bool] | None = None  # a metric, and whether the lowest is the best
     rate: int | None = None  # bytes a second that a host may send
     claim: dict[str, Any] = field(default_factory=dict)  # size, storage_class and access of one to be made; {}: none
+    watch: str = ""  # a folder that tasks keep their own checkpoints in
     origin: str = ""  # what the run starts from: a run's id, a place with a run in it, or a folder
     trust: bool = False  # of what it starts from
 
@@ -210,7 +211,7 @@ def _snapshots(job: Job) -> Snapshots:
     given = job.snapshots
     best = None if given.best is None else (given.best.metric, given.best.mode == "min")
     claim = {} if given.claim is None else given.claim.model_dump()
-    return Snapshots(given.to or "", given.keep, best, given.rate, claim, given.origin, given.trust)
+    return Snapshots(given.to or "", given.keep, best, given.rate, claim, given.watch or "", given.origin, given.trust)
 
 
 def gpus_of(job: Job, role: str, group: Group) -> int:

@@ -78,6 +78,47 @@ def test_without_a_store_a_run_survives_the_loss_of_a_host_and_of_its_captain(
     assert run.ends() == 0, run.said()
 
 
+# Keeps its own checkpoint, in a file that the first worker writes anew in place; all go on from it.
+KEEPING = """
+import os, pathlib, time
+rank, kept = int(os.environ["PACELINE_RANK"]), pathlib.Path("ckpt/state")
+step = 0
+if kept.exists():
+    first, last = kept.read_text().split()
+    assert first == last, (first, last)
+    step = int(first)
+print("start", step, flush=True)
+while not pathlib.Path("/shared/finish").exists():
+    time.sleep(1.5)
+    step += 1
+    if rank == 0:
+        kept.parent.mkdir(exist_ok=True)
+        with kept.open("w", buffering=1) as file:
+            print(step, file=file)
+            time.sleep(0.3)
+            print(step, file=file)
+print("done", flush=True)
+"""
+
+
+def test_a_folder_that_is_watched_comes_back_on_pods_that_never_had_it(
+    person: Person, start: Callable[..., Run]
+) -> None:
+    run = start(program=KEEPING, snapshots={"watch": "ckpt/"})
+    run.wait("committed", count=2)
+    lost = run.pods("worker")[0]["metadata"]["name"]
+    person.cluster.kubectl("delete", "pod", lost, "-n", person.namespace, "--grace-period=1")
+    run.wait("generation-formed", count=2)
+    tasks = [f"worker-{number}" for number in range(3)]
+    eventually("all go on", lambda: {len(begun(run, task)) for task in tasks} == {2}, more=run.said)
+    [step] = {begun(run, task)[-1] for task in tasks}
+    assert step >= 2 and restored(run) >= 2
+    run.wait("committed", generation=2)
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert "warning" not in run.said(), run.said()
+
+
 def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, start: Callable[..., Run]) -> None:
     node = person.cluster.nodes[0]
     folder = person.cluster.local_volume(person.namespace, "kept", node)

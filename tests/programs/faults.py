@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import time
@@ -14,16 +15,22 @@ class Injected(Exception):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-at", type=int, metavar="STEP", help="fail before this step")
+    parser.add_argument("--fail-when", type=Path, metavar="FILE", help="fail once FILE is there, which is removed then")
     parser.add_argument("--fail-rank", type=int, default=1, help="the rank that fails")
-    parser.add_argument("--fail-how", default="raise", help="raise, exit:CODE, SIGNAME, gil, sleep, memory or port")
+    parser.add_argument(
+        "--fail-how", default="raise", help="raise, exit:CODE, SIGNAME, gil, sleep, memory, port or lose:FOLDER"
+    )
     often = parser.add_mutually_exclusive_group()
     often.add_argument("--fail-once", type=Path, metavar="FILE", help="only while FILE is absent; it is made then")
     often.add_argument("--fail-always", action="store_true", help="every time, which is the default")
 
 
 def before_step(step: int, rank: int, given: argparse.Namespace) -> None:
-    if step != given.fail_at or rank != given.fail_rank:
+    told = given.fail_when is not None and given.fail_when.exists()
+    if rank != given.fail_rank or not (told or step == given.fail_at):
         return
+    if told:
+        given.fail_when.unlink()
     if given.fail_once:
         try:
             given.fail_once.touch(exist_ok=False)
@@ -45,6 +52,9 @@ def fail(how: str) -> None:
         sum(range(10**13))
     elif how == "sleep":
         time.sleep(10**6)
+    elif how.startswith("lose:"):
+        shutil.rmtree(how[5:])  # as if the machine were gone
+        os.kill(os.getpid(), signal.SIGKILL)
     elif how == "memory":
         eat_memory()
     elif how == "port":

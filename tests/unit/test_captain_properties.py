@@ -23,10 +23,12 @@ class AnyOrder(RuleBasedStateMachine):
         evaluator=st.booleans(),
         servers=st.sampled_from([(0, False), (0, True), (1, True), (2, False)]),
         per_host=st.integers(1, 2),
+        watch=st.sampled_from(["", "ckpt"]),
     )
-    def begin(self, workers: int, evaluator: bool, servers: tuple[int, bool], per_host: int) -> None:
+    def begin(self, workers: int, evaluator: bool, servers: tuple[int, bool], per_host: int, watch: str) -> None:
         ps, chief = servers
-        plan = make_plan(workers, evaluator=evaluator, ps=ps, chief=chief, per_host=per_host, limit=LIMIT, start=1e6)
+        kinds = {"evaluator": evaluator, "ps": ps, "chief": chief, "per_host": per_host}
+        plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch)  # type: ignore[arg-type]
         self.world = World(plan)
         self.step = 0
 

@@ -97,6 +97,14 @@ FIELDS = {
         "job.yaml:4: snapshots.claim.size: is missing; write size: 100Gi\n"
         "    snapshots: {to: claim://digits, claim: {}}",
     ),
+    **{
+        f"{path} as a folder of checkpoints": (
+            f"snapshots: {{watch: {path}}}\n",
+            "job.yaml:4: snapshots.watch: cannot be a folder of checkpoints; name one below the working folder: ckpt/; "
+            f"allowed: a folder\n    snapshots: {{watch: {path}}}",
+        )
+        for path in (".", "a/../../b", "~/ckpt", "s3://bucket/ckpt")
+    },
     "no snapshot is kept": (
         "snapshots: {keep: 0}\n",
         "job.yaml:4: snapshots.keep: must be at least 1, got 0; allowed: a whole number of at least 1\n"

@@ -724,3 +724,17 @@ def test_a_captain_back_after_the_lease_begins_from_what_was_saved_meanwhile() -
     world.pass_time(LEASE + 2)
     world.deliver_all()
     assert restored(world)[-1] == "step-20-g1" and counted(world)[0] == Id(20, 1)
+
+
+def test_a_folder_that_is_watched_is_made_ready_on_every_host_without_a_snapshot_too() -> None:
+    world = World(a_plan(snapshots=Snapshots(watch="ckpt")))
+    world.join_all()
+    world.answer()
+    world.deliver(HOSTS[0])
+    assert words(world, HOSTS[1]) == ["prepare"] and world.started == []
+    world.deliver_all()
+    assert len(world.started) == 2
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    assert restored(world) == [None, None]
+    assert [machine.prepared for machine in world.machines.values()] == [2, 2]

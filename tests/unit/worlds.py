@@ -13,6 +13,7 @@ from paceline.agent import events as ev
 from paceline.agent.captain import OVER, Captain
 from paceline.agent.porter import Porter
 from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
+from paceline.plan import Snapshots as Settings
 from paceline.storage.manifest import File, Id, Part, parse_id
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import Sent, Wanted
@@ -31,6 +32,7 @@ def make_plan(
     hang_after: float | None = 60.0,
     runtime: float | None = None,
     start: float = 300.0,
+    watch: str = "",
 ) -> Plan:
     """A plan by hand: the captain's tests do not need a job file."""
     roles, hosts, tasks = [], [], []
@@ -54,7 +56,7 @@ def make_plan(
     limits = Limits(start, runtime, 5.0)
     return Plan(
         VERSION, "job", "tensorflow", strategy, "/", tuple(roles), tuple(hosts), tuple(tasks),
-        Restart(limit, hang_after, True), limits,
+        Restart(limit, hang_after, True), limits, Settings(watch=watch),
     )  # fmt: skip
 
 
@@ -134,6 +136,7 @@ class Machine:
     finished: bool = False
     held: dict[tuple[str, Id], ev.Saved] = field(default_factory=dict)
     restored: Id | None = None
+    prepared: int = 0  # the generation that it is ready for
     shown: Id | None = None  # to evaluators
 
 
@@ -310,7 +313,12 @@ class World:
             self.tell(saved)
 
     def _hear(self, machine: Machine, message: dict[str, Any]) -> None:
-        id, kind = Id(*message["snapshot"]), message["type"]
+        kind = message["type"]
+        if message["snapshot"] is None:
+            machine.prepared, machine.restored = int(message["generation"]), None
+            self.tell(ev.Prepared(machine.host, None))
+            return
+        id = Id(*message["snapshot"])
         if kind == "send" and (message["task"], id) in machine.held:
             part = Part(message["task"], (File("state", 1, "0" * 64),))
             self.tell(ev.Stored(machine.host, message["task"], id, part, self.place.fails or self.place.read_only))
@@ -321,6 +329,7 @@ class World:
             if id in self.place.damaged:
                 error = {"kind": self.place.damage, "text": f"{id} is damaged", "passing": False}
             machine.restored = None if error else id
+            machine.prepared = 0 if error else int(message["generation"])
             self.tell(ev.Prepared(machine.host, id, error))
         elif kind == "committed":
             machine.shown = id
@@ -332,6 +341,8 @@ class World:
             counted = [id for id in self.place.snapshots.known().counted() if id.generation < generation]
             newest = next((id for id in counted if id not in self.place.damaged), None)
             assert restore == newest, "a task began from another snapshot than the newest"
+            prepared = machine.prepared == generation or not self.plan.snapshots.watch
+            assert prepared, "a task began before its folder was put back"
         machine.generation = max(machine.generation, generation)
         for name, attempt in tasks.items():
             assert name not in machine.processes, "a task was started twice on one host"

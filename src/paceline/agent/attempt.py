@@ -51,6 +51,7 @@ class Attempt:
         self.raised: Raised | None = None
         self.raised_at = 0.0
         self.deadline: Timer | None = None
+        self.gives_up: Callable[[], None] | None = None  # what is still done for it once its process is gone
         self.state = ""
         self._cpu = deque([(now, 0.0)], maxlen=SAMPLES)
         self._loop = loop
@@ -96,6 +97,8 @@ class Attempt:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL, whole_group=True)
+        if self.gives_up is not None:
+            self.gives_up()
 
     def read_output(self) -> None:
         for _ in range(64):

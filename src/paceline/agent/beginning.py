@@ -69,7 +69,7 @@ class Beginning:
             self._adopt()
         elif self.choice is None and self._shelf.origin:
             self.trouble = f"nothing of {self._shelf.origin}, which the run starts from, can be read", False
-        elif self.choice is not None and self.hosts:
+        elif (self.choice is not None or self._shelf.watches) and self.hosts:
             self._fetch()
         else:
             self._record()
@@ -91,8 +91,8 @@ class Beginning:
             self._prepare(host)
 
     def _prepare(self, host: str) -> None:
-        assert self.choice is not None
-        self._put(ev.Say(host, {"type": "prepare", "snapshot": pair(self.choice)}))
+        snapshot = None if self.choice is None else pair(self.choice)
+        self._put(ev.Say(host, {"type": "prepare", "snapshot": snapshot, "generation": self.number}))
 
     def _record(self) -> None:
         self.stage = RECORDING
@@ -124,7 +124,7 @@ class Beginning:
             self._prepared.add(told.host)
             if self._prepared == self.hosts:
                 self._record()
-        elif told.error["kind"] in ("damaged", "newer"):
+        elif told.error["kind"] in ("damaged", "newer") and told.id is not None:
             text = f"the snapshot of step {told.id.step} is passed over: {told.error['text']}"
             self._emit("warning", text=text)
             self._bad.add(told.id)

@@ -124,7 +124,7 @@ class Prepared:
     """A host has a verified copy of the snapshot to go on from; or why not."""
 
     host: str
-    id: Id
+    id: Id | None  # None: it has done what is to be done without one
     error: Mapping[str, Any] | None = None
 
 

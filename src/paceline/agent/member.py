@@ -283,6 +283,7 @@ class Member:
 
     def _beat(self) -> None:
         self._staging.look()
+        self._staging.watching.look(self._attempts)
         self._send_beat()
         for attempt in self._attempts.values():
             attempt.sample()
@@ -401,6 +402,7 @@ class Member:
     def _began(self, attempt: Attempt) -> None:
         words = {"pid": attempt.pid, "warm": attempt.warm}
         self._send({"type": "started", "task": attempt.task.name, "attempt": attempt.number, **words})
+        self._staging.watching.began(attempt)
         if attempt.asked:
             attempt.kill()
         early = self._early.pop(attempt.pid, None)
@@ -427,6 +429,11 @@ class Member:
         attempt.kill()  # what it started and left in its process group
         self._sweep(name)
         attempt.finish()
+        well = status == 0 and attempt.asked in ("", "term")
+        self._staging.watching.ended(attempt, well, lambda: self._gone(attempt, status))
+
+    def _gone(self, attempt: Attempt, status: int) -> None:
+        name = attempt.task.name
         self._staging.look()  # its last snapshot, and its last step, before the word that it is gone
         self._send_beat()
         del self._attempts[name]

@@ -86,7 +86,8 @@ def read_member(message: Message, host: str) -> ev.Told | None:
         part = None if error is not None else Part(_text(message, "task"), _files(message))
         return ev.Stored(host, _text(message, "task"), _id(message), part, error)
     if kind == "prepared":
-        return ev.Prepared(host, _id(message), _error(message))
+        id = None if message.get("snapshot") is None else _id(message)
+        return ev.Prepared(host, id, _error(message))
     if kind == "leaving":
         return ev.Leaving(host, _text(message, "reason"))
     if kind == "said":

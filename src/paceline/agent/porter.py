@@ -1,7 +1,7 @@
 """The porter: a process beside the agent that carries snapshots to and from their place, so that nothing waits for it.
 
 It reads requests from its standard input and answers on its standard output, a JSON object a line. Transfers are done
-one after the other; neither short requests nor what the run writes wait for them.
+one after the other; neither short requests, nor what the run writes, nor a folder that is watched wait for them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,23 @@ from paceline.storage.folder import Folder
 from paceline.storage.kept import Kept
 from paceline.storage.manifest import Damaged, Id, Newer, parse
 from paceline.storage.places import open_store
+from paceline.storage.putting import TASKS, begin
 from paceline.storage.snapshots import Snapshots, Superseded, Unfit, always
 from paceline.storage.store import Store, StoreError, Unwanted, Wanted
+from paceline.storage.taking import Taking
+from paceline.storage.watched import Later
 
 Request = dict[str, Any]
-LANES = {**dict.fromkeys(("send", "fetch", "sweep", "adopt"), "transfers"), "keep": "kept"}  # else it is short
+LANES = {  # else it is short
+    **dict.fromkeys(("send", "fetch", "sweep", "adopt"), "transfers"),
+    **dict.fromkeys(("put", "take"), "watching"),
+    "keep": "kept",
+}
 NICE = 5  # training goes first
 PATIENCE = 8.0  # seconds for one short request; who asks may ask again
 _KINDS: dict[type[Exception], str] = {
     Damaged: "damaged", Newer: "newer", Superseded: "superseded", Unfit: "unfit", Unwanted: "unwanted",
-    StoreError: "store",
+    StoreError: "store", Later: "later",
 }  # fmt: skip
 
 
@@ -59,6 +66,7 @@ class Porter:
         self._next = 0.0  # when the next piece may be sent
         self._turn = threading.Lock()
         self._unwanted: set[int] = set()
+        self._taking: Taking | None = None
         self._lanes: dict[str, queue.Queue[Request | None]] = {lane: queue.Queue() for lane in lanes}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
         for thread in self._threads:
@@ -165,6 +173,28 @@ class Porter:
         assert self._kept is not None
         self._kept.send(str(request["piece"]), request["ranges"], str(request["scratch"]), self._paced(request))
         return {}
+
+    # ---- a folder that is watched
+
+    def _put(self, request: Request) -> Request:
+        """Before tasks start."""
+        source, who = str(request["source"]), (str(request["run"]), str(request["host"]))
+        doubtful, kept = begin(
+            str(request["folder"]), str(request["own"]), who, int(request["generation"]), source,
+            map(str, request["inner"]), self._wanted(request),
+        )  # fmt: skip
+        if request["copies"]:
+            self._taker(request).begin(bool(source), doubtful)
+        return {"kept": kept}
+
+    def _take(self, request: Request) -> Request:
+        taking, leader = self._taker(request), str(request["leader"])
+        return {"taken": taking.take(str(request["to"]), request["metrics"], leader, self._wanted(request))}
+
+    def _taker(self, request: Request) -> Taking:
+        if self._taking is None:
+            self._taking = Taking(str(request["folder"]), str(request["copies"]), f"{request['own']}/{TASKS}")
+        return self._taking
 
     def _wanted(self, request: Request) -> Wanted:
         number = int(request["id"])

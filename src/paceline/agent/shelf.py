@@ -60,6 +60,7 @@ class Shelf:
         """`copies`: hosts keep the newest committed one, so that they need not fetch it, and the place may be lost."""
         self._plan, self._run = plan, run
         self._copies = copies
+        self.watches = bool(plan.snapshots.watch)  # hosts have something to do before tasks start, snapshot or not
         self._put, self._emit = put, emit
         self._order = {task.name: number for number, task in enumerate(plan.tasks)}
         self.generation = 0  # what may be saved is of this one

@@ -4,6 +4,7 @@
 <folder>/held/<task>/step-<n>-g<generation>        taken by the agent, until the captain lets it go
 <folder>/restored/<host>/step-<n>-g<generation>    a verified copy to go on from
 <folder>/committed/<host>/step-<n>                 copies for evaluators
+Where a folder of their own is watched instead, see watching.py.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from paceline.agent.events import Saved
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.porting import Answer, Porting, errand
+from paceline.agent.watching import Watching
 from paceline.agent.wire import Message
 from paceline.plan import Plan
 from paceline.storage.manifest import Id, parse_id
+from paceline.storage.watched import ABOUT
 
-ABOUT = "paceline.json"
-ABOUT_LIMIT = 64 * 1024
+ABOUT_LIMIT = 8 * 1024 * 1024
 MOST_PARTS = 100_000
 FOR_EVALUATORS = 3  # copies that are kept
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
@@ -51,10 +53,11 @@ class Staging:
         self._committed = f"{options.folder}/committed/{options.host}"
         environment = {**os.environ, **plan.role(host.role).env}
         self.porting = Porting(errand(plan, options), environment, loop)
+        self.watching = Watching(plan, options, loop, self.porting, self._take, said)
         self._sending: dict[tuple[str, Id], int] = {}
         self._stored: dict[tuple[str, Id], Message] = {}  # what was told, should the captain ask again
-        self._preparing: tuple[Id, int] | None = None
-        self._prepared: Id | None = None  # not used by a task yet
+        self._preparing: tuple[Id | None, int] | None = None
+        self._prepared: tuple[Id | None] | None = None  # not used by a task yet
         self._fetching = False
         self._wanted: Id | None = None  # the newest for evaluators, while another is being fetched
 
@@ -81,18 +84,24 @@ class Staging:
         """Takes and tells what tasks have saved since the last look."""
         for task in self._tasks:
             for step, generation, path in list(self._new(task)):
-                id = Id(step, generation)
-                target = f"{self._held}/{task}/{id}"
-                try:
-                    if os.path.exists(target):
-                        self._remove([path])  # the same step once more: the first is on its way
-                        continue
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
-                    os.rename(path, target)
-                except OSError as error:
-                    self._said(f"{task}: the snapshot in {path} cannot be taken: {error.strerror}", True)
-                    continue
-                self._tell({"type": "saved", **_words(self._saved(task, id))})
+                if self.watching.folder:
+                    self._remove([path])
+                    self._said(f"{task}: its own snapshots are not taken, as snapshots.watch names a folder", True)
+                else:
+                    self._take(task, Id(step, generation), path)
+
+    def _take(self, task: str, id: Id, path: str) -> None:
+        target = f"{self._held}/{task}/{id}"
+        try:
+            if os.path.exists(target):
+                self._remove([path])  # the same step once more: the first is on its way
+                return
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(path, target)
+        except OSError as error:
+            self._said(f"{task}: the snapshot in {path} cannot be taken: {error.strerror}", True)
+            return
+        self._tell({"type": "saved", **_words(self._saved(task, id))})
 
     def held(self) -> list[Saved]:
         """What is here, also from before this agent's life."""
@@ -129,6 +138,9 @@ class Staging:
     # ---- the captain's word
 
     def receive(self, kind: str, message: Message) -> None:
+        if message["snapshot"] is None:
+            self._prepare(None, int(message["generation"]))
+            return
         step, generation = message["snapshot"]
         id = Id(int(step), int(generation))
         if kind == "send":
@@ -136,7 +148,7 @@ class Staging:
         elif kind == "drop":
             self._drop(str(message["task"]), id)
         elif kind == "prepare":
-            self._prepare(id)
+            self._prepare(id, int(message["generation"]))
         elif kind == "committed":
             self._fetch_for_evaluators(id)
 
@@ -166,13 +178,14 @@ class Staging:
         if task in self._tasks:
             self._remove([f"{self._held}/{task}/{id}"])
 
-    def _prepare(self, id: Id) -> None:
+    def _prepare(self, id: Id | None, begins: int) -> None:
+        """For the generation `begins`."""
         if self._preparing is not None:
             if self._preparing[0] == id:
                 return
             self.porting.forget(self._preparing[1])
-        words: Message = {"type": "prepared", "snapshot": [id.step, id.generation]}
-        if self._prepared == id:
+        words: Message = {"type": "prepared", "snapshot": None if id is None else [id.step, id.generation]}
+        if self._prepared == (id,):
             self._tell(words)
             return
         self._prepared = None
@@ -180,16 +193,26 @@ class Staging:
         folder = f"{self._restored}/{id}"
 
         def fetched(answer: Answer) -> None:
+            if "error" not in answer and self.watching.folder and self._preparing == (id, number):
+                self._preparing = id, self.watching.put(begins, id, folder, done)
+            else:
+                done(answer)
+
+        def done(answer: Answer) -> None:
             if self._preparing is not None and self._preparing[0] == id:
                 self._preparing = None
             if "error" not in answer:
-                self._prepared = id
+                self._prepared = (id,)
             elif answer["error"]["kind"] == "unwanted":
                 return
             self._tell({**words, **answer})
 
+        if id is None:
+            self._preparing = None, self.watching.put(begins, None, "", done)
+            return
         request = {"do": "fetch", "snapshot": words["snapshot"], "folder": folder, "held": self._held}
-        self._preparing = id, self.porting.ask(request, fetched)
+        number = self.porting.ask(request, fetched)
+        self._preparing = id, number
 
     def _fetch_for_evaluators(self, id: Id) -> None:
         if self._fetching:
@@ -235,6 +258,7 @@ class Staging:
         for folder in (self._restored, self._committed, *staged, *let_go):
             shutil.rmtree(folder, ignore_errors=True)
         above = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
+        self.watching.tidy()
         for folder in (*own, *above):
             try:
                 os.rmdir(folder)

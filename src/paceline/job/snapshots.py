@@ -62,8 +62,17 @@ def origin(value: Any) -> str:
     return text
 
 
+def watched(value: Any) -> str:
+    text = values.text(value)
+    path = os.path.normpath(text)
+    if path in (".", "/") or path.startswith(("..", "~")) or not path.isprintable() or "://" in text:
+        raise BadValueError("cannot be a folder of checkpoints", "name one below the working folder: ckpt/", "a folder")
+    return path
+
+
 Place = Annotated[str, PlainValidator(place), WithJsonSchema(text_schema(r"\S"))]
 Origin = Annotated[str, PlainValidator(origin), WithJsonSchema(text_schema(r"\S"))]
+Watched = Annotated[str, PlainValidator(watched), WithJsonSchema(text_schema(r"\S"))]
 
 
 class Best(Strict):
@@ -107,6 +116,12 @@ class _Snapshots(Strict):
     )
     rate: Memory | None = Field(
         default=None, description="Bytes a second that each host may send. Unset: as many as it can.", examples=["50Mi"]
+    )
+    watch: Watched | None = Field(
+        default=None,
+        description="A folder that the program keeps its own checkpoints in, relative to its working folder: what is "
+        "there is committed whenever it has changed, and put back before tasks start again.",
+        examples=["ckpt/"],
     )
     trust: Switch = Field(
         default=False,

@@ -1,0 +1,336 @@
+"""Programs that keep their checkpoints in a folder of their own, and nothing of them changed: that folder is watched,
+committed, and put back after any death; half of a file never is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from runs import PROGRAMS, Run, Starter, eventually, job, kill, misbehave
+
+pytestmark = pytest.mark.timeout(180)
+
+WATCH = {"watch": "ckpt/", "keep": 100}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    with runs.starter(tmp_path) as starter:
+        yield starter
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    """The folder that keeps.py is told in what to do."""
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return folder
+
+
+def a_job(orders: Path, *words: object, **more: Any) -> dict[str, Any]:
+    command = ["python", str(PROGRAMS / "keeps.py"), str(orders), "ckpt", *map(str, words)]
+    return job(command, **{"snapshots": WATCH, **more})
+
+
+def tell(orders: Path, name: str, words: object = "") -> None:
+    (orders / "partial").write_text(str(words))
+    (orders / "partial").rename(orders / name)
+
+
+def commit(run: Run, orders: Path, step: int) -> None:
+    before = len(run.events("committed"))
+    tell(orders, "step", step)
+    eventually(f"step {step} is committed", lambda: len(run.events("committed")) > before, more=run.story)
+    assert committed(run)[-1] == step
+
+
+def committed(run: Run) -> list[int]:
+    """The steps in what is committed, by the files themselves, every one of them whole."""
+    steps = []
+    for event in run.events("committed"):
+        found = set()
+        for path in (run.folder / "snapshots" / run.folder.name / event["snapshot"] / "worker-0").glob("state-*"):
+            head, _, body = path.read_bytes().partition(b"\n")
+            step, _, digest = head.decode().partition(" ")
+            assert hashlib.sha256(body).hexdigest() == digest, f"{path} is torn"
+            found.add(int(step))
+        assert len(found) == 1, f"{event['snapshot']} has files of {found}"
+        steps += found
+    return steps
+
+
+def starts(run: Run, task: str = "worker-0") -> list[int]:
+    return [int(line.split()[-1]) for line in run.log(task).splitlines() if " start " in line]
+
+
+def goes_on(run: Run, generation: int, step: int, tasks: tuple[str, ...] = ("worker-0", "worker-1")) -> None:
+    for task in tasks:
+        eventually(f"{task} goes on", lambda task=task: len(starts(run, task)) >= generation, more=run.story)  # type: ignore[misc]
+        assert starts(run, task)[generation - 1] == step
+
+
+def finish(run: Run, orders: Path) -> runs.Report:
+    tell(orders, "finish")
+    return run.succeeds()
+
+
+def warnings(run: Run) -> list[str]:
+    return [event["text"] for event in run.events("warning")]
+
+
+def beside(run: Run) -> list[str]:
+    """What is in the working folder."""
+    return sorted(path.name for path in run.place.iterdir() if path.name not in ("home", "stdout", "stderr"))
+
+
+# ---- from the folder and back
+
+
+def test_a_program_goes_on_after_the_loss_of_its_machine(start: Starter, orders: Path) -> None:
+    run = start(a_job(orders))
+    commit(run, orders, 10)
+    commit(run, orders, 20)
+    tell(orders, "fail-0", "lose")
+    goes_on(run, 2, 20)
+    assert run.wait("generation-formed", generation=2)["restore"] == "step-2-g1"
+    commit(run, orders, 30)
+    finish(run, orders)
+    assert committed(run) == [10, 20, 30]
+    assert [event["snapshot"] for event in run.events("committed")] == ["step-1-g1", "step-2-g1", "step-3-g2"]
+    assert warnings(run) == []
+    assert beside(run) == ["ckpt", "job.yaml"]
+    assert not [name for name in ("watched", "held", "restored") if (run.folder / name).exists()]
+
+
+def test_what_the_program_wrote_since_is_gone(start: Starter, orders: Path) -> None:
+    """It is newer than what was committed, and may be half of something."""
+    run = start(a_job(orders))
+    commit(run, orders, 10)
+    tell(orders, "fail-0", "kill while it writes")
+    tell(orders, "step", 20)
+    goes_on(run, 2, 10)
+    eventually("the step is done again", lambda: len(committed(run)) == 2, more=run.story)
+    finish(run, orders)
+    assert committed(run) == [10, 20]
+
+
+def test_steps_are_those_that_the_program_reports(start: Starter) -> None:
+    code = """
+import pathlib, time, paceline
+folder = pathlib.Path("ckpt")
+folder.mkdir(exist_ok=True)
+for step in (100, 200):
+    paceline.report(step=step, loss=1 / step)
+    (folder / "state").write_text(str(step))
+    before = step == 100 and pathlib.Path("go")
+    while before and not before.exists():
+        time.sleep(0.01)
+"""
+    best = {"best": {"metric": "loss"}, "keep": 1}
+    run = start(job(["python", "-c", code], workers=1, snapshots={**WATCH, **best}))
+    assert run.wait("committed")["step"] == 100
+    (run.place / "go").touch()
+    run.succeeds()
+    assert [event["step"] for event in run.events("committed")] == [100, 200]
+    [kept] = (run.folder / "snapshots" / run.folder.name).glob("step-*")
+    assert json.loads((kept / "manifest.json").read_text())["metrics"] == {"loss": 0.005}
+
+
+# ---- the last one
+
+
+def test_what_is_written_last_is_committed_before_the_run_ends(start: Starter, orders: Path) -> None:
+    tell(orders, "step", 7)
+    tell(orders, "finish")
+    run = start(a_job(orders))
+    run.succeeds()
+    assert committed(run) == [7]
+
+
+def test_also_in_the_grace_of_a_run_that_is_stopped(start: Starter, orders: Path) -> None:
+    run = start(a_job(orders, "--on-sigterm", workers=1))
+    commit(run, orders, 10)
+    assert run.call("stop", run.folder.name).returncode == 0
+    assert run.end()[1]["status"] == "stopped"
+    assert committed(run) == [10, 11]
+
+
+def test_but_nothing_of_a_program_that_fails(start: Starter, orders: Path) -> None:
+    run = start(a_job(orders, workers=1, restart={"limit": 0}))
+    commit(run, orders, 10)
+    tell(orders, "fail-0", "exit while it writes")
+    tell(orders, "step", 20)
+    run.fails()
+    assert committed(run) == [10]
+    assert beside(run) == ["ckpt", "job.yaml"]  # with half of a file: it is the program's own
+
+
+def test_one_that_cannot_be_taken_is_said(start: Starter) -> None:
+    code = "import os; os.mkdir('ckpt'); open('ckpt/state', 'w').close(); os.symlink('/', 'ckpt/root')"
+    run = start(job(["python", "-c", code], workers=1, snapshots=WATCH))
+    run.succeeds()
+    words = "was not taken after worker-0 had ended: 'root' is a link that leads out of it, to '/'"
+    assert warnings(run) == [f"{run.place}/ckpt {words}"]
+
+
+def test_nobody_waits_for_ever_for_what_somebody_keeps_open(start: Starter, orders: Path) -> None:
+    run = start(a_job(orders, workers=1, limits={"commit": "3s"}))
+    commit(run, orders, 10)
+    with (run.place / "ckpt" / "more").open("w") as file:
+        tell(orders, "finish")
+        run.succeeds()
+        file.write("")
+    [warning] = warnings(run)
+    assert "was not taken after worker-0 had ended: more is open for writing by" in warning
+
+
+def test_nor_where_another_task_dies_meanwhile(start: Starter, orders: Path) -> None:
+    run = start(a_job(orders))
+    commit(run, orders, 10)
+    with (run.place / "ckpt" / "state-0").open("r+") as file:
+        file.write("1")  # as it was; but it has changed
+        file.flush()
+        tell(orders, "fail-1", "hang")
+        eventually("the other does not end", lambda: "hangs" in run.log("worker-1"), more=run.story)
+        tell(orders, "finish")
+        eventually("the first has ended", lambda: "done" in run.log("worker-0"), more=run.story)
+        kill(run.task("worker-1"))
+        run.wait("generation-formed", generation=2)
+    run.succeeds()
+    assert starts(run) == starts(run, "worker-1") == [0, 10]
+
+
+# ---- killed at moments
+
+
+VICTIMS: dict[str, Callable[[Run], None]] = {
+    "task": lambda run: kill(run.task("worker-0")),
+    "other task": lambda run: kill(run.task("worker-1")),
+    "agent": lambda run: kill(run.agent("worker-host-0")),
+    "host": lambda run: kill(run.keeper("worker-host-0")),
+    "other host": lambda run: kill(run.keeper("worker-host-1")),
+}
+
+
+def test_killed_at_any_moment(start: Starter, orders: Path) -> None:
+    """While it writes a file in place, a third of the time."""
+    chance = random.Random(20260724)
+    run = start(a_job(orders, "--every", 1.7, "--pause", 0.1, restart={"limit": 100}))
+    for generation in range(1, 6):
+        eventually("it trains", lambda g=generation: len(starts(run)) >= g, more=run.story)  # type: ignore[misc]
+        time.sleep(chance.uniform(2.0, 5.0))
+        VICTIMS[chance.choice(list(VICTIMS))](run)
+        run.wait("generation-formed", generation=generation + 1)
+    run.wait("committed", generation=6)
+    finish(run, orders)
+    assert starts(run) == starts(run, "worker-1") and len(starts(run)) == 6
+    steps = committed(run)
+    assert starts(run)[-1] > starts(run)[0] == 0
+    assert steps == sorted(steps) and set(starts(run)) <= {0, *steps}
+    assert "put back" not in run.log("worker-0") + run.log("worker-1")
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_killed_in_the_middle_of_a_write_that_stalls(start: Starter, orders: Path, victim: str) -> None:
+    """The folder rests, and only the death of a task can tell that half of a file is there."""
+    other = victim.startswith("other")
+    run = start(a_job(orders, "--savers", 2))
+    commit(run, orders, 10)
+    tell(orders, "fail-1" if other else "fail-0", "hang while it writes")
+    tell(orders, "step", 20)
+    eventually("it hangs", lambda: "hangs" in run.log("worker-1" if other else "worker-0"), more=run.story)
+    time.sleep(1.5)  # the folder has rested for longer than it has to
+    VICTIMS[victim](run)
+    goes_on(run, 2, 10)
+    eventually("the step is done again", lambda: len(committed(run)) == 2, more=run.story)
+    finish(run, orders)
+    assert committed(run) == [10, 20]
+
+
+def test_killed_before_anything_was_taken(start: Starter, orders: Path) -> None:
+    """There is nothing to go on from, and half of a file is not left for the next to find."""
+    run = start(a_job(orders, workers=1))
+    tell(orders, "fail-0", "kill while it writes")
+    tell(orders, "step", 10)
+    goes_on(run, 2, 0, ("worker-0",))
+    finish(run, orders)
+    assert committed(run) == [10]
+
+
+def test_what_was_there_before_the_run_is_found_and_taken(start: Starter, orders: Path) -> None:
+    code = """
+import os, pathlib, signal
+state = pathlib.Path("ckpt/state")
+print("start", state.read_text(), flush=True)
+while not pathlib.Path("go").exists():
+    pass
+pathlib.Path("go").unlink()
+state.write_text(str(int(state.read_text()) + 1))
+if state.read_text() == "6":
+    state.write_text("ha")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    place = orders.parent / "run-0"
+    (place / "ckpt").mkdir(parents=True)
+    (place / "ckpt" / "state").write_text("5")
+    run = start(job(["python", "-c", code], workers=1, snapshots=WATCH))
+    run.wait("committed")
+    (place / "go").touch()
+    eventually("it goes on", lambda: starts(run) == [5, 5], more=run.story)
+    (place / "ckpt" / "state").write_text("8")
+    (place / "go").touch()
+    run.succeeds()
+    assert (place / "ckpt" / "state").read_text() == "9"
+
+
+# ---- what cannot be
+
+
+def test_a_folder_that_holds_the_run_itself_is_refused_at_once(start: Starter, orders: Path) -> None:
+    run = start(a_job(orders, snapshots={"watch": str(orders.parent)}))
+    report = run.fails()
+    assert "holds more than checkpoints" in report["reason"] and report["steps"] == 0
+
+
+def test_snapshots_of_the_program_s_own_are_not_taken_as_well(start: Starter) -> None:
+    run = start(job(misbehave("--resume", "--steps", 3), workers=1, snapshots=WATCH))
+    run.succeeds()
+    assert warnings(run) == ["worker-0: its own snapshots are not taken, as snapshots.watch names a folder"]
+    assert run.events("saved") == []
+
+
+# ---- frameworks, with programs that know nothing of Paceline
+
+
+def trains_on(start: Starter, framework: dict[str, str], program: str) -> None:
+    """Its folder is lost with its first task; it ends with the same weights as one that was never disturbed."""
+    command = ["python", str(PROGRAMS / program), "--steps", "30"]
+    other = start(job(command, **framework))
+    words = ["--sleep", "0.2", "--checkpoint-dir", "ckpt", "--fail-when", "lose", "--fail-rank", "0"]
+    run = start(job([*command, *words, "--fail-how", "lose:ckpt"], **framework, snapshots=WATCH))
+    run.wait("committed")
+    (run.place / "lose").touch()
+    run.succeeds()
+    other.succeeds()
+    for task in ("worker-0", "worker-1"):
+        assert [step > 0 for step in starts(run, task)] == [False, True]
+        assert weights(run, task) == weights(other, task)
+
+
+def weights(run: Run, task: str) -> str:
+    return next(line.split()[-1] for line in run.log(task).splitlines() if " weights " in line)
+
+
+def test_tensorflow_s_checkpoint_manager(start: Starter) -> None:
+    trains_on(start, {"framework": "tensorflow", "strategy": "multi-worker"}, "tf_multiworker.py")
+
+
+def test_torch_save(start: Starter) -> None:
+    trains_on(start, {"framework": "torch"}, "torch_ddp.py")
