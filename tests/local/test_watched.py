@@ -311,10 +311,12 @@ def test_snapshots_of_the_program_s_own_are_not_taken_as_well(start: Starter) ->
 
 def trains_on(start: Starter, framework: dict[str, str], program: str) -> None:
     """Its folder is lost with its first task; it ends with the same weights as one that was never disturbed."""
-    command = ["python", str(PROGRAMS / program), "--steps", "30"]
+    command = ["python", str(PROGRAMS / program), "--steps", "20"]
     other = start(job(command, **framework))
-    words = ["--sleep", "0.2", "--checkpoint-dir", "ckpt", "--fail-when", "lose", "--fail-rank", "0"]
-    run = start(job([*command, *words, "--fail-how", "lose:ckpt"], **framework, snapshots=WATCH))
+    fault = ["--fail-at", "12", "--fail-rank", "0", "--fail-once", "lost", "--fail-when", "lose"]
+    words = ["--checkpoint-dir", "ckpt", *fault, "--fail-how", "lose:ckpt"]
+    run = start(job([*command, *words], **framework, snapshots=WATCH))
+    eventually("it waits", lambda: (run.place / "lost").exists(), more=run.story)
     run.wait("committed")
     (run.place / "lose").touch()
     run.succeeds()

@@ -15,7 +15,7 @@ class Injected(Exception):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-at", type=int, metavar="STEP", help="fail before this step")
-    parser.add_argument("--fail-when", type=Path, metavar="FILE", help="fail once FILE is there, which is removed then")
+    parser.add_argument("--fail-when", type=Path, metavar="FILE", help="wait for FILE first")
     parser.add_argument("--fail-rank", type=int, default=1, help="the rank that fails")
     parser.add_argument(
         "--fail-how", default="raise", help="raise, exit:CODE, SIGNAME, gil, sleep, memory, port or lose:FOLDER"
@@ -26,16 +26,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def before_step(step: int, rank: int, given: argparse.Namespace) -> None:
-    told = given.fail_when is not None and given.fail_when.exists()
-    if rank != given.fail_rank or not (told or step == given.fail_at):
+    if step != given.fail_at or rank != given.fail_rank:
         return
-    if told:
-        given.fail_when.unlink()
     if given.fail_once:
         try:
             given.fail_once.touch(exist_ok=False)
         except FileExistsError:
             return
+    while given.fail_when and not given.fail_when.exists():
+        time.sleep(0.01)
     print(f"fault {given.fail_how} before step {step}", flush=True)
     fail(given.fail_how)
 
