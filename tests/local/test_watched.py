@@ -222,10 +222,10 @@ VICTIMS: dict[str, Callable[[Run], None]] = {
 def test_killed_at_any_moment(start: Starter, orders: Path) -> None:
     """While it writes a file in place, a third of the time."""
     chance = random.Random(20260724)
-    run = start(a_job(orders, "--every", 1.7, "--pause", 0.1, restart={"limit": 100}))
+    run = start(a_job(orders, "--every", 1.2, "--pause", 0.07, restart={"limit": 100}))
     for generation in range(1, 6):
-        eventually("it trains", lambda g=generation: len(starts(run)) >= g, more=run.story)  # type: ignore[misc]
-        time.sleep(chance.uniform(2.0, 5.0))
+        run.wait("committed", generation=generation)
+        time.sleep(chance.uniform(0.0, 2.0))
         VICTIMS[chance.choice(list(VICTIMS))](run)
         run.wait("generation-formed", generation=generation + 1)
     run.wait("committed", generation=6)

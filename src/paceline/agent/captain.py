@@ -603,6 +603,10 @@ class Captain:
             self._commit_until = now + self.plan.limits.commit
         return self.shelf.busy() and now < self._commit_until
 
+    def _deleting(self, now: float) -> bool:
+        """What is not to be kept is gone when the run is over, too."""
+        return bool(self.shelf.deleting) and self._commit_until is not None and now < self._commit_until
+
     def _end(self, status: str, reason: str, cause: str | None, now: float, how: str) -> None:
         self.phase = ENDING
         self.outcome = (status, reason, cause)
@@ -615,7 +619,7 @@ class Captain:
 
     def _ending(self, now: float) -> None:
         gone = not self.books.anything_live() or now >= self._farewell_until
-        if self._finished_at is None and gone and not self._committing(now):
+        if self._finished_at is None and gone and not self._committing(now) and not self._deleting(now):
             self._finished_at = now
             self._check_last_snapshot()
             self.shelf.close()

@@ -71,6 +71,7 @@ class Shelf:
         self.counted: list[Id] = []  # newest first
         self.skipped = 0
         self._committed: set[Id] = set()
+        self.deleting: set[Id] = set()
         self._values: dict[Id, float] = {}  # of the metric that the best is chosen by
         self._drafts: dict[Id, Draft] = {}
         self._moving: Id | None = None
@@ -216,8 +217,10 @@ class Shelf:
                 self.counted = [Id(*each) for each in answer["late"]]
         elif request["do"] == "commit":
             self._on_commit(request, answer, now)
-        elif request["do"] == "delete" and "error" in answer:
-            self._emit("warning", text=f"an old snapshot could not be deleted: {answer['error']['text']}")
+        elif request["do"] == "delete":
+            self.deleting.discard(Id(*request["snapshot"]))
+            if "error" in answer:
+                self._emit("warning", text=f"an old snapshot could not be deleted: {answer['error']['text']}")
 
     def take(self, answer: Answer) -> None:
         """What there is at the place."""
@@ -375,6 +378,7 @@ class Shelf:
         gone = to_delete(self.counted, sorted(self._committed), settings.keep, self._values, lowest)
         for id in gone:
             self._committed.discard(id)
+            self.deleting.add(id)
             self._put(ev.Ask({"do": "delete", "snapshot": pair(id)}))
         self.counted = [id for id in self.counted if id in self._committed]
 
