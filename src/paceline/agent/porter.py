@@ -258,9 +258,9 @@ def _open(errand: Errand, patience: float | None) -> Store:
 
 def _peer(errand: Errand, address: str) -> Store:
     from paceline.agent.link import SERVER_NAME, context
-    from paceline.storage.peer import Peer
+    from paceline.storage.peer import over_tls
 
-    return Peer(endpoint(address[len(PEER) :]), context(errand.tls, "member", server=False), SERVER_NAME)
+    return over_tls(endpoint(address[len(PEER) :]), context(errand.tls, "member", server=False), SERVER_NAME)
 
 
 def _bring_obstore(errand: Errand) -> None:
@@ -300,7 +300,7 @@ def _knows_authorities() -> bool:
 
 def _serve(errand: Errand) -> None:
     from paceline.agent.link import context
-    from paceline.storage.peer import Server
+    from paceline.storage.serving import Server
 
     try:
         tls = context(errand.tls, "captain", server=True)

@@ -78,6 +78,9 @@ class Folder:
         except OSError as error:
             raise self._failed("read", name, error) from None
 
+    def is_link(self, name: str) -> bool:
+        return os.path.islink(self._path(name))
+
     def folders(self, prefix: str) -> list[str]:
         try:
             with os.scandir(self._path(prefix)) as entries:

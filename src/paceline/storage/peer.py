@@ -1,4 +1,4 @@
-"""A folder that one agent has and others use: over TLS with the certificates of the run, in frames with a length.
+"""A folder that another process has: asked in frames with a length, over TLS or over the pipes of a program in a pod.
 
 A question is a JSON object and has one answer. Files follow in frames of bytes; an empty one is the end.
 """
@@ -12,20 +12,21 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Callable, Protocol
 
 from paceline.storage.files import write_all
-from paceline.storage.folder import Folder
-from paceline.storage.manifest import fit
 from paceline.storage.store import PIECE, Sent, StoreError, Unwanted, Wanted
 
 QUESTION_LIMIT = 64 * 1024
 ANSWER_LIMIT = 64 * 1024 * 1024
 CONNECT_S = 5.0
 SILENCE_S = 60.0  # without a byte, either side gives up
-AT_ONCE = 1024  # connections
+IDLE_S = 30.0  # after which the other side may have given up: it is dialled again
 _LENGTH = struct.Struct(">I")
+_WORDS = {"send": "write", "fetch": "read", "has": "read", "digest": "read", "folders": "list", "names": "list"}
 
 Words = dict[str, Any]
 
@@ -34,15 +35,30 @@ class Closed(Exception):
     """The other side has gone, or says what is no question of ours."""
 
 
+class Line(Protocol):
+    """What frames are carried by: as sockets have it."""
+
+    def settimeout(self, seconds: float, /) -> None: ...
+
+    def sendall(self, data: bytes | bytearray | memoryview, /) -> None: ...
+
+    def recv_into(self, buffer: memoryview, most: int, /) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Wire:
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        sock.settimeout(SILENCE_S)
-        self._sock = sock
+    def __init__(self, line: Line) -> None:
+        line.settimeout(SILENCE_S)
+        self._line = line
 
     def write(self, data: bytes | memoryview) -> None:
-        self._sock.sendall(_LENGTH.pack(len(data)))
-        if data:
-            self._sock.sendall(data)
+        try:
+            self._line.sendall(_LENGTH.pack(len(data)))
+            if data:
+                self._line.sendall(data)
+        except OSError as error:
+            raise Closed(_why(error)) from None
 
     def say(self, words: Words) -> None:
         self.write(json.dumps(words).encode())
@@ -64,13 +80,16 @@ class Wire:
             yield data
 
     def close(self) -> None:
-        self._sock.close()
+        self._line.close()
 
     def _exactly(self, length: int) -> bytearray:
         data = bytearray(length)
         view = memoryview(data)
         while view:
-            count = self._sock.recv_into(view, min(len(view), 1 << 20))
+            try:
+                count = self._line.recv_into(view, min(len(view), 1 << 20))
+            except OSError as error:
+                raise Closed(_why(error)) from None
             if count == 0:
                 raise Closed("the connection ended")
             view = view[count:]
@@ -78,48 +97,58 @@ class Wire:
 
 
 class Peer:
-    """The store of another agent: what hosts need of it."""
+    """The store of another process, which decides what it may be asked."""
 
-    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext, server_name: str) -> None:
-        self._address, self._tls, self._server_name = address, tls, server_name
+    def __init__(self, dial: Callable[[], Line], where: str) -> None:
+        self._dial, self._where = dial, where
         self._wire: Wire | None = None
+        self._used = 0.0
+        self._turn = threading.Lock()
 
     def read(self, name: str, most: int) -> bytes | None:
-        wire = self._ask("read", name)
-        try:
-            if not self._answer(wire, "read", name).get("there"):
-                return None
-            data = wire.read(ANSWER_LIMIT)
-        except (OSError, ValueError, Closed) as error:
-            raise self._failed("read", name, error) from None
-        if len(data) > most:
+        with self._asked("read", name) as wire:
+            data = wire.read(ANSWER_LIMIT) if _answer(wire).get("there") else None
+        if data is not None and len(data) > most:
             raise StoreError(f"{name} has more than the {most} bytes that such a file may have")
-        return bytes(data)
+        return None if data is None else bytes(data)
+
+    def has(self, name: str) -> bool:
+        return bool(self._told("has", name).get("there"))
+
+    def folders(self, prefix: str) -> list[str]:
+        return [str(name) for name in self._told("folders", prefix).get("found") or ()]
+
+    def names(self, prefix: str) -> list[str]:
+        return [str(name) for name in self._told("names", prefix).get("found") or ()]
+
+    def delete(self, name: str) -> None:
+        self._told("delete", name)
+
+    def clear(self, prefix: str) -> None:
+        self._told("clear", prefix)
+
+    def create(self, name: str, data: bytes) -> bool:
+        raise NotImplementedError  # only whoever has the folder commits
 
     def send(self, path: str, name: str, wanted: Wanted) -> tuple[int, str]:
         reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         digest, size = hashlib.sha256(), 0
         try:
-            wire = self._ask("send", name)
-            while True:
-                data = os.read(reading, PIECE)
-                if not wanted(len(data)):
-                    raise Unwanted(path)
-                wire.write(data)
-                if not data:
-                    break
-                digest.update(data)
-                size += len(data)
-            answer = self._answer(wire, "write", name)
-        except Unwanted:
-            self._hang_up()  # what is there of it has no name and goes
-            raise
-        except (OSError, ValueError, Closed) as error:
-            raise self._failed("write", name, error) from None
+            with self._asked("send", name) as wire:
+                while True:
+                    data = os.read(reading, PIECE)
+                    if not wanted(len(data)):
+                        raise Unwanted(path)  # what is there of it has no name and goes
+                    wire.write(data)
+                    if not data:
+                        break
+                    digest.update(data)
+                    size += len(data)
+                answer = _answer(wire)
         finally:
             os.close(reading)
         if (answer.get("size"), answer.get("sha256")) != (size, digest.hexdigest()):
-            raise StoreError(f"{name} was changed on its way to {self._server_name}", passing=True)
+            raise StoreError(f"{name} was changed on its way to {self._where}", passing=True)
         return size, digest.hexdigest()
 
     def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
@@ -131,169 +160,108 @@ class Peer:
         return 1  # there is one connection
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
-        digest, size = hashlib.sha256(), 0
-        wire = self._ask("fetch", name)
-        try:
-            there = self._answer(wire, "read", name).get("there")
-        except (OSError, ValueError, Closed) as error:
-            raise self._failed("read", name, error) from None
-        if not there:
+        with self._asked("fetch", name) as wire:
+            found = _written(wire, name, path, wanted) if _answer(wire).get("there") else None
+        if found is None:
             raise KeyError(name)
-        writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        complete = False
-        try:
-            for data in self._heard(wire, name):
-                if not wanted(len(data)):
-                    raise Unwanted(name)
-                digest.update(data)
-                write_all(writing, data)
-                size += len(data)
-            complete = True
-        finally:
-            os.close(writing)
-            if not complete:
-                self._hang_up()
-        return size, digest.hexdigest()
+        return found
 
-    def _heard(self, wire: Wire, name: str) -> Iterator[bytearray]:
-        try:
-            yield from wire.pieces()
-        except (OSError, ValueError, Closed) as error:
-            raise self._failed("read", name, error) from None
+    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+        with self._asked("digest", name) as wire:
+            answer = _answer(wire)
+            while "read" in answer:  # of a large file, it takes its time
+                if not wanted(int(answer["read"])):
+                    raise Unwanted(name)
+                answer = _answer(wire)
+            found = (int(answer["size"]), str(answer["sha256"])) if answer.get("there") else None
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def _told(self, verb: str, name: str) -> Words:
+        with self._asked(verb, name) as wire:
+            return _answer(wire)
+
+    @contextmanager
+    def _asked(self, verb: str, name: str) -> Iterator[Wire]:
+        """One question at a time. What breaks off in the middle of an answer ends the connection."""
+        with self._turn:
+            complete = False
+            try:
+                yield self._ask(verb, name)
+                complete = True
+            except (Closed, ValueError, KeyError, TypeError) as error:
+                raise self._failed(verb, name, error) from None
+            finally:
+                self._used = time.monotonic()
+                if not complete:
+                    self._hang_up()
 
     def _ask(self, verb: str, name: str) -> Wire:
         """A connection that has idled may be gone: once more, then."""
-        for again in (True, False):
+        if time.monotonic() - self._used > IDLE_S:
+            self._hang_up()
+        question = {"do": verb, "name": name}
+        if self._wire is not None:
             try:
-                if self._wire is None:
-                    sock = socket.create_connection(self._address, CONNECT_S)
-                    self._wire = Wire(self._tls.wrap_socket(sock, server_hostname=self._server_name))
-                    again = False
-                self._wire.say({"do": verb, "name": name})
+                self._wire.say(question)
                 return self._wire
-            except (OSError, ValueError) as error:
+            except Closed:
                 self._hang_up()
-                if not again:
-                    raise self._failed(verb, name, error) from None
-        raise AssertionError
-
-    def _answer(self, wire: Wire, verb: str, name: str) -> Words:
-        answer = wire.hear(QUESTION_LIMIT)
-        error = answer.get("error")
-        if error is not None:
-            raise StoreError(str(error), bool(answer.get("passing")))
-        return answer
+        try:
+            self._wire = Wire(self._dial())
+        except OSError as error:
+            raise self._failed(verb, name, error) from None
+        self._wire.say(question)
+        return self._wire
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
-        self._hang_up()
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return StoreError(f"cannot {verb} {name} at {self._address[0]}: {why}", passing=True)
+        return StoreError(f"cannot {_WORDS.get(verb, verb)} {name} at {self._where}: {_why(error)}", passing=True)
+
+    def close(self) -> None:
+        with self._turn:
+            self._hang_up()
 
     def _hang_up(self) -> None:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
 
-    # ---- what only whoever has the folder does
 
-    def create(self, name: str, data: bytes) -> bool:
-        raise NotImplementedError
-
-    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
-        raise NotImplementedError
-
-    def clear(self, prefix: str) -> None:
-        raise NotImplementedError
-
-    def has(self, name: str) -> bool:
-        raise NotImplementedError
-
-    def folders(self, prefix: str) -> list[str]:
-        raise NotImplementedError
-
-    def names(self, prefix: str) -> list[str]:
-        raise NotImplementedError
-
-    def delete(self, name: str) -> None:
-        raise NotImplementedError
-
-
-class Server:
-    """Answers peers, each in a thread of its own, until the process ends."""
-
-    def __init__(self, listen: tuple[str, int], tls: ssl.SSLContext, folder: Folder, run: str) -> None:
-        self._tls, self._folder, self._below = tls, folder, f"{run}/"
-        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
-        self._listener = socket.create_server(listen, family=family, backlog=1024)
-        self.port = int(self._listener.getsockname()[1])
-        self._free = threading.BoundedSemaphore(AT_ONCE)
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # or the thread that waits would take one more
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._listener.fileno() < 0:
-                    return
-                continue  # out of descriptors, or a peer that left at once
-            if not self._free.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
+def over_tls(address: tuple[str, int], tls: ssl.SSLContext, server_name: str) -> Peer:
+    def dial() -> Line:
+        sock = socket.create_connection(address, CONNECT_S)
         try:
-            sock.settimeout(CONNECT_S)
-            wire = Wire(self._tls.wrap_socket(sock, server_side=True))
-            try:
-                while True:
-                    self._answer(wire, wire.hear(QUESTION_LIMIT))
-            finally:
-                wire.close()
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, Closed):
-            pass  # it dials again if it has more to ask
-        finally:
+            return tls.wrap_socket(sock, server_hostname=server_name)
+        except BaseException:
             sock.close()
-            self._free.release()
-
-    def _answer(self, wire: Wire, words: Words) -> None:
-        verb, name = words["do"], words["name"]
-        if not isinstance(name, str) or not name.startswith(self._below) or not fit(name):
-            raise Closed("a name that is not of this run")
-        try:
-            if verb == "send":
-                self._take(wire, name)
-            elif verb == "read":
-                data = self._folder.read(name, ANSWER_LIMIT)
-                wire.say({"there": data is not None})
-                if data is not None:
-                    wire.write(data)
-            elif verb == "fetch":
-                self._give(wire, name)
-            else:
-                raise Closed("no such question")
-        except StoreError as error:
-            wire.say({"error": str(error), "passing": error.passing})
-
-    def _take(self, wire: Wire, name: str) -> None:
-        pieces = wire.pieces()
-        try:
-            size, digest = self._folder.take(pieces, name)
-        except StoreError:
-            for _ in pieces:
-                pass  # whoever sends hears the answer when it has sent all
             raise
-        wire.say({"size": size, "sha256": digest})
 
-    def _give(self, wire: Wire, name: str) -> None:
-        pieces = self._folder.give(name)
-        wire.say({"there": pieces is not None})
-        for data in pieces or ():
-            wire.write(data)
-        if pieces is not None:
-            wire.write(b"")
+    return Peer(dial, address[0])
+
+
+def _answer(wire: Wire) -> Words:
+    answer = wire.hear(ANSWER_LIMIT)
+    error = answer.get("error")
+    if error is not None:
+        raise StoreError(str(error), bool(answer.get("passing")))
+    return answer
+
+
+def _written(wire: Wire, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        for data in wire.pieces():
+            if not wanted(len(data)):
+                raise Unwanted(name)
+            digest.update(data)
+            write_all(writing, data)
+            size += len(data)
+    finally:
+        os.close(writing)
+    return size, digest.hexdigest()
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

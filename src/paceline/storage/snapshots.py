@@ -191,8 +191,7 @@ class Snapshots:
         for id in ids:
             self.delete(id)
         self._store.clear(f"{self.run}/{kept.FOLDER}/")
-        for name in self._store.names(f"{self.run}/generations/"):
-            self._store.delete(name)
+        self._store.clear(f"{self.run}/generations/")
 
     def _record(self, generation: int) -> str:
         return f"{self.run}/generations/{generation:08d}.json"
