@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import objects
+from lab.cluster import LabError
 from people import Person, Run, bucket_of, eventually, lines
 
 from stores import parts
@@ -43,6 +48,50 @@ print("done", flush=True)
 """
 
 
+# After the fourth there are no more until the test asks for them: what it looks at meanwhile stays as it is.
+IN_TURNS = TRAINING.replace("step % 10 == 0", "step % 10 == 0 and (step <= 40 or os.path.exists('/shared/more'))")
+
+
+def listed(person: Person, run: str) -> list[str]:
+    """As the place itself has them, newest first."""
+    done = person.call("snapshots", "ls", run, "-o", "name")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def got(person: Person, run: str, snapshot: str) -> dict[str, str]:
+    """What is in a copy of it."""
+    folder = person.folder / f"copy-{uuid.uuid4().hex}"
+    done = person.call("snapshots", "get", run, snapshot, "--to", str(folder))
+    assert done.returncode == 0, done.stderr
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def parts_of(step: int) -> dict[str, str]:
+    return {**{f"part-{rank}": str(step) for rank in range(3)}, "paceline.json": json.dumps({"parts": 3})}
+
+
+def stranger(person: Person, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same person, who may not run programs in pods."""
+    kubeconfig = person.cluster.user("eve", person.namespace)
+    role, _ = objects.rights("eve", person.namespace)
+    allowed = [[each for each in rule["resources"] if each != "pods/exec"] for rule in role["rules"]]
+    rules = [{**rule, "resources": resources} for rule, resources in zip(role["rules"], allowed, strict=True)]
+    person.cluster.apply({**role, "rules": rules})
+
+    def may(*right: str) -> bool:
+        with suppress(LabError):  # which is how it says no
+            return bool(person.cluster.kubectl("auth", "can-i", "create", *right, kubeconfig=kubeconfig))
+        return False
+
+    eventually("her rights", lambda: may("jobs") and not may("pods", "--subresource=exec"), 10)
+    person.env["KUBECONFIG"], own = str(kubeconfig), person.env["KUBECONFIG"]
+    try:
+        return person.call(*words)
+    finally:
+        person.env["KUBECONFIG"] = own
+
+
 def begun(run: Run, task: str) -> list[int]:
     """The steps that it has started from."""
     return [int(line.split()[-1]) for line in lines(run.folder, task) if "start " in line]
@@ -56,7 +105,17 @@ def restored(run: Run) -> int:
 def test_without_a_store_a_run_survives_the_loss_of_a_host_and_of_its_captain(
     person: Person, start: Callable[..., Run]
 ) -> None:
-    run = start(program=TRAINING)
+    run = start(program=IN_TURNS)
+    run.wait("committed", step=40)
+    kept = listed(person, run.name)
+    assert (kept[0], len(kept)) == ("step-40-g1", 3)
+    assert got(person, run.name, "40") == parts_of(40)
+    assert person.call("snapshots", "verify", run.name, "--all").returncode == 0
+    assert person.call("snapshots", "rm", run.name, kept[-1], "--yes").returncode == 0
+    assert listed(person, run.name) == kept[:2]
+    refused = stranger(person, "snapshots", "ls", run.name)
+    assert refused.returncode == 1 and "pods/exec" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    (person.shared / "more").touch()
     first = run.wait("committed")
     lost = run.pods("worker")[1]["metadata"]["name"]
     person.cluster.kubectl("delete", "pod", lost, "-n", person.namespace, "--grace-period=1")
@@ -122,9 +181,27 @@ def test_a_folder_that_is_watched_comes_back_on_pods_that_never_had_it(
 def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, start: Callable[..., Run]) -> None:
     node = person.cluster.nodes[0]
     folder = person.cluster.local_volume(person.namespace, "kept", node)
-    run = start(program=TRAINING, snapshots={"to": "claim://kept/of digits", "keep": 2})
-    run.wait("committed", count=4)
+    run = start(program=IN_TURNS, snapshots={"to": "claim://kept/of digits", "keep": 2})
+    run.wait("committed", step=40)
     assert [pod["spec"]["nodeName"] for pod in run.pods("captain")] == [node]
+    newest, older = listed(person, run.name)
+    shown = json.loads(person.call("snapshots", "show", run.name, "-o", "json").stdout)
+    assert (shown["snapshot"], shown["place"]) == (newest, f"claim://kept/of digits/{run.name}/step-40-g1")
+    assert [part["task"] for part in shown["parts"]] == [f"worker-{n}" for n in (0, 0, 1, 1, 2, 2)]
+    assert got(person, run.name, newest) == parts_of(40)
+    (folder / "of digits" / run.name / older / "worker-1" / "part-1").write_text("41")
+    done = person.call("snapshots", "verify", run.name, "--all")
+    assert done.returncode == 1 and f"{older}/worker-1/part-1 is damaged: its digest is another" in done.stdout
+    assert f"{newest} is as it was committed: 6 files" in done.stdout
+    done = person.call("snapshots", "rm", run.name, newest, "--yes")
+    assert done.returncode == 1 and "still runs: it would go on from there" in done.stderr
+    done = person.call("snapshots", "rm", f"claim://kept/of digits/{run.name}", older, "--yes")
+    assert (done.returncode, done.stderr) == (0, f"deleted {older}\n")
+    assert not (folder / "of digits" / run.name / older).exists() and listed(person, run.name) == [newest]
+    captain = run.pods("captain")[0]["metadata"]["name"]
+    everything = ("exec", "-n", person.namespace, captain, "--", "/bin/sh", "-c", "cat /proc/[0-9]*/cmdline || true")
+    eventually("what looked has gone", lambda: "tempfile" not in person.cluster.kubectl(*everything), 10)
+    (person.shared / "more").touch()
     pid = run.events("task-started", task="worker-0")[-1]["pid"]
     pod = run.pods("worker")[0]["metadata"]["name"]
     person.cluster.kubectl("exec", "-n", person.namespace, pod, "--", "/bin/sh", "-c", f"kill -9 {pid}")
@@ -133,12 +210,21 @@ def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, sta
     person.finish()
     assert run.ends() == 0, run.said()
     last = run.events("committed")[-1]["step"]
-    assert person.call("delete", "--yes", run.name).returncode == 0
+    assert got(person, run.name, str(last)) == parts_of(last)
+    done = person.call("delete", "--yes", run.name)
+    assert done.returncode == 0 and f"`paceline delete --snapshots {run.name}` deletes them" in done.stderr
     kept: list[dict[str, Any]] = [
         json.loads(path.read_text()) for path in (folder / "of digits" / run.name).glob("step-*/manifest.json")
     ]
     assert len(kept) == 2 and max(each["step"] for each in kept) == last
     assert all(set(each["parts"]) == {"worker-0", "worker-1", "worker-2"} for each in kept)
+    assert listed(person, run.name)[0].startswith(f"step-{last}-")
+    assert printed(person, f"claim://kept/of digits/{run.name}")["worker-2"][-1] == "done"
+    done = person.call("delete", "--snapshots", "--yes", run.name)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, f"deleted the snapshots of {run.name}"), done.stderr
+    assert list((folder / "of digits").iterdir()) == []
+    assert person.call("snapshots", "ls", run.name).returncode == 2
+    eventually("nothing is left", lambda: not person.cluster.get("jobs,pods", "-n", person.namespace)["items"])
 
 
 @pytest.fixture

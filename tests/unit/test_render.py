@@ -187,7 +187,8 @@ def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
 
 def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -> None:
     for name in JOBS:
-        for job in rendered(name, tmp_path):
+        visit = render.visit(plan_of(JOBS[name], tmp_path), "digits-3f9a", "paceline-visit-0123")
+        for job in [*rendered(name, tmp_path), visit]:
             if job["kind"] not in ("Job", "Deployment"):
                 continue
             template = job["spec"]["template"]
@@ -198,6 +199,22 @@ def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert pod["automountServiceAccountToken"] is False
             assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_a_visit_has_the_claim_is_nothing_of_the_run_and_goes_by_itself(tmp_path: Path) -> None:
+    text = JOBS["everything"].replace(
+        "        kubernetes:", "        snapshots: {to: 'claim://kept/x'}\n        kubernetes:"
+    )
+    visit = render.visit(plan_of(text, tmp_path), "digits-3f9a", "paceline-visit-0123")
+    kubernetes_validate.validate(visit, VERSION, strict=True)
+    spec, pod = visit["spec"], visit["spec"]["template"]["spec"]
+    assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 86400, 0)
+    for labels in (visit["metadata"]["labels"], spec["template"]["metadata"]["labels"]):
+        assert labels["team"] == "a" and not {names.RUN_LABEL, names.ROLE_LABEL} & set(labels)
+    claim = {"name": "paceline-snapshots", "persistentVolumeClaim": {"claimName": "kept"}}
+    assert pod["volumes"] == [{"name": "paceline-tmp", "emptyDir": {}}, claim]
+    assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"disk": "ssd"}, [{"name": "pull"}])
+    assert "env" not in pod["containers"][0] and "envFrom" not in pod["containers"][0]
 
 
 def test_tensorboard_waits_with_the_rest_and_has_a_certificate_of_its_own(tmp_path: Path) -> None:

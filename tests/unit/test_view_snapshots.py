@@ -132,20 +132,34 @@ def test_places_without_snapshots_are_told(home: Path, written: str, code: int, 
     assert message.replace("{}", where) in done.stderr
 
 
+ON_A_CLUSTER = {"on": "kubernetes", "context": "lab", "namespace": "team-a"}
+NO_CLUSTER = {"KUBECONFIG": "/nowhere/config"}
+
+
 def on_a_cluster(home: Path, to: str) -> None:
     """A run that has ended there, as this machine knows it."""
     folder = recorded.write(home, "translate-0001", report=REPORT, started=recorded.at(30))
-    for name, more in (("run.json", {"on": "kubernetes"}), ("plan.json", {"snapshots": {"to": to}})):
+    for name, more in (("run.json", ON_A_CLUSTER), ("plan.json", {"snapshots": {"to": to}})):
         known = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**known, **more}))
 
 
-@pytest.mark.parametrize(("to", "where"), [("", "in its captain's pod"), ("/mnt/volume", "at /mnt/volume on its clu")])
-def test_what_is_inside_a_cluster_cannot_be_reached_yet(home: Path, to: str, where: str) -> None:
+@pytest.mark.parametrize(
+    ("to", "written", "code", "message"),
+    [
+        ("", "translate", 1, "the snapshots of translate-0001 were in its captain's pod, and went with it; those in a"),
+        ("claim://kept/x", "translate", 1, "there is no kubeconfig: /nowhere/config is not there"),
+        ("claim://kept/x", "claim://kept/x/translate-0001", 1, "there is no kubeconfig: /nowhere/config is not there"),
+        ("claim://kept/x", "claim://kept/y/translate-0001", 2, "claim://kept/y is a volume claim of a cluster, and "),
+    ],
+)
+def test_what_is_inside_a_cluster_and_cannot_be_reached(
+    home: Path, to: str, written: str, code: int, message: str
+) -> None:
     on_a_cluster(home, to)
-    done = call(home, "snapshots", "ls", "translate")
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
-    assert done.stderr.startswith(f"error: the snapshots of translate-0001 are {where}")
+    done = call(home, "snapshots", "ls", written, env=NO_CLUSTER)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
+    assert done.stderr.startswith(f"error: {message}")
 
 
 # ---- which one

@@ -229,7 +229,7 @@ def test_the_report_says_what_is_saved_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("to", "where"),
-    [("", "in its captain's pod"), ("/mnt/volume", "/mnt/volume/digits-3f9a/step-100-g1 on its cluster")],
+    [("", "in its captain's pod"), ("claim://kept/x", "claim://kept/x/digits-3f9a/step-100-g1 on its cluster")],
 )
 def test_snapshots_inside_a_cluster_are_said_to_be_there(tmp_path: Path, to: str, where: str) -> None:
     folder = recorded.write(tmp_path, report=recorded.REPORT)

@@ -375,15 +375,37 @@ def test_what_cannot_be_read_is_not_taken_for_empty(home: Path, snapshots: Path)
     assert (snapshots.parent / "plan.json").exists() and (snapshots / "aside" / "step-40-g2").exists()
 
 
-def test_a_run_on_a_cluster_whose_snapshots_are_out_of_reach(home: Path) -> None:
+@pytest.fixture
+def in_claim(home: Path) -> Path:
+    """The folder of a run whose snapshots are in a volume claim, of a cluster that does not answer."""
     folder = home / "runs" / "translate-0001"
-    for name, more in (("run.json", {"on": "kubernetes"}), ("plan.json", {"snapshots": {"to": "/mnt/volume"}})):
+    where = {"on": "kubernetes", "context": "lab", "namespace": "team-a", "submitted": True}
+    for name, more in (("run.json", where), ("plan.json", {"snapshots": {"to": "claim://kept/x"}})):
         (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **more}))
-    done = call(home, "delete", "--snapshots", "translate", "--yes")
+    return folder
+
+
+def test_a_run_on_a_cluster_that_does_not_answer_stays_until_it_is_forgotten(home: Path, in_claim: Path) -> None:
+    nowhere = {"KUBECONFIG": "/nowhere/config"}
+    done = call(home, "delete", "--snapshots", "translate", "--yes", env=nowhere)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("error: the snapshots of translate-0001 are at /mnt/volume on its cluster")
-    assert done.stderr.endswith("; without --snapshots, the run is deleted and they stay\n")
-    assert folder.exists()
+    assert done.stderr.endswith("; --force forgets it here all the same\n") and in_claim.exists()
+    done = call(home, "delete", "--snapshots", "translate", "--yes", "--force", env=nowhere)
+    assert "its snapshots at claim://kept/x/translate-0001 are left: it may still run" in done.stderr
+    assert done.returncode == 1 and not in_claim.exists()
+
+
+def test_what_is_left_in_a_volume_claim_is_remembered(home: Path, in_claim: Path) -> None:
+    for path in in_claim.iterdir():  # as `delete` leaves it
+        if path.is_file() and path.name not in ("run.json", "plan.json"):
+            path.unlink()
+    (in_claim / "deleted").touch()
+    assert call(home, "ls", "-o", "name").stdout == "digits-3f9a\n"
+    assert call(home, "delete", "digits", "--yes").returncode == 0  # which also ends what was cut short
+    assert sorted(path.name for path in in_claim.iterdir()) == ["deleted", "plan.json", "run.json"]
+    done = call(home, "snapshots", "ls", "translate", env={"KUBECONFIG": "/nowhere/config"})
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("error: there is no kubeconfig")
 
 
 def test_a_link_among_the_runs_is_not_a_run(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.say import fail, one_of, tell
+from paceline.cli.say import fail, note, one_of, tell
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.cluster import Cluster
@@ -42,16 +42,17 @@ def readable(run: str | None, on: str, context: str | None, namespace: str | Non
         fail(f"{run} is read at its place, as far as it is there; follow a run by its id")
     import atexit
     import signal
+    from contextlib import closing
     from tempfile import TemporaryDirectory
 
     from paceline.view import kept, runs
 
-    source = places.at_place(run)
-    folder = TemporaryDirectory(prefix="paceline-")
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # its end would leave the folder behind
-    atexit.register(folder.cleanup)
-    kept.look_at(source, Path(folder.name))
-    return runs.Run(source.run, Path(folder.name))
+    with closing(places.at_place(run, note)) as source:
+        folder = TemporaryDirectory(prefix="paceline-")
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # its end would leave the folder behind
+        atexit.register(folder.cleanup)
+        kept.look_at(source, Path(folder.name))
+        return runs.Run(source.run, Path(folder.name))
 
 
 def cluster_of(on: str, context: str | None, namespace: str | None) -> Cluster | None:
@@ -74,12 +75,14 @@ def refresh(folder: Path, hosts: Iterable[str] = ()) -> None:
     from paceline.view import runs
 
     if runs.at_place(folder) and hosts:
+        from contextlib import closing
+
         from paceline.view import kept, places
 
-        source = places.at_place(runs.info(folder)["where"])
-        assert source.kept is not None
-        kept.bring(source.kept, folder, hosts)
-    if not runs.on_cluster(folder) or (runs.outcome_known(folder) and not hosts):
+        with closing(places.at_place(runs.info(folder)["where"], note)) as source:
+            kept.bring(source.kept, folder, hosts)
+    ended = runs.deleted(folder) or (runs.outcome_known(folder) and not hosts)
+    if ended or not runs.on_cluster(folder):
         return
     from paceline.backends.kubernetes import known
     from paceline.backends.kubernetes.cluster import Refused, Unreachable

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.chosen import choose, refresh
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption, complete_runs
-from paceline.cli.say import complain, confirm, fail, tell
+from paceline.cli.say import complain, confirm, fail, note, tell
 
 if TYPE_CHECKING:
     from paceline.view.places import Source
@@ -22,7 +22,7 @@ def main(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Ids, or beginnings of them; with --snapshots also s3://bucket/path/RUN, /folder/RUN.",
+            help="Ids, or beginnings; with --snapshots also s3://bucket/path/RUN, claim://name/path/RUN, /folder/RUN.",
             show_default=False,
             autocompletion=complete_runs,
         ),
@@ -76,13 +76,13 @@ def main(
 def _finish_what_was_cut_short() -> None:
     import shutil
 
-    from paceline.view import places, runs
+    from paceline.view import runs
 
     for left in runs.runs_folder().glob(".deleting-*"):
         shutil.rmtree(left, ignore_errors=True)
     for run in runs.remains():
         with suppress(OSError):
-            _clear(run.folder) if places.holds_committed(run) else _remove(run.folder)
+            _clear(run.folder) if _outlived(run) else _remove(run.folder)
 
 
 def _choose(name: str, snapshots: bool, on: str, context: str | None, namespace: str | None) -> Run:
@@ -99,26 +99,21 @@ def _at_place(written: str, snapshots: bool) -> Source:
         fail(f"no run {written!r}: a place is for --snapshots, which deletes the run's snapshots there")
     from paceline.view import places
 
-    return places.at_place(written)
+    return places.at_place(written, note)
 
 
 def _elsewhere(run: Run) -> Source | None:
-    """The run's snapshots, where they do not go with its folder."""
-    from paceline.view import places, runs
+    """The run's snapshots, where they do not go with its folder, or with its captain's pod."""
+    from paceline.view import places
 
     own = run.folder / "snapshots"
-    if places.place_of(run) == str(own) and not own.is_symlink():
+    if places.in_pod(run) or (places.place_of(run) == str(own) and not own.is_symlink()):
         return None
-    if runs.on_cluster(run.folder) and not places.planned_place(run.folder):
-        return None  # they go with its captain's pod
-    try:
-        return places.of_run(run)
-    except places.OutOfReach as error:
-        fail(f"{error}; without --snapshots, the run is deleted and they stay", 1)
+    return places.of_run(run, note)
 
 
 def _ask(chosen: list[Run], elsewhere: list[Source], snapshots: bool) -> None:
-    from paceline.view import runs
+    from paceline.view import places, runs
 
     whole = [run.name for run in chosen if not runs.deleted(run.folder)]
     remaining = [run.name for run in chosen if runs.deleted(run.folder)]
@@ -129,14 +124,14 @@ def _ask(chosen: list[Run], elsewhere: list[Source], snapshots: bool) -> None:
     elif snapshots:
         what = f"delete {names} with all logs, TensorBoard files and snapshots{also}?"
     else:
-        lost = [run.name for run in chosen if _in_pod(run)]
+        lost = [run.name for run in chosen if places.in_pod(run) and _committed(run)]
         but = f", but for those in the captain's pod of {', '.join(lost)}" if lost else ""
         what = f"delete {names} with all logs and TensorBoard files? Committed snapshots stay{but}."
     confirm(what, f"say --yes to delete {names}" + (" with all snapshots" if snapshots else ""))
 
 
 def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) -> int:
-    from paceline.view import places, runs
+    from paceline.view import runs
 
     forgotten = False
     if runs.on_cluster(run.folder):
@@ -169,7 +164,7 @@ def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) ->
     remained = runs.deleted(run.folder)
     try:
         stays = "" if snapshots else _stays(run)
-        if not snapshots and places.holds_committed(run):
+        if not snapshots and not forgotten and _outlived(run):
             (run.folder / runs.DELETED).touch()  # first, so that a deletion that is cut short leaves no half of a run
             _clear(run.folder)
         else:
@@ -184,34 +179,37 @@ def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) ->
     return 1 if forgotten else 0
 
 
-def _in_pod(run: Run) -> bool:
-    """Whether snapshots were committed to the captain's pod, which nothing outlives."""
-    from paceline.view import places, runs, state
+def _outlived(run: Run) -> bool:
+    """Whether something is left that is found by the run's folder alone: it is in there, or in a volume claim."""
+    from paceline.view import places, runs
 
-    if not runs.on_cluster(run.folder) or places.planned_place(run.folder):
-        return False
+    return places.holds_committed(run) or (places.in_claim(run) and bool(runs.info(run.folder).get("submitted")))
+
+
+def _committed(run: Run) -> bool:
+    from paceline.view import state
+
     return state.read(run).state.committed is not None
 
 
 def _stays(run: Run) -> str:
     """What is not deleted, where it is, and how to delete it."""
-    from paceline.view import places, runs, state
+    from paceline.view import places, runs
 
-    if _in_pod(run):
-        return "; its snapshots went with its captain's pod"
     place = places.place_of(run)
     if place == str(run.folder / "snapshots"):
         if not places.holds_committed(run):
             return ""
         return f"; its snapshots stay in {place}: `paceline delete --snapshots {run.name}` deletes them"
-    what = ["snapshots"] if state.read(run).state.committed is not None else []
-    what += ["logs"] if runs.on_cluster(run.folder) and places.planned_place(run.folder) else []
+    what = ["snapshots"] if _committed(run) else []
+    if what and places.in_pod(run):
+        return "; its snapshots went with its captain's pod"
+    what += ["logs"] if runs.info(run.folder).get("submitted") and not places.in_pod(run) else []
     if not what:
         return ""
-    if not place:
-        return f"; its {' and '.join(what)} stay in {places.planned_place(run.folder)} on its cluster"
     where = f"{place.rstrip('/')}/{run.name}"
-    return f"; its {' and '.join(what)} stay at {where}: `paceline delete --snapshots {where}` deletes them"
+    called = run.name if places.in_claim(run) else where
+    return f"; its {' and '.join(what)} stay at {where}: `paceline delete --snapshots {called}` deletes them"
 
 
 def _delete_snapshots(source: Source) -> int:
@@ -220,9 +218,14 @@ def _delete_snapshots(source: Source) -> int:
 
     try:
         places.delete_all(source)
-    except StoreError as error:
+    except places.NoClaim as error:
+        tell(f"{error}, nor the snapshots of {source.run}")
+        return 0
+    except (StoreError, places.OutOfReach) as error:
         complain(str(error))
         return 1
+    finally:
+        source.close()
     tell(f"deleted the snapshots of {source.run} at {source.where}")
     return 0
 
@@ -237,13 +240,14 @@ def _remove(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """All but the snapshots."""
+    """All but the snapshots, and what leads to those on a cluster."""
     import shutil
 
     from paceline.view import runs
 
+    kept = {"snapshots", runs.DELETED, *(("run.json", "plan.json") if runs.on_cluster(folder) else ())}
     for entry in folder.iterdir():
-        if entry.name in ("snapshots", runs.DELETED):
+        if entry.name in kept:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

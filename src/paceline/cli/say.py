@@ -32,6 +32,10 @@ def complain(text: str, word: str = "error") -> None:
     tell(f"\x1b[31m{word}:\x1b[0m {text}" if coloured(sys.stderr) and word == "error" else f"{word}: {text}")
 
 
+def note(text: str) -> None:
+    complain(text, word="note")
+
+
 def print_json(data: Any) -> None:
     import json
 

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli.chosen import choose, refresh
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption, complete_runs
-from paceline.cli.say import confirm, fail, one_of, print_json, tell
+from paceline.cli.say import confirm, fail, note, one_of, print_json, tell
 
 if TYPE_CHECKING:
     from paceline.storage.manifest import Id
@@ -29,7 +29,9 @@ VERBS = {
     "rm": "Delete some.",
 }
 _REDRAW_S = 0.1
-_RUN_HELP = "A run's id or its beginning, the newest if left out; or s3://bucket/path/RUN, /folder/RUN."
+_RUN_HELP = (
+    "A run's id or its beginning, the newest if left out; or s3://bucket/path/RUN, claim://name/path/RUN, /folder/RUN."
+)
 _SNAPSHOT_HELP = "step-120-g3; or step-120, or 120, where there is one of that step. The newest if left out."
 
 Where = Annotated[
@@ -74,21 +76,21 @@ def ls(
     one_of(output, ("json", "yaml", "wide", "name"))
     from paceline.view import snapshots
 
-    source = _source(run, on, context, namespace)
-    known = source.reader.known()
-    ids = snapshots.every(known) if also_dead else known.counted()
-    if output == "name":
-        for id in ids:
-            print(id)
+    with _source(run, on, context, namespace) as source:
+        known = source.reader.known()
+        ids = snapshots.every(known) if also_dead else known.counted()
+        if output == "name":
+            for id in ids:
+                print(id)
+            return 0
+        found = snapshots.look_up(source.reader, known, ids)
+        if output in ("json", "yaml"):
+            _print([snapshots.data(each) for each in found], output)
+        elif not found:
+            tell(snapshots.none_yet(source, known))
+        else:
+            _show_table(found, also_dead, output == "wide")
         return 0
-    found = snapshots.look_up(source.reader, known, ids)
-    if output in ("json", "yaml"):
-        _print([snapshots.data(each) for each in found], output)
-    elif not found:
-        tell(snapshots.none_yet(source, known))
-    else:
-        _show_table(found, also_dead, output == "wide")
-    return 0
 
 
 def show(
@@ -108,22 +110,22 @@ def show(
     one_of(output, ("json", "yaml"))
     from paceline.view import snapshots
 
-    source = _source(run, on, context, namespace)
-    known = source.reader.known()
-    id = _meant(source, known, snapshot)
-    made = source.reader.manifest(id)
-    found = snapshots.Found(id, id in known.counted(), made)
-    if not output:
-        print("\n".join(_text(source, known, found)))
-        sys.stdout.flush()
+    with _source(run, on, context, namespace) as source:
+        known = source.reader.known()
+        id = _meant(source, known, snapshot)
+        made = source.reader.manifest(id)
+        found = snapshots.Found(id, id in known.counted(), made)
+        if not output:
+            print("\n".join(_text(source, known, found)))
+            sys.stdout.flush()
+            return 0
+        chain = [
+            {"generation": link.generation, "from": str(link.parent) if link.parent else None}
+            for link in snapshots.links(known, id)
+        ]
+        told = {"run": source.run, "place": f"{source.where}/{id}", **snapshots.data(found)}
+        _print({**told, "chain": chain, "parts": snapshots.parts(made)}, output)
         return 0
-    chain = [
-        {"generation": link.generation, "from": str(link.parent) if link.parent else None}
-        for link in snapshots.links(known, id)
-    ]
-    told = {"run": source.run, "place": f"{source.where}/{id}", **snapshots.data(found)}
-    _print({**told, "chain": chain, "parts": snapshots.parts(made)}, output)
-    return 0
 
 
 def get(
@@ -142,15 +144,15 @@ def get(
     from paceline.view import snapshots
     from paceline.view.words import count, size
 
-    source = _source(run, on, context, namespace)
-    made = source.reader.manifest(_meant(source, source.reader.known(), snapshot))
-    folder = Path(to).expanduser().absolute()
-    whole = made.files().values()
-    amount = sum(file.size for _, file in whole)
-    with _ended_like_ctrl_c(), _progress(str(made.id), amount) as still:
-        snapshots.copy(source.transfers, made, folder, still)
-    tell(f"{made.id} of {source.run} is in {folder}: {count(len(whole), 'file')}, {size(amount)}")
-    return 0
+    with _source(run, on, context, namespace) as source:
+        made = source.reader.manifest(_meant(source, source.reader.known(), snapshot))
+        folder = Path(to).expanduser().absolute()
+        whole = made.files().values()
+        amount = sum(file.size for _, file in whole)
+        with _ended_like_ctrl_c(), _progress(str(made.id), amount) as still:
+            snapshots.copy(source.transfers, made, folder, still)
+        tell(f"{made.id} of {source.run} is in {folder}: {count(len(whole), 'file')}, {size(amount)}")
+        return 0
 
 
 def verify(
@@ -167,30 +169,30 @@ def verify(
     from paceline.storage.manifest import Damaged, Gone, Newer
     from paceline.view import snapshots
 
-    source = _source(run, on, context, namespace)
-    known = source.reader.known()
-    named = [snapshots.find(source, known, each) for each in snapshot or []]
-    chosen = snapshots.every(known) if every else named or [snapshots.newest(source, known)]
-    if not chosen:
-        tell(snapshots.none_yet(source, known))
-    damaged = False
-    for id in dict.fromkeys(chosen):
-        try:
-            made = source.reader.manifest(id)
-            with _progress(str(id), made.size) as still:
-                wrong = snapshots.damages(source.transfers, made, still)
-            words = _amount(snapshots.Found(id, True, made))
-        except Gone:
-            tell(f"{id} was deleted meanwhile")
-            continue
-        except (Damaged, Newer) as error:
-            wrong = [str(error)]
-        for line in wrong:
-            print(f"{id}: {line}", flush=True)
-        if not wrong:
-            print(f"{id} is as it was committed: {words}", flush=True)
-        damaged = damaged or bool(wrong)
-    return 1 if damaged else 0
+    with _source(run, on, context, namespace) as source:
+        known = source.reader.known()
+        named = [snapshots.find(source, known, each) for each in snapshot or []]
+        chosen = snapshots.every(known) if every else named or [snapshots.newest(source, known)]
+        if not chosen:
+            tell(snapshots.none_yet(source, known))
+        damaged = False
+        for id in dict.fromkeys(chosen):
+            try:
+                made = source.reader.manifest(id)
+                with _progress(str(id), made.size) as still:
+                    wrong = snapshots.damages(source.transfers, made, still)
+                words = _amount(snapshots.Found(id, True, made))
+            except Gone:
+                tell(f"{id} was deleted meanwhile")
+                continue
+            except (Damaged, Newer) as error:
+                wrong = [str(error)]
+            for line in wrong:
+                print(f"{id}: {line}", flush=True)
+            if not wrong:
+                print(f"{id} is as it was committed: {words}", flush=True)
+            damaged = damaged or bool(wrong)
+        return 1 if damaged else 0
 
 
 def rm(
@@ -206,34 +208,43 @@ def rm(
     from paceline.view import snapshots
     from paceline.view.words import join, size
 
-    source = _source(run, on, context, namespace)
-    known = source.reader.known()
-    chosen = list(dict.fromkeys(snapshots.find(source, known, each) for each in snapshot))
-    if source.alive and (newest := known.counted()[:1]) and newest[0] in chosen:
-        fail(f"{newest[0]} is the newest of {source.run}, which still runs: it would go on from there", 1)
-    found = snapshots.look_up(source.reader, known, chosen)
-    what = f"{join([str(each.id) for each in found])} of {source.run} ({size(snapshots.sizes(found))})"
-    if dry_run:
-        tell(f"would delete {what} at {source.where}")
+    with _source(run, on, context, namespace) as source:
+        known = source.reader.known()
+        chosen = list(dict.fromkeys(snapshots.find(source, known, each) for each in snapshot))
+        if source.alive and (newest := known.counted()[:1]) and newest[0] in chosen:
+            fail(f"{newest[0]} is the newest of {source.run}, which still runs: it would go on from there", 1)
+        found = snapshots.look_up(source.reader, known, chosen)
+        what = f"{join([str(each.id) for each in found])} of {source.run} ({size(snapshots.sizes(found))})"
+        if dry_run:
+            tell(f"would delete {what} at {source.where}")
+            return 0
+        if not yes:
+            confirm(f"delete {what} at {source.where}?", f"say --yes to delete {what}")
+        for each in found:
+            source.reader.delete(each.id)
+            tell(f"deleted {each.id}")
         return 0
-    if not yes:
-        confirm(f"delete {what} at {source.where}?", f"say --yes to delete {what}")
-    for each in found:
-        source.reader.delete(each.id)
-        tell(f"deleted {each.id}")
-    return 0
 
 
 # ---- which run, which snapshot
 
 
-def _source(run: str | None, on: str, context: str | None, namespace: str | None) -> Source:
+@contextmanager
+def _source(run: str | None, on: str, context: str | None, namespace: str | None) -> Iterator[Source]:
+    source = _found(run, on, context, namespace)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _found(run: str | None, on: str, context: str | None, namespace: str | None) -> Source:
     from paceline.view import places, runs
 
     if run is not None and places.is_place(run):
         if on or context or namespace:
             fail(f"{run} is a place: --on, --context and --namespace are for ids of runs")
-        return places.at_place(run)
+        return places.at_place(run, note)
     try:
         found = choose(run, on, context, namespace, remaining=True)
     except runs.NoRun as error:
@@ -243,7 +254,7 @@ def _source(run: str | None, on: str, context: str | None, namespace: str | None
             raise
         raise runs.NoRun(f"{run} is a snapshot, and the run comes first: RUN {run} ({error})") from None
     refresh(found.folder)
-    return places.of_run(found)
+    return places.of_run(found, note)
 
 
 def _meant(source: Source, known: Known, written: str | None) -> Id:

@@ -34,7 +34,6 @@ def bring(kept: Kept, folder: Path, hosts: Iterable[str]) -> None:
 
 def look_at(source: Source, folder: Path) -> None:
     """Events, plan and report of a run that this machine need not know, into an empty folder."""
-    assert source.kept is not None
     bring(source.kept, folder, [CAPTAIN])
     if not (folder / "events.jsonl").exists():
         raise NoPlace(f"{source.where} holds snapshots alone: only a run on a cluster keeps there what it writes")

@@ -20,9 +20,9 @@ def resolved(plan: Plan, cluster: bool = False) -> Plan:
     if not origin or "/" in origin:
         return plan
     run = runs.find(origin, remaining=True)
-    place = places.place_of(run) or places.planned_place(run.folder)
+    place = places.place_of(run)
     get = f"`paceline snapshots get {run.name} --to FOLDER` copies one"
-    if not place:
+    if places.in_pod(run):
         raise places.OutOfReach(f"snapshots.from: those of {run.name} are in its captain's pod; {get}")
     if cluster and place.startswith("/"):
         raise places.OutOfReach(f"snapshots.from: those of {run.name} are at {place} on this machine, unseen by pods")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.storage.store import Store, Wanted
 
 PATIENCE_S = 8.0  # for one answer of a store, with all its tries: a person waits
+_CLAIM = "claim://"
+_IN_POD = "captain:/paceline/run/snapshots"  # as `kubectl cp` writes a folder of a pod
 _BUCKET = re.compile(r"(s3|gs|az)://")
 _RUN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SETTINGS = ("AWS_", "GOOGLE_", "AZURE_")
@@ -28,7 +31,11 @@ class NoPlace(Exception):
 
 
 class OutOfReach(Exception):
-    """The snapshots are where this machine cannot get at them; the message says where."""
+    """The snapshots are where nobody can get at them now; the message says where, and what to do."""
+
+
+class NoClaim(OutOfReach):
+    """The volume claim is gone, with all that was in it."""
 
 
 class Reader(Protocol):
@@ -55,8 +62,9 @@ class Source:
     place: str  # <place>/<run>/ is what belongs to the run
     reader: Reader  # answers soon, or fails soon
     transfers: Reader  # the same for what takes its time: a slow line is no failure
+    kept: Kept  # what it wrote besides
     folder: Path | None = None  # where this machine keeps the run, if it knows it
-    kept: Kept | None = None  # what it wrote besides; None: not to be had from here
+    close: Callable[[], None] = lambda: None  # when nobody asks any more
 
     @property
     def where(self) -> str:
@@ -82,34 +90,35 @@ def is_place(written: str) -> bool:
 
 
 def place_of(run: Run) -> str:
-    """Where a run that this machine knows commits to. Empty: to its cluster, which is not looked into."""
+    """Where a run that this machine knows commits to."""
     to = planned_place(run.folder)
-    if is_bucket(to):
-        return to
     if runs.on_cluster(run.folder):
-        return ""
-    return to if to.startswith("/") else str(run.folder / "snapshots")
+        return to or _IN_POD
+    return to if to.startswith("/") or is_bucket(to) else str(run.folder / "snapshots")
+
+
+def in_pod(run: Run) -> bool:
+    """Whether they are in its captain's pod, which nothing outlives."""
+    return place_of(run) == _IN_POD
+
+
+def in_claim(run: Run) -> bool:
+    return place_of(run).startswith(_CLAIM)
 
 
 def described(run: Run, snapshot: str) -> str:
     """Where that snapshot is, in words."""
-    place, to = place_of(run), planned_place(run.folder)
-    if not place and not to:
+    if in_pod(run):
         return "in its captain's pod"
-    where = f"{(place or to).rstrip('/')}/{run.name}/{snapshot}"
-    return where if place else f"{where} on its cluster"
+    where = f"{place_of(run).rstrip('/')}/{run.name}/{snapshot}"
+    return f"{where} on its cluster" if in_claim(run) else where
 
 
-def of_run(run: Run) -> Source:
-    """Nothing is asked of the place yet."""
+def of_run(run: Run, note: Callable[[str], None] = lambda text: None) -> Source:
+    """Nothing is asked of the place yet. `note`: told where it takes its time until that answers."""
     place = place_of(run)
-    if not place:
-        to = planned_place(run.folder)
-        where = f"at {to} on its cluster" if to else "in its captain's pod"
-        raise OutOfReach(
-            f"the snapshots of {run.name} are {where}, which cannot be reached from here yet; those at a bucket "
-            "(snapshots.to: s3://, gs:// or az://) can"
-        )
+    if in_pod(run) or in_claim(run):
+        return _through_a_pod(run, place, note)
     if is_bucket(place):
         os.environ.update(_settings(run.folder))
     from paceline.storage.places import open_store
@@ -117,11 +126,13 @@ def of_run(run: Run) -> Source:
     return _source(run.name, place, open_store(place, PATIENCE_S), run.folder)
 
 
-def at_place(written: str) -> Source:
+def at_place(written: str, note: Callable[[str], None] = lambda text: None) -> Source:
     """`s3://bucket/path/RUN` or `/folder/RUN`: of a run of any machine. Looks whether it is there."""
     from paceline.storage.places import open_store
 
     place, run = _split(written)
+    if place.startswith(_CLAIM):
+        return of_run(Run(run, _known_to_claim(place, run)), note)
     store = open_store(place, PATIENCE_S)
     inside = store.folders(f"{run}/")
     if not any(_of_a_run(name) for name in inside):
@@ -136,8 +147,33 @@ def _source(run: str, place: str, store: Store, folder: Path | None) -> Source:
 
     transfers = open_store(place)
     return Source(
-        run, place, Snapshots(store, run), Snapshots(transfers, run), folder, Kept(store, run, transfers)
+        run, place, Snapshots(store, run), Snapshots(transfers, run), Kept(store, run, transfers), folder
     )  # fmt: skip
+
+
+def _through_a_pod(run: Run, place: str, note: Callable[[str], None]) -> Source:
+    from paceline.backends.kubernetes.cluster import Refused, Unreachable
+    from paceline.backends.kubernetes.reach import Reach
+    from paceline.storage.kept import Kept
+    from paceline.storage.peer import Line, Peer
+    from paceline.storage.snapshots import Snapshots
+
+    reach = Reach(run.folder, note)
+
+    def dial() -> Line:
+        try:
+            return reach.dial()
+        except (Refused, Unreachable) as error:
+            raise OutOfReach(str(error)) from None
+
+    peer = Peer(dial, place)
+    reader = Snapshots(peer, run.name)
+
+    def close() -> None:
+        peer.close()
+        reach.close()
+
+    return Source(run.name, place, reader, reader, Kept(peer, run.name), run.folder, close)
 
 
 def delete_all(source: Source) -> None:
@@ -145,10 +181,11 @@ def delete_all(source: Source) -> None:
     from paceline.storage.store import StoreError
 
     folder = Path(source.where)
-    if not is_bucket(source.place) and folder.is_symlink():
+    here = source.place.startswith("/")
+    if here and folder.is_symlink():
         raise StoreError(f"{folder} is a link: what it leads to is not deleted")
     source.reader.delete_all()
-    if is_bucket(source.place) or not folder.is_dir():
+    if not here or not folder.is_dir():
         return
     import shutil
 
@@ -216,6 +253,16 @@ def _none_there(store: Store, place: str, run: str, inside: list[str]) -> str:
 
     near = get_close_matches(run, store.folders(""), n=1, cutoff=0.5)
     return f"there are no snapshots of a run {run!r} at {place}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _known_to_claim(place: str, run: str) -> Path:
+    folder = _known_here(place, run)
+    if folder is None:
+        raise NoPlace(
+            f"{place} is a volume claim of a cluster, and {run} is no run that this machine knows to have snapshots "
+            f"there: `paceline snapshots ls {run} --on kubernetes` looks for the run itself"
+        )
+    return folder
 
 
 def _known_here(place: str, run: str) -> Path | None:

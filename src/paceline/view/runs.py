@@ -150,7 +150,7 @@ def abandoned(folder: Path) -> bool:
 def alive(folder: Path) -> bool:
     """Whether the run's supervisor lives: it holds the lock as long as it does. Elsewhere: as last seen."""
     if on_cluster(folder) or at_place(folder):
-        return not (folder / "report.json").exists() and not abandoned(folder)
+        return not any((folder / name).exists() for name in ("report.json", DELETED)) and not abandoned(folder)
     return _locked(folder / "lock")
 
 

@@ -57,11 +57,11 @@ class Forward:
             async with client.websocket(
                 path, params={"ports": self._port}, subprotocols=[PROTOCOL], max_message_size_bytes=MESSAGE_LIMIT
             ) as socket:
-                await _first(_up(reader, socket), self._down(socket, writer))
+                await first(up(reader, socket), self._down(socket, writer))
         except* (Refused, Unreachable) as errors:
-            self.trouble = str(_one(errors))
+            self.trouble = str(one(errors))
         except* WebSocketUpgradeError as errors:
-            status = getattr(getattr(_one(errors), "response", None), "status_code", "?")
+            status = getattr(getattr(one(errors), "response", None), "status_code", "?")
             self.trouble = (
                 f"the cluster opens no port to the pod (HTTP {status}): you need the right to pods/portforward"
             )
@@ -85,12 +85,12 @@ class Forward:
                 await writer.drain()
 
 
-async def _up(reader: asyncio.StreamReader, socket: Any) -> None:
+async def up(reader: asyncio.StreamReader, socket: Any) -> None:
     while data := await reader.read(CHUNK):
         await socket.send_bytes(bytes((DATA,)) + data)
 
 
-async def _first(*ways: Any) -> None:
+async def first(*ways: Any) -> None:
     """Until one of them ends: there is no half of a connection."""
     tasks = [asyncio.ensure_future(way) for way in ways]
     try:
@@ -103,7 +103,7 @@ async def _first(*ways: Any) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _one(error: BaseException) -> BaseException:
+def one(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

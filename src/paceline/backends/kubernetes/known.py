@@ -96,6 +96,12 @@ def _jobs(cluster: Cluster, run: str) -> list[Any]:
     return cluster.ask("list Jobs", lambda: list(cluster.client.list(Job, fields=fields)))
 
 
+def goes_on(cluster: Cluster, folder: Path) -> bool:
+    """Whether the cluster still has the captain's Job, and it has not finished."""
+    jobs = [job for job in _jobs(cluster, folder.name) if not _replaced(folder, job)]
+    return any(not finished(job) and not job.metadata.deletionTimestamp for job in jobs)
+
+
 def _released(job: Any) -> bool:
     return not (job.spec and job.spec.suspend)
 
@@ -174,7 +180,6 @@ def _bring_kept(folder: Path, hosts: set[str]) -> None:
     """What the run has kept at its bucket, also of pods that are gone."""
     if _in_bucket(folder):
         source = places.of_run(runs.Run(folder.name, folder))
-        assert source.kept is not None
         kept.bring(source.kept, folder, [CAPTAIN, *sorted(hosts)])
 
 

@@ -30,13 +30,22 @@ CREDENTIALS = "/paceline/credentials"
 SNAPSHOTS_FOLDER, ORIGIN_FOLDER = "/paceline/snapshots", "/paceline/origin"
 LIBRARY_FOLDER = "/paceline/library"
 WORK = "/paceline/work"  # unless the job file says otherwise
+VISIT = "visit"  # the container of a pod that has nothing but the claim
+VISIT_IDLE_S = 30  # until it ends by itself
 
 # An image may call it python or python3, and an old one may mean Python 2 by the first.
+EXEC_PYTHON = (
+    'for p in python3 python; do "$p" -c "import sys; sys.exit(sys.version_info < (3, 9))" 2>/dev/null && exec "$p"'
+)
 _FIND_PYTHON = (
-    'for p in python3 python; do "$p" -c "import sys; sys.exit(sys.version_info < (3, 9))" 2>/dev/null'
-    f' && exec "$p" {AGENT_FOLDER}/agent.pyz pod; done; '
+    f"{EXEC_PYTHON} {AGENT_FOLDER}/agent.pyz pod; done; "
     f'w="{CANNOT_WORDS}there is no Python 3.9 or newer in this image: Paceline needs one on the PATH"; '
     f'echo "$w"; echo "$w" > {LAST_WORDS}; exit '
+)
+# As long as another process is in the container: somebody who looks at the claim. A glob needs no process.
+_VISIT = (
+    f"left={VISIT_IDLE_S}; while [ $left -gt 0 ]; do sleep 1; set -- /proc/[0-9]*; "
+    f"[ $# -gt 1 ] && left={VISIT_IDLE_S} || left=$((left - 1)); done"
 )
 
 
@@ -145,6 +154,21 @@ def board(plan: Plan, run: str) -> Object:
     return {**spec, "terminationGracePeriodSeconds": BOARD_TERMINATION_S}
 
 
+def visit(plan: Plan) -> Object:
+    """For people who look at the claim when nothing of their run is left."""
+    container = _container(plan, VISIT, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
+    volumes: list[Object] = [{"name": "paceline-tmp", "emptyDir": {}}]
+    mounts: list[Object] = [{"name": "paceline-tmp", "mountPath": "/tmp"}]
+    _claimed(plan, volumes, mounts)
+    container |= {"command": ["/bin/sh", "-c", _VISIT], "volumeMounts": mounts}
+    return {**_anywhere(plan, container, volumes, 0), "restartPolicy": "Never"}
+
+
+def place(plan: Plan) -> str:
+    """Where the captain's pod has the snapshots, unless they are in a bucket; one that visits has the claim there."""
+    return _claimed(plan, [], []) or f"{RUN_FOLDER}/snapshots"
+
+
 def metadata(plan: Plan, run: str, role: str) -> Object:
     """Labels of the person's own never replace ours; a service mesh keeps out, as it would outlive the tasks."""
     settings = plan.kubernetes
@@ -219,15 +243,27 @@ def _mounts(more: list[Object]) -> list[Object]:
 
 
 def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certificate: str) -> Object:
-    settings = plan.kubernetes
     files = [{"key": name, "path": name} for name in ("ca.pem", f"{certificate}.pem", f"{certificate}.key")]
     # A user of the image's own may be in any group; nobody else is in the pod.
-    readable = 0o444 if settings["user"] == "cluster" else 0o440
+    readable = 0o444 if plan.kubernetes["user"] == "cluster" else 0o440
+    volumes = [
+        {"name": "paceline-agent", "configMap": {"name": f"{run}-agent"}},
+        {"name": "paceline-plan", "configMap": {"name": f"{run}-plan"}},
+        {"name": "paceline-tls", "secret": {"secretName": run, "items": files, "defaultMode": readable}},
+        *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp")),
+        *volumes,
+    ]
+    termination = math.ceil(plan.limits.grace) + TERMINATION_S
+    return {"subdomain": run, **_anywhere(plan, container, volumes, termination)}
+
+
+def _anywhere(plan: Plan, container: Object, volumes: list[Object], termination: int) -> Object:
+    """What all pods have in common."""
+    settings = plan.kubernetes
     spec: Object = {
-        "subdomain": run,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(plan.limits.grace) + TERMINATION_S,
+        "terminationGracePeriodSeconds": termination,
         "securityContext": _user(settings["user"]),
         "tolerations": [
             *(
@@ -238,13 +274,7 @@ def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certif
             *map(_toleration, settings["tolerations"]),
         ],
         "containers": [container],
-        "volumes": [
-            {"name": "paceline-agent", "configMap": {"name": f"{run}-agent"}},
-            {"name": "paceline-plan", "configMap": {"name": f"{run}-plan"}},
-            {"name": "paceline-tls", "secret": {"secretName": run, "items": files, "defaultMode": readable}},
-            *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp")),
-            *volumes,
-        ],
+        "volumes": volumes,
     }  # fmt: skip
     if settings["node_selector"]:
         spec["nodeSelector"] = settings["node_selector"]

@@ -16,6 +16,7 @@ from paceline.plan import CAPTAIN, TENSORBOARD, Plan, to_json
 Object = dict[str, Any]
 
 WITHOUT_LIMIT = 2**31 - 1  # of restarts: the captain counts them
+VISIT_S = 24 * 3600  # the most that a visit may take
 CHUNK = 700 * 1024  # bytes of a ConfigMap: it may hold 1 MiB
 BACKSTOP_S = 86400 + 120  # after the captain should have ended the run; a day of it may pass in a queue
 
@@ -68,6 +69,22 @@ def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, su
         whole = plan.limits.start + plan.limits.runtime + plan.limits.grace + plan.limits.commit
         spec["activeDeadlineSeconds"] = math.ceil(whole) + BACKSTOP_S
     return {**_head("batch/v1", "Job", name, plan, run, role), "spec": spec}
+
+
+def visit(plan: Plan, run: str, name: str) -> Object:
+    """A short-lived Job whose pod has the claim of a run that has ended. It is nothing of the run; should nobody take
+    it away, it goes by itself."""
+    metadata = pods.metadata(plan, run, pods.VISIT)
+    for own in (names.RUN_LABEL, names.ROLE_LABEL):
+        del metadata["labels"][own]
+    spec: Object = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": VISIT_S,
+        "ttlSecondsAfterFinished": 0,
+        "template": {"metadata": metadata, "spec": pods.visit(plan)},
+    }
+    made = _head("batch/v1", "Job", name, plan, run)
+    return {**made, "metadata": {**made["metadata"], "labels": metadata["labels"]}, "spec": spec}
 
 
 def _service(plan: Plan, run: str) -> Object:

@@ -42,7 +42,12 @@ RIGHTS = (
     Right("", "secrets", ("create",)),
     Right("networking.k8s.io", "networkpolicies", ("create",)),
     # A websocket is opened by GET: before 1.35 that alone is what a server asks for, and since then `create` too.
-    Right("", "pods/exec", ("create", "get"), "`paceline stop` ends the pods instead of asking the captain"),
+    Right(
+        "",
+        "pods/exec",
+        ("create", "get"),
+        "`paceline stop` ends the pods instead of asking the captain, and snapshots in pods and claims cannot be read",
+    ),
     Right("", "events", ("list", "watch"), "why a pod cannot be made, or a volume cannot be mounted, is not said"),
     Right("apps", "deployments", ("create", "get", "patch"), "`tensorboard: true` is refused"),
     Right("", "pods/portforward", ("create", "get"), "`paceline tensorboard` opens no port to the cluster"),
