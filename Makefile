@@ -28,7 +28,7 @@ $(UV): requirements/uv.txt
 .venv/dev: .venv/bin/python requirements/dev.txt pyproject.toml
 	$(UV) pip sync --quiet --python .venv --require-hashes requirements/dev.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
-	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import jax, keras, tensorflow, torch' 2>/dev/null
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import jax, keras, tensorflow, tf_keras, torch' 2>/dev/null
 	@touch $@
 
 demo: .venv/demo

@@ -5,10 +5,14 @@
     snapshots = Snapshots(every=100, order=order)
     model.fit(data, epochs=5, initial_epoch=snapshots.initial_epoch, callbacks=[snapshots])
 
-With Keras 3 on TensorFlow. A resumed fit ends with the same weights, bit for bit, as one never disturbed, where
+For Keras 3 on TensorFlow and for tf_keras, whichever the model is made with; also under MirroredStrategy, and with
+tf_keras under MultiWorkerMirroredStrategy (Keras 3 cannot `fit` there), where every worker has the callback and the
+first one writes. A resumed fit ends with the same weights, bit for bit, as one never disturbed, where
 - the data comes from `batches`, and `load` has no randomness of its own but what it makes of the indices,
 - the program begins with `keras.utils.set_random_seed` and `tf.config.experimental.enable_op_determinism`,
 - randomness in the model is that of Keras' layers, or of a `keras.random.SeedGenerator`,
+- with tf_keras, `tf_keras.backend.experimental.enable_tf_random_generator()` comes before the model: without it, how
+  far its layers are with their random numbers cannot be had back, and they begin again with the first,
 - `Snapshots` is the last of the callbacks, and no other one keeps a state of its own from epoch to epoch, as
   `EarlyStopping` does: such a state begins anew.
 Metrics of the epoch that was resumed are those of its rest.
@@ -18,9 +22,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Callable
 
-import keras
 import tensorflow as tf
 
 from paceline import tensorflow
@@ -35,23 +40,50 @@ def batches(order: Shards, load: Callable[[Any], Any]) -> tf.data.Dataset:
     """What `model.fit` trains on: `load` makes inputs and targets of a vector of indices. Reads ahead.
 
     Give it to `fit` as it is: Keras must see how long a whole epoch is, also when the first one is but the rest of one.
+    It has whole batches in every worker: `fit` shares each of them out itself, after it was loaded.
     """
-    data = tensorflow.indices(order).map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    data = data.prefetch(tf.data.AUTOTUNE)
+    data = tf.data.Dataset.from_generator(lambda: _whole(order), output_signature=tf.TensorSpec([None], tf.int64))
+    data = data.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = data.prefetch(tf.data.AUTOTUNE).with_options(options)
     steps = tf.constant(_steps(order), tf.int64)
     data.cardinality = lambda: steps
     return data
 
 
-class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
+class _Callback:
+    """What both Keras ask of a callback. Neither is imported: which one a program uses, its model tells, and not its
+    imports, since TensorFlow itself imports Keras 3."""
+
+    _supports_tf_logs = True  # tf_keras need not wait for the numbers of every batch
+
+    def set_params(self, params: Any) -> None:
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        self.model = model
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    on_batch_begin = on_batch_end = on_train_batch_begin = _nothing
+    on_test_begin = on_test_end = on_test_batch_begin = on_test_batch_end = _nothing
+    on_predict_begin = on_predict_end = on_predict_batch_begin = on_predict_batch_end = _nothing
+    _implements_test_batch_hooks = _implements_predict_batch_hooks = _nothing
+
+
+class Snapshots(_Callback):
     """Takes a snapshot every so many batches and at the end of each epoch; `fit` goes on from the newest one.
 
     Without `order` it is not known which batches of an epoch were trained on, so there are snapshots only between
-    epochs. So it is under strategies with several replicas: there `fit` shares out batches in its own way.
+    epochs.
     """
 
     def __init__(self, every: int | None = None, order: Shards | None = None) -> None:
-        super().__init__()
         if every is not None and order is None:
             raise ValueError("every=... needs order=...: without it, snapshots are taken at the end of epochs only")
         self.initial_epoch = 0  # for `fit`
@@ -63,6 +95,7 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
         self._snapshots: tensorflow.Snapshots | None = None
         self._resuming = folder is not None
         self._step = 0
+        self._begin = 0  # the first batch of the next epoch
         self._batch = -1
 
     @property
@@ -72,25 +105,31 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         order = self._position.order
-        if order is not None and self.params.get("steps") != _steps(order):
-            raise ValueError("give fit the data of paceline.keras.batches(order, ...), as it is")
-        if order is not None and self.model.distribute_strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                "fit shares out batches in its own way over several replicas, and not by order: leave order out, "
-                "for snapshots at the end of epochs, or train in a loop of your own with paceline.tensorflow"
-            )
+        if order is not None:
+            self._check(order)
         if self._snapshots is None:
             if not self.model.built:
                 raise ValueError("build the model before fit: call model.build(...), or begin it with keras.Input")
-            if not self.model.optimizer.built:
-                with self.model.distribute_strategy.scope():
-                    self.model.optimizer.build(self.model.trainable_variables)
+            _build(self.model)
             checkpoint = tf.train.Checkpoint(model=self.model)  # its optimizer too
             self._snapshots = tensorflow.Snapshots(checkpoint, every=self._every, order=self._position)
             self._step = self._snapshots.restore()
+        if order is not None and hasattr(self.model, "_training_state"):  # in tf_keras, which asks it where to begin
+            self._begin = _steps(order) - len(order)
+            self.model._training_state = SimpleNamespace(maybe_load_initial_counters_from_ckpt=self._beginning)
+
+    def _check(self, order: Shards) -> None:
+        if isinstance(self.model.distribute_strategy, tf.distribute.experimental.ParameterServerStrategy):
+            raise ValueError("with parameter servers, batches are not trained on by order: leave order out")
+        if self.params.get("steps") != _steps(order):
+            raise ValueError("give fit the data of paceline.keras.batches(order, ...), as it is")
+
+    def _beginning(self, steps: int, epoch: int, mode: Any) -> tuple[int, int]:
+        self.model._training_state = None
+        return epoch, self._begin
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._batch = -1
+        self._begin, self._batch = 0, self._begin - 1
         if not self._resuming or self._snapshots is None:
             return
         self._resuming = False
@@ -114,9 +153,9 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
         self._step += min(done, len(order))  # the last ones of an epoch may be fewer than are run at once
         order.position = min(order.size, order.position + done * order.batch)
         if self._position.inside():
-            self._snapshots.step(self._step, **_numbers(logs))
+            self._snapshots.step(self._step, **_metrics(logs))
         elif batch + 1 < _steps(order):
-            # The rest of an epoch is trained. Keras would find that out by one more step, which fails for want of
+            # The rest of an epoch is trained. Keras 3 would find that out by one more step, which fails for want of
             # data, but counts, and draws random numbers.
             warnings.filterwarnings("ignore", message="Your input ran out of data")
             raise StopIteration
@@ -125,10 +164,10 @@ class Snapshots(keras.callbacks.Callback):  # type: ignore[misc]
         if self._snapshots is None or not self._position.end(epoch):
             return
         if self._position.order is None:
-            self._snapshots.save(self._step, **_numbers(logs))
+            self._snapshots.save(self._step, **_metrics(logs))
         else:
             self._snapshots.due = True
-            self._snapshots.step(self._step, **_numbers(logs))
+            self._snapshots.step(self._step, **_metrics(logs))
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._snapshots is not None:
@@ -171,5 +210,21 @@ def _steps(order: Shards) -> int:
     return -(-order.size // order.batch)
 
 
-def _numbers(logs: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in (logs or {}).items() if name.isidentifier()}
+def _whole(order: Shards) -> Iterator[list[int]]:
+    """The batches of all tasks together: `fit` shares each of them out itself."""
+    whole = Shards(order.size, order.batch, order.seed, rank=0, world=1)
+    whole.load(order.state())
+    return whole.ahead()
+
+
+def _build(model: Any) -> None:
+    """Makes the variables of the optimizer, which else come with the first batch."""
+    if getattr(model.optimizer, "built", False):
+        return
+    with model.distribute_strategy.scope():
+        build = getattr(model.optimizer, "build", None) or model.optimizer._create_all_weights  # tf_keras' legacy ones
+        build(model.trainable_variables)
+
+
+def _metrics(logs: Any) -> dict[str, Any]:
+    return {name: value for name, value in (logs or {}).items() if name.isidentifier()}

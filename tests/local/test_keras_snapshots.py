@@ -3,60 +3,95 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorflows import run, steps
+from runs import PROGRAMS, Starter, kill, starter
+from tensorflows import LIMIT_S, start, steps
 
 PROGRAM = "keras_snapshots.py"
+# In one process, of which nothing is left after batch 15, in the middle of the second epoch; then in another one.
+BEFORE = {"whole": {}, "mirrored": {"strategy": "mirrored"}, "killed": {"kill_at": 15}}
+AFTER = {
+    "resumed": {"restore": "killed/step-12"},
+    "resumed between epochs": {"restore": "killed/step-9"},
+    "resumed, four at once": {"restore": "killed/step-12", "at_once": 4},
+    "resumed, mirrored": {"restore": "mirrored/step-12", "strategy": "mirrored"},
+    "leaving": {"leave_at": 14},
+    "left": {"restore": "leaving/step-14"},
+    "whole without an order": {"order": False},
+    "resumed without an order": {"order": False, "restore": "whole without an order/step-18"},
+    "wrong data": {"wrong": "data", "restore": "killed/step-12"},
+    "wrong epoch": {"wrong": "epoch", "restore": "killed/step-12"},
+}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run(PROGRAM, folder=tmp_path_factory.mktemp("undisturbed"))
+@dataclass
+class Fits:
+    ended: dict[str, Any]
+    folder: Path
+
+    def resumed(self, title: str, other: str = "whole") -> bool:
+        """Whether that fit went on, and ended with what the other, which had nothing to go on from, ended with."""
+        begin = self.ended[title]["begin"]
+        return begin > 0 and self.ended[title] == {**self.ended[other], "begin": begin}
+
+    def steps(self, title: str) -> list[int]:
+        return steps(self.folder / title)
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The snapshots of a fit that was killed after batch 15, in the middle of its second epoch."""
-    folder = tmp_path_factory.mktemp("killed")
-    run(PROGRAM, "--kill-at", 15, folder=folder, code=-9)
-    return folder
+@pytest.fixture(scope="module", params=["keras", "tf_keras"])
+def fits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fits:
+    folder = tmp_path_factory.mktemp(request.param)
+    ended: dict[str, Any] = {}
+    for titles, code in ((BEFORE, -9), (AFTER, 0)):
+        process = start(PROGRAM, request.param, folder, json.dumps(titles), env={})
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        assert process.returncode == code, err[-6000:]
+        ended.update(zip(titles, map(json.loads, out.splitlines()), strict=False))
+    return Fits(ended, folder)
 
 
-def test_a_fit_killed_in_the_middle_of_an_epoch_resumes_bit_for_bit(
-    undisturbed: Any, killed: Path, tmp_path: Path
-) -> None:
-    assert steps(killed) == [4, 8, 9, 12]
-    where = json.loads((killed / "step-12" / "state.json").read_text())["order"]
+def test_a_fit_killed_in_the_middle_of_an_epoch_resumes_bit_for_bit(fits: Fits) -> None:
+    assert fits.steps("killed") == [4, 8, 9, 12]
+    where = json.loads((fits.folder / "killed" / "step-12" / "state.json").read_text())["order"]
     assert (where["epoch"], where["position"]) == (1, 24)
-    resumed = run(PROGRAM, folder=tmp_path, restore=killed / "step-12")
-    assert resumed == {**undisturbed, "begin": 1}
-    assert (resumed["steps"], steps(tmp_path)[-1]) == (36, 36)
+    assert fits.ended["resumed"]["begin"] == 1
+    assert fits.resumed("resumed")
+    assert fits.ended["resumed"]["steps"] == 36
+    assert fits.steps("resumed") == [16, 18, 20, 24, 27, 28, 32, 36]
 
 
-def test_it_resumes_between_epochs_too(undisturbed: Any, killed: Path, tmp_path: Path) -> None:
-    assert run(PROGRAM, folder=tmp_path, restore=killed / "step-9") == {**undisturbed, "begin": 1}
+def test_it_resumes_between_epochs_too(fits: Fits) -> None:
+    assert fits.resumed("resumed between epochs")
 
 
-def test_several_batches_at_once_make_no_difference(undisturbed: Any, killed: Path, tmp_path: Path) -> None:
-    resumed = run(PROGRAM, "--at-once", 4, folder=tmp_path, restore=killed / "step-12")
-    assert resumed == {**undisturbed, "begin": 1}
-    assert steps(tmp_path)[-1] == 36
+def test_several_batches_at_once_make_no_difference(fits: Fits) -> None:
+    assert fits.resumed("resumed, four at once")
+    assert fits.steps("resumed, four at once")[-1] == 36
 
 
-def test_when_somebody_has_to_go_a_snapshot_of_that_batch_is_taken(undisturbed: Any, tmp_path: Path) -> None:
-    assert run(PROGRAM, "--leave-at", 14, folder=tmp_path) == undisturbed
-    assert 14 in steps(tmp_path)
-    assert run(PROGRAM, folder=tmp_path, restore=tmp_path / "step-14") == {**undisturbed, "begin": 1}
+def test_so_it_is_with_several_replicas(fits: Fits) -> None:
+    assert fits.resumed("resumed, mirrored", "mirrored")
+    assert fits.ended["mirrored"]["weights"] != fits.ended["whole"]["weights"]
 
 
-def test_without_an_order_snapshots_are_taken_between_epochs(tmp_path: Path) -> None:
-    whole = run(PROGRAM, "--no-order", folder=tmp_path / "whole")
-    assert steps(tmp_path / "whole") == [9, 18, 27, 36]
-    resumed = run(PROGRAM, "--no-order", folder=tmp_path / "more", restore=tmp_path / "whole" / "step-18")
-    assert resumed == {**whole, "begin": 2}
+def test_when_somebody_has_to_go_a_snapshot_of_that_batch_is_taken(fits: Fits) -> None:
+    assert fits.ended["leaving"] == fits.ended["whole"]
+    assert 14 in fits.steps("leaving")
+    assert fits.resumed("left")
+
+
+def test_without_an_order_snapshots_are_taken_between_epochs(fits: Fits) -> None:
+    assert fits.steps("whole without an order") == [9, 18, 27, 36]
+    assert fits.resumed("resumed without an order", "whole without an order")
+    assert fits.ended["resumed without an order"]["begin"] == 2
 
 
 @pytest.mark.parametrize(
@@ -69,7 +104,38 @@ def test_without_an_order_snapshots_are_taken_between_epochs(tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_would_train_on_the_wrong_examples_is_an_error(
-    wrong: str, said: str, killed: Path, tmp_path: Path
-) -> None:
-    assert run(PROGRAM, "--wrong", wrong, folder=tmp_path, restore=killed / "step-12")["error"] == said
+def test_what_would_train_on_the_wrong_examples_is_an_error(fits: Fits, wrong: str, said: str) -> None:
+    assert fits.ended[f"wrong {wrong}"]["error"] == said
+
+
+# ---- a run of two workers
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Iterator[Starter]:
+    with starter(tmp_path) as run_of:
+        yield run_of
+
+
+@pytest.mark.parametrize("fits", ["tf_keras"], indirect=True)  # Keras 3 cannot fit with several workers
+def test_workers_of_which_one_is_killed_go_on_in_the_middle_of_an_epoch(fits: Fits, run_of: Starter) -> None:
+    """And end with what one process with as many replicas ends with, undisturbed."""
+    fit = json.dumps({"": {"strategy": "workers", "hold_at": 15}})
+    run = run_of(
+        {
+            "name": "fit",
+            "framework": "tensorflow",
+            "command": ["python", PROGRAM, "tf.keras", ".", fit],
+            "code": str(PROGRAMS),
+            "env": {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+            "roles": {"worker": {"replicas": 2}},
+            "restart": {"warm": False},
+        }
+    )
+    run.wait("committed", limit=90, step=12)
+    kill(run.task("worker-1"))
+    run.succeeds(limit=90)
+    assert [event["restore"] for event in run.events("generation-formed")] == [None, "step-12-g1"]
+    for task in ("worker-0", "worker-1"):
+        last = run.log(task).splitlines()[-1].split(" | ", 1)[1]
+        assert json.loads(last) == {**fits.ended["mirrored"], "begin": 1}

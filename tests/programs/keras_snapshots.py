@@ -1,84 +1,108 @@
-"""Keras' fit with snapshots: with dropout, batch normalization and a learning rate that falls every epoch."""
+"""Keras' fit with snapshots: with dropout, batch normalization and a learning rate that falls every epoch.
 
-import argparse
+One fit after the other, each with a model of its own; each prints a line with what it ended with.
+"""
+
 import hashlib
+import importlib
 import json
 import os
 import signal
+import sys
+from pathlib import Path
+from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import paceline
 import paceline.keras
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--kill-at", type=int, help="after this batch, with SIGKILL")
-parser.add_argument("--leave-at", type=int, help="after this batch")
-parser.add_argument("--at-once", type=int, default=1, help="steps_per_execution")
-parser.add_argument("--no-order", action="store_true")
-parser.add_argument("--wrong", choices=["epoch", "data"])
-given = parser.parse_args()
-
-keras.utils.set_random_seed(1)
+name, place, fits = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+keras = tf.keras if name == "tf.keras" else importlib.import_module(name)
+if name != "keras":
+    keras.backend.experimental.enable_tf_random_generator()
+if "TF_CONFIG" not in os.environ:
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
 tf.config.experimental.enable_op_determinism()
 inputs = np.random.default_rng(0).normal(size=(70, 4)).astype("float32")
 targets = inputs.sum(axis=1, keepdims=True)
-model = keras.Sequential(
-    [
-        keras.Input((4,)),
-        keras.layers.Dense(16, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.5),
-        keras.layers.Dense(1),
-    ]
-)
-model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=given.at_once)
-
-if given.no_order:
-    snapshots = paceline.keras.Snapshots()
-    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8)
-else:
-    order = paceline.Shards(len(inputs), batch=8, seed=3)
-    snapshots = paceline.keras.Snapshots(every=4, order=order)
-    data = paceline.keras.batches(order, lambda chosen: (tf.gather(inputs, chosen), tf.gather(targets, chosen)))
-if given.wrong == "data":
-    data = data.prefetch(2)
+STRATEGIES = {
+    "none": tf.distribute.get_strategy,
+    "mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+    "workers": tf.distribute.MultiWorkerMirroredStrategy,
+}
 
 
-class Fate(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        done = int(model.optimizer.iterations.numpy())
-        if given.kill_at:
+def fit(
+    strategy: str = "none",
+    at_once: int = 1,
+    kill_at: int = 0,
+    leave_at: int = 0,
+    hold_at: int = 0,
+    order: bool = True,
+    wrong: str = "",
+) -> dict[str, Any]:
+    """`wrong`: what the program does wrong. `at`: after this batch, with all snapshots so far written."""
+    keras.utils.set_random_seed(1)
+    with STRATEGIES[strategy]().scope():
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=at_once)
+    if order:
+        shards = paceline.Shards(len(inputs), batch=8, seed=3)
+        snapshots = paceline.keras.Snapshots(every=4, order=shards)
+        data = paceline.keras.batches(shards, lambda chosen: (tf.gather(inputs, chosen), tf.gather(targets, chosen)))
+    else:
+        snapshots = paceline.keras.Snapshots()
+        data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8)
+    if wrong == "data":
+        data = data.prefetch(2)
+
+    class Fate(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            done = int(model.optimizer.iterations.numpy())
             snapshots._snapshots._background.wait()  # so that none is put off
-        if done == given.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if done == given.leave_at:
-            paceline.tensorflow.leaving = iter([True, *[False] * 1000]).__next__
+            if done == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if done == leave_at:
+                paceline.tensorflow.leaving = iter([True, *[False] * 1000]).__next__
+            if done == hold_at and (os.environ["PACELINE_GENERATION"], os.environ["PACELINE_RANK"]) == ("1", "1"):
+                signal.pause()
+
+    falling = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+    error = ""
+    try:
+        model.fit(
+            data,
+            epochs=4,
+            initial_epoch=0 if wrong == "epoch" else snapshots.initial_epoch,
+            callbacks=[falling, Fate(), snapshots],
+            verbose=0,
+        )
+    except ValueError as raised:
+        error = str(raised)
+    values = [value.numpy() for value in (*model.variables, *model.optimizer.variables)]
+    return {
+        "begin": snapshots.initial_epoch,
+        "steps": int(model.optimizer.iterations.numpy()),
+        "rate": float(model.optimizer.learning_rate.numpy()),
+        "weights": hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest(),
+        "error": error,
+    }
 
 
-falling = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
-error = ""
-try:
-    model.fit(
-        data,
-        epochs=4,
-        initial_epoch=0 if given.wrong == "epoch" else snapshots.initial_epoch,
-        callbacks=[falling, Fate(), snapshots],
-        verbose=0,
-    )
-except ValueError as wrong:
-    error = str(wrong)
-values = [*model.variables, *model.optimizer.variables]
-print(
-    json.dumps(
-        {
-            "begin": snapshots.initial_epoch,
-            "steps": int(model.optimizer.iterations.numpy()),
-            "rate": float(model.optimizer.learning_rate.numpy()),
-            "weights": hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest(),
-            "error": error,
-        }
-    )
-)
+for title, given in fits.items():
+    restore = given.pop("restore", "")
+    if "PACELINE_RUN" not in os.environ:
+        os.environ["PACELINE_SNAPSHOT_DIR"] = str(place / title)
+        os.environ["PACELINE_RESTORE"] = str(place / restore) if restore else ""
+    print(json.dumps(fit(**given)), flush=True)

@@ -190,8 +190,9 @@ class Snapshots:
     def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:
         """In the background."""
         versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
-        if "keras" in sys.modules:
-            versions["keras"] = sys.modules["keras"].__version__
+        for name in ("keras", "tf_keras"):
+            if name in sys.modules:
+                versions[name] = sys.modules[name].__version__
         try:
             with contract.writing(step, metrics=metrics, versions=versions) as folder:
                 copy.write(folder)  # first, since it lets Python go on

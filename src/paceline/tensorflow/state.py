@@ -253,17 +253,26 @@ def variables(checkpoint: tf.train.Checkpoint) -> tuple[dict[int, str], list[Any
     """
     objects = tf.train.TrackableView(checkpoint).descendants()
     seen = {id(_variable(each)): str(each.name) for each in objects if isinstance(_variable(each), _VARIABLES)}
-    layer = getattr(getattr(sys.modules.get("keras"), "layers", None), "Layer", ())
     more = []
     for each in objects:
-        if not isinstance(each, layer):
+        if isinstance(_variable(each), _VARIABLES):
             continue
-        passing = {id(variable) for variable in getattr(each, "metrics_variables", ())}
-        for variable in each.variables:
-            if id(variable) not in passing and id(_variable(variable)) not in seen:
+        for variable in _hidden(each):
+            if id(_variable(variable)) not in seen:
                 seen[id(_variable(variable))] = str(variable.name)
                 more.append(variable)
     return seen, more
+
+
+def _hidden(layer: Any) -> list[Any]:
+    """What a layer has, and TensorFlow does not find: of Keras 3, all its variables but metrics; of tf_keras, what it
+    draws random numbers from, after `tf_keras.backend.experimental.enable_tf_random_generator`."""
+    kind: Any = getattr(getattr(sys.modules.get("keras"), "layers", None), "Layer", ())
+    if isinstance(layer, kind):
+        passing = {id(variable) for variable in getattr(layer, "metrics_variables", ())}
+        return [variable for variable in layer.variables if id(variable) not in passing]
+    generator = getattr(getattr(layer, "_random_generator", None), "_generator", None)
+    return [generator.state] if isinstance(generator, tf.random.Generator) else []
 
 
 def plain(piece: Piece) -> str:
