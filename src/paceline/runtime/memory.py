@@ -7,7 +7,8 @@ import mmap
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-_PIECE = 4 << 20
+_PIECE = 1 << 20
+_SHARE = 8 << 20  # bytes that one thread more is worth its start for
 _MOST = 8  # threads: a few have all of the memory's bandwidth
 
 
@@ -42,7 +43,7 @@ def copy(spans: Iterable[tuple[int, int, int]], threads: int) -> None:
         for into, out, size in left:
             ctypes.memmove(into, out, size)  # without the lock of Python
 
-    helpers = min(threads, _MOST, sum(size for _, _, size in pieces) // (2 * _PIECE)) - 1
+    helpers = min(threads, _MOST, sum(size for _, _, size in pieces) // _SHARE) - 1
     if helpers < 1:
         work()
         return

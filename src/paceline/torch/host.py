@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.memory import block, copy
+from paceline.runtime.memory import block
 from paceline.torch.tree import SnapshotUnsafe, mapped
 
 _ALIGN = 64  # as torch.save aligns its records
@@ -81,6 +81,7 @@ class Host:
             self._pinned = whole.data_ptr()
 
     def _copy(self, tensors: list[torch.Tensor]) -> None:
+        """By torch's own threads: others would wait for these, which look for work for a while after each step."""
         pairs = list(zip(self._slots, tensors))
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
             stream = self._streams.setdefault(device, torch.cuda.Stream(device))
@@ -89,19 +90,11 @@ class Host:
                 for slot, tensor in pairs:
                     if tensor.device == device:
                         slot.copy_(tensor, non_blocking=True)
-        _copy_from_host([pair for pair in pairs if not pair[1].is_cuda])
+        for slot, tensor in pairs:
+            if not tensor.is_cuda:
+                slot.copy_(tensor)
         for stream in self._streams.values():
             stream.synchronize()
-
-
-def _copy_from_host(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    spans = []
-    for slot, tensor in pairs:
-        if tensor.device.type != "cpu" or tensor.stride() != slot.stride() or tensor.is_conj() or tensor.is_neg():
-            slot.copy_(tensor)
-        else:
-            spans.append((slot.data_ptr(), tensor.data_ptr(), slot.nbytes))
-    copy(spans, torch.get_num_threads())
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
