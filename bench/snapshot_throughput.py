@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ class State:
     name: str
     folder: Path
     size: int
+    kept: bool  # whether its copies stay until the end
 
     @property
     def mib(self) -> float:
@@ -35,11 +37,11 @@ class State:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to bring a state to a place and back; `clear` is not timed."""
+    """One way to bring a state to a place, under a number, and back; `clear` is not timed."""
 
-    commit: Callable[[State], None]
-    restore: Callable[[State, Path], None]
-    clear: Callable[[State], None]
+    commit: Callable[[State, int], None]
+    restore: Callable[[State, int, Path], None]
+    clear: Callable[[State, int], None]
 
 
 Taken = dict[tuple[str, str, str, str], list[float]]  # place, what, state, side -> MiB/s
@@ -74,39 +76,42 @@ def main() -> None:
 
 
 def _states(folder: Path, large: int, small: int) -> list[State]:
-    def made(name: str, files: int, size: int) -> State:
+    def made(name: str, files: int, size: int, kept: bool) -> State:
         (folder / name).mkdir(parents=True)
         for number in range(files):
             (folder / name / f"part-{number:05}").write_bytes(os.urandom(size))
-        return State(name, folder / name, files * size)
+        return State(name, folder / name, files * size, kept)
 
-    return [made("large", 8, large << 20), made("small", small, 16 << 10)]
+    # Where thousands of files were deleted seconds ago, ext4 takes ten times as long for each new one.
+    return [made("large", 8, large << 20, kept=False), made("small", small, 16 << 10, kept=True)]
 
 
 def _measure(
     folder: Path, place: str, sides: Mapping[str, Side], states: list[State], rounds: int, taken: Taken
 ) -> None:
-    for number in range(rounds + 1):
+    numbers = itertools.count(1)
+    for turn in range(rounds + 1):
         for state in states:
-            names = list(sides) if number % 2 == 0 else list(reversed(sides))
-            for name in names:
-                committed = _timed(lambda side=sides[name], state=state: side.commit(state))
-                target = folder / "restored"
-                restored = _timed(lambda side=sides[name], state=state, to=target: side.restore(state, to))
+            for name in list(sides) if turn % 2 == 0 else list(reversed(sides)):
+                side, number = sides[name], next(numbers)
+                target = folder / f"restored-{place}-{number}"
+                committed = _timed(side.commit, state, number)
+                restored = _timed(side.restore, state, number, target)
                 _same(state, target)
-                shutil.rmtree(target)
-                sides[name].clear(state)
-                if number:  # the first is for the caches and connections of all
+                if not state.kept:
+                    shutil.rmtree(target)
+                    side.clear(state, number)
+                if turn:  # the first is for the caches and connections of all
                     taken.setdefault((place, COMMIT, state.name, name), []).append(state.mib / committed)
                     taken.setdefault((place, RESTORE, state.name, name), []).append(state.mib / restored)
                     words = f"commit {state.mib / committed:.0f}, restore {state.mib / restored:.0f} MiB/s"
-                    measure.progress(f"{place}, round {number}, {state.name} files, {name}: {words}")
+                    measure.progress(f"{place}, round {turn}, {state.name} files, {name}: {words}")
 
 
-def _timed(work: Callable[[], None]) -> float:
+def _timed(work: Callable[..., None], *given: Any) -> float:
     os.sync()  # what came before is not for this one to write
     before = time.perf_counter()
-    work()
+    work(*given)
     return time.perf_counter() - before
 
 
@@ -126,10 +131,9 @@ def _sides(folder: Path, place: str) -> Iterator[dict[str, Side]]:
     if place == FOLDER:
         with carrying.porter(str(folder / "snapshots"), env) as porter:
             digests = {"sha256sum": ["sha256sum"], "openssl": ["openssl", "dgst", "-sha256", "-r"]}
-            copied = folder / "copied"
             yield {
                 PACELINE: _paceline(porter),
-                **{f"cp, {name}": _cp(copied, words) for name, words in digests.items() if shutil.which(name)},
+                **{f"cp, {name}": _cp(folder, words) for name, words in digests.items() if shutil.which(name)},
             }
         return
     with carrying.bucket(folder / "s3") as (url, options), carrying.porter(f"{url}/ours", env | options) as porter:
@@ -140,44 +144,44 @@ def _sides(folder: Path, place: str) -> Iterator[dict[str, Side]]:
 
 
 def _paceline(porter: carrying.Porter) -> Side:
-    step = 0
-
-    def commit(state: State) -> None:
-        nonlocal step
-        step += 1
-        porter.commit(porter.send(state.folder, step), step)
-
-    return Side(commit, lambda _, to: porter.fetch(to, step), lambda _: porter.delete(step))
+    return Side(
+        lambda state, number: porter.commit(porter.send(state.folder, number), number),
+        lambda _, number, to: porter.fetch(to, number),
+        lambda _, number: porter.delete(number),
+    )
 
 
-def _cp(copied: Path, digest: list[str]) -> Side:
+def _cp(folder: Path, digest: list[str]) -> Side:
     def digested(folder: Path) -> None:
         names = "\0".join(str(path) for path in sorted(folder.iterdir())).encode()
         each = ["-n", str(max(1, min(64, names.count(b"\0") // (2 * measure.cores()))))]
         _run(["xargs", "-0", "-P", str(measure.cores()), *each, *digest], input=names)
 
-    def commit(state: State) -> None:
-        _run(["cp", "-r", str(state.folder), str(copied)])
-        _run(["sync", "-f", str(copied)])
-        digested(copied)
+    def copied(number: int) -> Path:
+        return folder / f"copied-{number}"
 
-    def restore(_: State, to: Path) -> None:
-        _run(["cp", "-r", str(copied), str(to)])
+    def commit(state: State, number: int) -> None:
+        _run(["cp", "-r", str(state.folder), str(copied(number))])
+        _run(["sync", "-f", str(copied(number))])
+        digested(copied(number))
+
+    def restore(_: State, number: int, to: Path) -> None:
+        _run(["cp", "-r", str(copied(number)), str(to)])
         digested(to)
 
-    return Side(commit, restore, lambda _: shutil.rmtree(copied))
+    return Side(commit, restore, lambda _, number: shutil.rmtree(copied(number)))
 
 
 def _s5cmd(url: str, env: Mapping[str, str]) -> Side:
     program = [str(carrying.s5cmd()), "--endpoint-url", env["AWS_ENDPOINT_URL"], "--log", "error"]
 
-    def commit(state: State) -> None:
-        _run([*program, "cp", f"{state.folder}/", f"{url}/{state.name}/"], env)
+    def commit(state: State, number: int) -> None:
+        _run([*program, "cp", f"{state.folder}/", f"{url}/{number}/"], env)
 
-    def restore(state: State, to: Path) -> None:
-        _run([*program, "cp", f"{url}/{state.name}/*", f"{to}/"], env)
+    def restore(_: State, number: int, to: Path) -> None:
+        _run([*program, "cp", f"{url}/{number}/*", f"{to}/"], env)
 
-    return Side(commit, restore, lambda state: _run([*program, "rm", f"{url}/{state.name}/*"], env))
+    return Side(commit, restore, lambda _, number: _run([*program, "rm", f"{url}/{number}/*"], env))
 
 
 def _run(command: list[str], env: Mapping[str, str] | None = None, input: bytes = b"") -> None:
