@@ -66,6 +66,20 @@ def events(pods: Pods, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, pods.stdout(f"{RUN}-0")) if event["event"] == kind]
 
 
+def known_here_without_its_cluster(place: Path, store: Store) -> tuple[str, list[str]]:
+    """What a machine shows of it that has submitted the run and never looked at it again."""
+    folder = place / "home" / "runs" / RUN
+    (folder / "logs").mkdir(parents=True)
+    (folder / "plan.json").write_bytes((place / "plan" / "plan.json").read_bytes())
+    there = {"run": RUN, "on": "kubernetes", "context": "gone", "namespace": "gone", "submitted": True}
+    (folder / "run.json").write_text(json.dumps(there))
+    env = {**store.options, "KUBECONFIG": str(place / "gone")}
+    status = recorded.call(place / "home", "status", RUN, "-o", "json", env=env)
+    logs = recorded.call(place / "home", "logs", RUN, "--task", "worker-0", env=env)
+    assert (status.stderr, logs.stderr) == ("", "") and logs.stdout
+    return json.loads(status.stdout)["status"], (folder / "logs" / "worker-0.log").read_text().splitlines()
+
+
 def test_all_that_a_run_wrote_is_read_at_its_bucket(place: Path, s3: Store) -> None:
     pods = Pods(place, env=s3.options, snapshots={"to": s3.url})
     pods.all()
@@ -83,6 +97,7 @@ def test_all_that_a_run_wrote_is_read_at_its_bucket(place: Path, s3: Store) -> N
     )  # fmt: skip
     assert call(place, s3, "status", where).startswith(f"{RUN} succeeded after ")
     assert call(place, s3, "snapshots", "ls", where, "-o", "name") == ""
+    assert known_here_without_its_cluster(place, s3) == ("succeeded", written(place, f"{RUN}-worker-0"))
     follows = recorded.call(place, "logs", "-f", where, env=s3.options)
     assert follows.returncode == 2 and "follow a run by its id" in follows.stderr
     call(place, s3, "delete", "--snapshots", where, "--yes")
