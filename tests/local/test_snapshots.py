@@ -203,6 +203,24 @@ def test_the_newest_and_the_best_are_kept(start: Starter, state: Path, place: Pl
     eventually("the others are gone", lambda: place.of(run).known().committed == {Id(50, 1), Id(40, 1), Id(20, 1)})
 
 
+def test_an_evaluator_gets_a_snapshot_that_it_could_not_have_at_first(
+    start: Starter, state: Path, s3: Server, toxiproxy: Toxiproxy
+) -> None:
+    link, place = toxiproxy.link(s3.port), bucket(s3)
+    worker, evaluator = {"replicas": 1}, {"replicas": 1, "env": {"AWS_ENDPOINT_URL": link.endpoint}}
+    framework = {"framework": "tensorflow", "strategy": "multi-worker"}  # another has no evaluators
+    run = start(a_job(state, place, roles={"worker": worker, "evaluator": evaluator}, **framework), env=place.env)
+    commit(run, state, 10)
+    eventually("it has seen the first", lambda: "seen 10" in run.log("evaluator-0"), more=run.story)
+    with link.down():
+        commit(run, state, 20)
+        warning = run.wait("warning")["text"]
+    assert "did not get step 20" in warning
+    eventually("it has seen the second", lambda: "seen 20" in run.log("evaluator-0"), more=run.story)
+    (state / "last").write_text("20")
+    finish(run, state)
+
+
 def test_an_evaluator_has_the_last_snapshot_before_the_run_ends(start: Starter, state: Path, place: Place) -> None:
     roles = {"worker": {"replicas": 1}, "evaluator": {"replicas": 1}}
     framework = {"framework": "tensorflow", "strategy": "multi-worker"}  # another has no evaluators

@@ -29,6 +29,7 @@ from paceline.storage.watched import ABOUT
 ABOUT_LIMIT = 8 * 1024 * 1024
 MOST_PARTS = 100_000
 FOR_EVALUATORS = 3  # copies that are kept
+AGAIN = 2.0  # seconds until a copy that could not be had is tried again
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
 _GENERATION = re.compile(r"g([1-9][0-9]{0,7})")
 
@@ -42,7 +43,7 @@ class Staging:
         tell: Callable[[Message], None],
         said: Callable[..., None],
     ) -> None:
-        self._plan, self._options = plan, options
+        self._plan, self._options, self._loop = plan, options, loop
         self._tell, self._said = tell, said
         host = plan.host(options.host)
         self._tasks = host.tasks
@@ -59,7 +60,8 @@ class Staging:
         self._preparing: tuple[Id | None, int] | None = None
         self._prepared: tuple[Id | None] | None = None  # not used by a task yet
         self._fetching = False
-        self._wanted: Id | None = None  # the newest for evaluators, while another is being fetched
+        self._newest: Id | None = None  # for evaluators
+        self._wanted: Id | None = None  # the same, while another is being fetched
 
     # ---- for tasks
 
@@ -214,7 +216,10 @@ class Staging:
         number = self.porting.ask(request, fetched)
         self._preparing = id, number
 
-    def _fetch_for_evaluators(self, id: Id) -> None:
+    def _fetch_for_evaluators(self, id: Id, again: bool = False) -> None:
+        if again and id != self._newest:
+            return
+        self._newest = id
         if self._fetching:
             self._wanted = id
             return
@@ -225,9 +230,13 @@ class Staging:
 
         def fetched(answer: Answer) -> None:
             self._fetching = False
-            if "error" in answer and self._wanted is None:
-                self._said(f"{self._options.host} did not get step {id.step}: {answer['error']['text']}", True)
-            elif "error" not in answer:
+            error = answer.get("error")
+            if error is not None and self._wanted is None:
+                if not again:
+                    self._said(f"{self._options.host} did not get step {id.step}: {error['text']}", True)
+                if error["passing"]:
+                    self._loop.after(AGAIN, lambda: self._fetch_for_evaluators(id, again=True))
+            elif error is None:
                 self._remove([f"{self._committed}/{name}" for name in kept[: 1 - FOR_EVALUATORS]])
             wanted, self._wanted = self._wanted, None
             if wanted is not None:
