@@ -86,6 +86,7 @@ _MAY_DIFFER = (
     (r"\b\d+\.\d+\.\d+\b", r"\d+\.\d+\.\d+"),
     (r"\b\d+\.\d+(?:e-?\d+)?", _NUMBER),
     (r"from step \d+", r"from step \d+"),
+    (r"snapshots step ", r"snapshots (?:\d+ skipped, )?step "),
 )
 _ANY = re.compile("|".join(f"({looks})" for looks, _ in _MAY_DIFFER))
 
