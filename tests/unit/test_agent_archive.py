@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import io
@@ -73,8 +74,9 @@ def test_the_same_sources_give_the_same_bytes() -> None:
         assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
-def test_it_is_small() -> None:
-    assert len(agent_archive()) < 256 * 1024
+def test_kubectl_apply_can_keep_a_copy_of_it() -> None:
+    """In an annotation that has room for 262,144 bytes; the rest of its object needs some, too."""
+    assert len(base64.b64encode(agent_archive())) < 250_000
 
 
 def test_it_holds_what_agents_and_programs_need_and_nothing_else() -> None:
@@ -86,7 +88,22 @@ def test_it_holds_what_agents_and_programs_need_and_nothing_else() -> None:
     with zipfile.ZipFile(io.BytesIO(agent_archive())) as archive:
         held = {name: archive.read(name) for name in archive.namelist()}
     del held["__main__.py"]
-    assert held == {f"paceline/{path.relative_to(PACKAGE)}": path.read_bytes() for path in sources}
+    assert held.keys() == {f"paceline/{path.relative_to(PACKAGE)}" for path in sources}
+    for path in sources:
+        sent = held[f"paceline/{path.relative_to(PACKAGE)}"].decode()
+        assert statements(sent) == statements(path.read_text()), path
+
+
+def statements(source: str) -> list[tuple[int, str]]:
+    """All but docstrings, each with its line, so that a traceback says where it was."""
+    made = compile(source, "", "exec", optimize=2, dont_inherit=True)
+    found, codes = [], [made]
+    while codes:
+        code = codes.pop()
+        found += [(line or 0, code.co_name) for *_, line in code.co_lines()]
+        found.append((code.co_firstlineno, code.co_code.hex()))
+        codes += [each for each in code.co_consts if hasattr(each, "co_code")]
+    return found
 
 
 @every_python
