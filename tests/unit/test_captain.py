@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from worlds import LEASE, World, make_plan, up
 
 from paceline.agent import events as ev
+from paceline.storage.manifest import File, Id, Part
 
 
 def generations(world: World) -> set[int]:
@@ -462,6 +465,52 @@ def test_a_snapshot_of_the_group_that_is_asked_for_early_is_agreed_on_once_all_t
     assert not asked_to_agree(world)
     world.tell(ev.Beat("worker-host-1", {}, asking=("worker-1",)))
     assert asked_to_agree(world) == {"worker-host-0", "worker-host-1"}
+
+
+def agreed(world: World) -> None:
+    """All tasks listen, one host has to go, and all have agreed on a step."""
+    for number in range(2):
+        world.tell(ev.Beat(f"worker-host-{number}", {}, asking=(f"worker-{number}",)))
+    world.tell(ev.Leaving("worker-host-1", "SIGTERM"))
+    for say in ("here", "yes"):
+        for number in range(2):
+            world.tell(ev.Agrees(f"worker-host-{number}", f"worker-{number}", say, 1, 3))
+    assert told(world, "agree")[-1]["words"]["say"] == "go"
+
+
+def told(world: World, kind: str) -> list[dict[str, Any]]:
+    inbox = world.machines["worker-host-1"].inbox
+    return [each.message for each in inbox if isinstance(each, ev.Say) and each.message["type"] == kind]
+
+
+def commits(world: World, step: int) -> None:
+    id = Id(step, 1)
+    world.tell(ev.Saved("worker-host-0", "worker-0", id, 1, {}))
+    world.place.sent.add(("worker-0", id))
+    world.tell(ev.Stored("worker-host-0", "worker-0", id, Part("worker-0", (File("state", 1, "0" * 64),)), None))
+    world.answer()
+
+
+def test_a_host_that_has_to_go_waits_for_the_snapshot_that_was_agreed_on_not_for_one_that_was_on_its_way() -> None:
+    world = up(make_plan(2))
+    agreed(world)
+    world.tell(ev.Agrees("worker-host-0", "worker-0", "saves", 1, 9, step=105))
+    commits(world, 100)
+    assert told(world, "farewell") == []
+    commits(world, 105)
+    assert len(told(world, "farewell")) == 1
+
+
+def test_while_tasks_are_on_their_way_to_a_step_no_other_is_agreed_on() -> None:
+    """One that is past it would save at the first, and others at the second."""
+    world = up(make_plan(2))
+    agreed(world)
+    before = len(told(world, "agree"))
+    world.tell(ev.SaveNow("worker-host-0", "worker-0"))
+    world.tell(ev.Agrees("worker-host-0", "worker-0", "saves", 1, 9, step=105))
+    assert len(told(world, "agree")) == before
+    world.tell(ev.Agrees("worker-host-1", "worker-1", "saves", 1, 9, step=105))
+    assert told(world, "agree")[before:][0]["words"] == {"say": "where", "which": 2}
 
 
 def asked_to_agree(world: World) -> set[str]:

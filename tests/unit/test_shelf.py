@@ -310,6 +310,25 @@ def test_one_that_cannot_be_read_is_passed_over_on_all_hosts_with_a_warning_that
     assert counted(committed(world, 15)) == [Id(15, 2), Id(10, 1)], "what was passed over does not count any more"
 
 
+def test_what_was_passed_over_is_not_kept_in_the_place_of_what_counts() -> None:
+    world = committed(up(a_plan(snapshots=Snapshots("s3://bucket/runs", keep=2))), 20, 30)
+    world.place.damaged = {Id(30, 1)}
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    committed(world, 25)
+    assert counted(world) == [Id(25, 2), Id(20, 1)]
+    assert world.place.snapshots.known().committed == {Id(25, 2), Id(20, 1)}
+
+
+def test_one_of_a_newer_version_is_not_deleted() -> None:
+    world = committed(up(a_plan(snapshots=Snapshots("s3://bucket/runs", keep=1))), 20)
+    world.place.damaged, world.place.damage = {Id(20, 1)}, "newer"
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    committed(world, 5)
+    assert world.place.snapshots.known().committed == {Id(5, 2), Id(20, 1)}
+
+
 def test_where_none_can_be_read_training_begins_from_nothing() -> None:
     world = committed(up(a_plan()), 10)
     world.place.damaged = {Id(10, 1)}
@@ -488,6 +507,20 @@ def test_a_captain_that_returns_owes_what_the_one_before_owed(with_notes: bool) 
     newest = committed(world, 30).told_committed[-1]
     assert counted(world)[0] == newest and newest.step == 30
     assert world.left is None
+
+
+def test_it_does_so_where_the_place_answers_before_anybody_joins() -> None:
+    world = owing(committed(up(a_plan()), 10))
+    world.save("worker-0", 20)
+    world.place.read_only = None
+    world.restart_captain()
+    world.tell(ev.Tick())
+    world.answer()
+    world.join_all()
+    world.deliver_all()
+    world.pass_time(5)
+    world.deliver_all()
+    assert counted(world)[0] == Id(20, 2) and world.captain.generation == 2
 
 
 def test_a_record_that_was_written_just_before_the_captain_died_is_not_owed_any_more() -> None:

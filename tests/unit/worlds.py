@@ -14,7 +14,7 @@ from paceline.agent.captain import OVER, Captain
 from paceline.agent.porter import Porter
 from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
 from paceline.plan import Snapshots as Settings
-from paceline.storage.manifest import File, Id, Part, parse_id
+from paceline.storage.manifest import File, Id, Part, parse, parse_id
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import Sent, Wanted
 
@@ -135,6 +135,7 @@ class Machine:
     inbox: deque[ev.Instruction] = field(default_factory=deque)
     finished: bool = False
     held: dict[tuple[str, Id], ev.Saved] = field(default_factory=dict)
+    stored: set[tuple[str, Id]] = field(default_factory=set)  # what this agent has sent, and does not send again
     restored: Id | None = None
     prepared: int = 0  # the generation that it is ready for
     shown: Id | None = None  # to evaluators
@@ -150,6 +151,7 @@ class Place:
         self.fails: dict[str, Any] | None = None
         self.read_only: dict[str, Any] | None = None  # what it says to who wants to write
         self.by = "captain"
+        self.sent: set[tuple[str, Id]] = set()
         self.damaged: set[Id] = set()
         self.damage = "damaged"  # or "newer"
         self.origin = ""
@@ -157,6 +159,9 @@ class Place:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if error := self.fails or (request["do"] != "known" and self.read_only):
             return {"error": error}
+        if request["do"] == "commit":
+            made = parse(request["manifest"].encode(), "manifest")
+            assert {(part.task, made.id) for part in made.parts} <= self.sent, "a manifest without its files"
         porter = Porter(self.snapshots, self.snapshots, lambda _: None, lanes=(), origin=self.origin)
         return porter.done({**request, "id": 0}, 0)
 
@@ -252,6 +257,7 @@ class World:
         machine = self.machines[host]
         machine.processes.clear()
         machine.exits.clear()
+        machine.stored.clear()
         machine.agent += 1
         self.disconnect(host)
 
@@ -321,9 +327,17 @@ class World:
         id = Id(*message["snapshot"])
         if kind == "send" and (message["task"], id) in machine.held:
             part = Part(message["task"], (File("state", 1, "0" * 64),))
-            self.tell(ev.Stored(machine.host, message["task"], id, part, self.place.fails or self.place.read_only))
+            error = self.place.fails or self.place.read_only
+            if message["anew"] or (message["task"], id) not in machine.stored:
+                if error is None:
+                    machine.stored.add((message["task"], id))
+                    self.place.sent.add((message["task"], id))
+            else:
+                error = None
+            self.tell(ev.Stored(machine.host, message["task"], id, part, error))
         elif kind == "drop":
             machine.held.pop((message["task"], id), None)
+            machine.stored.discard((message["task"], id))
         elif kind == "prepare":
             error = self.place.fails
             if id in self.place.damaged:

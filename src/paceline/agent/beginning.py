@@ -128,6 +128,8 @@ class Beginning:
             text = f"the snapshot of step {told.id.step} is passed over: {told.error['text']}"
             self._emit("warning", text=text)
             self._bad.add(told.id)
+            if told.error["kind"] == "newer":
+                self._shelf.leave(told.id)
             self._choose()
         else:
             self._later(told.error, now)

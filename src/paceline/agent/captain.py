@@ -486,6 +486,7 @@ class Captain:
         elif begun.stage == READY:
             self._beginning = None
             self.generation = begun.number
+            self.shelf.descend(begun.choice)
             if begun.owed is not None:
                 self.shelf.owe(begun.owed, now)
             elif self.generation > 1:

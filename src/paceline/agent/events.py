@@ -152,13 +152,14 @@ class SaveNow:
 
 @dataclass(frozen=True)
 class Agrees:
-    """What a task says on the way to a common step: here, yes or late."""
+    """What a task says on the way to a common step: here, yes or late; and there: saves."""
 
     host: str
     task: str
     say: str
     which: int
     count: int
+    step: int = 0
 
 
 @dataclass(frozen=True)

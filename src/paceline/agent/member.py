@@ -373,9 +373,9 @@ class Member:
         elif kind == "save":
             self._send({"type": "save", "task": task})
         elif kind == "agree":
-            self._send(
-                {"type": "agree", "task": task, **{name: message.get(name) for name in ("say", "which", "count")}}
-            )
+            step = attempt.step if message.get("step") is None else message["step"]
+            words = {name: message.get(name) for name in ("say", "which", "count")}
+            self._send({"type": "agree", "task": task, **words, "step": step or 0})
 
     def _cannot_start(self, attempt: Attempt, error: OSError) -> None:
         attempt.log.feed(f"{error.strerror}: {error.filename}\n".encode())

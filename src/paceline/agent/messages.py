@@ -95,8 +95,8 @@ def read_member(message: Message, host: str) -> ev.Told | None:
     if kind == "save":
         return ev.SaveNow(host, _text(message, "task"))
     if kind == "agree":
-        which, count = _number(message, "which"), _number(message, "count")
-        return ev.Agrees(host, _text(message, "task"), _text(message, "say"), which, count)
+        which, count, step = (_number(message, name) for name in ("which", "count", "step"))
+        return ev.Agrees(host, _text(message, "task"), _text(message, "say"), which, count, step)
     if kind == "left":
         return ev.Left(host)
     return None

@@ -42,6 +42,7 @@ class Draft:
     not_before: float = 0.0
     failed: str = ""  # why the last try did
     hopeless: bool = False  # it will not help to try again soon
+    anew: bool = False  # it was at the place, and is not any more
 
     @property
     def complete(self) -> bool:
@@ -141,6 +142,16 @@ class Shelf:
         self.generation = max(self.generation, generation)
         for id in [id for id in self._drafts if id.generation < self.generation]:
             self._held[id] = self._drafts.pop(id)
+            if self._moving == id:
+                self._moving = None
+
+    def descend(self, parent: Id | None) -> None:
+        """This generation goes on from it: what was passed over does not count any more."""
+        self.counted = self.counted[self.counted.index(parent) :] if parent in self.counted else []
+
+    def leave(self, id: Id) -> None:
+        """It is not for this version to delete."""
+        self._committed.discard(id)
 
     def owe(self, record: dict[str, Any], now: float) -> None:
         """Before anything of this generation is committed, its record must be at the place."""
@@ -206,7 +217,8 @@ class Shelf:
             unknown = int(answer["generation"]) < self.generation and self.owed is None
             self._lost = unknown and not answer["counted"]
             self.take(answer)
-            if int(answer["generation"]) > self.generation:
+            begun = self.generation if self.owed is None else max(self.generation, int(self.owed["generation"]))
+            if int(answer["generation"]) > begun:
                 self.open(int(answer["generation"]))  # a captain before this one had begun it
         elif request["do"] == "begin" and owed and "error" in answer:
             self._owed_at = now + PAUSE
@@ -306,7 +318,7 @@ class Shelf:
         self._emit("note", text=f"the place for snapshots is empty: step {newest.id.step} is brought back from copies")
         self._held.pop(newest.id, None)
         self._drafts = {newest.id: newest}
-        self._bringing = newest.id
+        self._bringing, newest.anew = newest.id, True
         for piece in newest.pieces.values():
             piece.part = None
         self.owed, self._owed_at = _record(newest.id.generation, None), now
@@ -323,7 +335,8 @@ class Shelf:
     def _ask_for(self, draft: Draft) -> None:
         for task, piece in draft.pieces.items():
             if piece.part is None:
-                self._put(ev.Say(piece.host, {"type": "send", "task": task, "snapshot": pair(draft.id)}))
+                words = {"task": task, "snapshot": pair(draft.id), "anew": draft.anew}
+                self._put(ev.Say(piece.host, {"type": "send", **words}))
         self._commit_if_stored(draft)
 
     def _commit_if_stored(self, draft: Draft) -> None:

@@ -146,7 +146,7 @@ class Staging:
         step, generation = message["snapshot"]
         id = Id(int(step), int(generation))
         if kind == "send":
-            self._send(str(message["task"]), id)
+            self._send(str(message["task"]), id, bool(message.get("anew")))
         elif kind == "drop":
             self._drop(str(message["task"]), id)
         elif kind == "prepare":
@@ -154,8 +154,9 @@ class Staging:
         elif kind == "committed":
             self._fetch_for_evaluators(id)
 
-    def _send(self, task: str, id: Id) -> None:
-        if (task, id) in self._stored:
+    def _send(self, task: str, id: Id, anew: bool) -> None:
+        """`anew`: what was there is lost."""
+        if (task, id) in self._stored and not anew:
             self._tell(self._stored[task, id])
             return
         if (task, id) in self._sending or task not in self._tasks:

@@ -29,6 +29,7 @@ class Together:
         self._asking: set[str] = set()  # tasks that ask once a step whether to save
         self._wished = False  # a task wants a snapshot, and others do not ask yet
         self._going: set[str] = set()  # hosts that wait for the last snapshot
+        self._there: dict[str, int] = {}  # the tasks that take it, and at which step
         self._snapshot: Id | None = None  # the one that is agreed on
 
     # ---- what is told
@@ -52,24 +53,32 @@ class Together:
         self._agree()
 
     def agrees(self, told: ev.Agrees) -> None:
-        if self._agreement is not None and self._books.held(told.host).get(told.task) is not None:
+        if self._agreement is None or self._books.held(told.host).get(told.task) is None:
+            return
+        if told.say == "saves" and told.which == self._agreement.which:
+            self._there[told.task] = told.step
+            if self._wished:
+                self._agree()
+        else:
             self._agreement.told(told.task, told.say, told.which, told.count)
 
     def saved(self, id: Id) -> None:
-        if self._agreement is not None and self._agreement.agreed and self._snapshot is None:
+        """One of an earlier step may have been on its way when all agreed."""
+        if self._snapshot is None and self._there and id.step >= max(self._there.values()):
             self._snapshot = id
 
     # ---- what follows
 
     def _agree(self) -> None:
-        """Have all tasks that train together save at the same step; those of a parameter-server job: its chief."""
-        if self._agreement is not None and self._agreement.agreed is None:
+        """Have all tasks that train together save at the same step; those of a parameter-server job: its chief. Where
+        they are about to, not again before each of them has."""
+        if self._agreement is not None and not self._there.keys() >= self._agreement.tasks:
             return
         for unit in self._books.units:
             tasks = [task.name for task in unit.tasks if task.rank >= 0 or task.role == "chief"]
             if unit.kind != ALONE and unit.phase == RUNNING and tasks and self._asking.issuperset(tasks):
                 host_of = {task.name: task.host for task in unit.tasks}
-                self._wished = False
+                self._wished, self._there, self._snapshot = False, {}, None
                 self._agreement = Agreement(
                     self._proposals, tasks, host_of.__getitem__, self._rate(tasks[0]), self._put
                 )
@@ -84,8 +93,10 @@ class Together:
         live = all(name in self._books.live for name in self._agreement.tasks)
         committed = self._snapshot is not None and self._shelf.counted[:1] >= [self._snapshot]
         if self._agreement.agreed is False or not live or committed:
-            self._agreement = self._snapshot = None
+            self._agreement, self._there, self._snapshot = None, {}, None
             self._farewell()
+            if self._wished:
+                self._agree()
 
     def _farewell(self) -> None:
         for host in sorted(self._going):

@@ -24,7 +24,7 @@ class _Asking:
         self.which = 0  # of the captain's proposals
         self.agreed: bool | None = None
 
-    def question(self) -> bool:
+    def question(self, step: int | None) -> bool:
         descriptor = report.descriptor()
         if descriptor < 0:
             return False
@@ -38,6 +38,8 @@ class _Asking:
         while self.agreed is None and self.at is not None and (left := until - time.monotonic()) > 0:
             self._hear(descriptor, left)
         yes, self.at, self.agreed = bool(self.agreed), None, None
+        if yes:
+            report.tell({"_": "agree", "say": "saves", "which": self.which, "count": self.count, "step": step})
         return yes
 
     def _hear(self, descriptor: int, wait: float) -> None:
@@ -69,15 +71,18 @@ class _Asking:
 _asking = _Asking()
 
 
-def leaving() -> bool:
+def leaving(step: int | None = None) -> bool:
     """Ask once a step, in every task. True in all tasks at the same step: take a snapshot now, since one of them is
     about to go, or somebody has called `save_now`; then go on: Paceline ends the task that has to go, once the snapshot
     is committed. Takes microseconds, and is never true outside a run.
 
+    `step`: the one that is done. Where it is not given, the last one that was reported counts, so that a snapshot which
+    is still being written is not taken for the one that is asked for.
+
     >>> leaving()
     False
     """
-    return _asking.question()
+    return _asking.question(step)
 
 
 def save_now() -> None:

@@ -116,7 +116,7 @@ class Snapshots:
 
         While the last snapshot is still being written, the next one is put off until a step finds it done.
         """
-        going = leaving()
+        going = leaving(n)
         now = self.every is not None and n // self.every > self._at // self.every
         self._at, self._metrics = n, metrics
         self.due = self.due or now

@@ -100,7 +100,7 @@ class Snapshots:
 
         A snapshot that is due while the last one is still being written is skipped, and taken after the next step.
         """
-        going = leaving()
+        going = leaving(n)
         if not in_a_run():
             return going
         if going:
