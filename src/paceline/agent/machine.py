@@ -33,6 +33,15 @@ def _prctl(option: int, value: int | bytes = 1) -> None:
         _libc.prctl(option, value, 0, 0, 0)
 
 
+def boot() -> str:
+    """Which start of the machine this is."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def free_port() -> int:
     """A port that nobody listens on at this moment."""
     for _ in range(1000):

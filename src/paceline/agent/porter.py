@@ -185,7 +185,7 @@ class Porter:
         )  # fmt: skip
         if request["copies"]:
             self._taker(request).begin(bool(source), doubtful)
-        return {"kept": kept}
+        return {"kept": kept, "doubtful": doubtful}
 
     def _take(self, request: Request) -> Request:
         taking, leader = self._taker(request), str(request["leader"])
@@ -194,6 +194,9 @@ class Porter:
     def _taker(self, request: Request) -> Taking:
         if self._taking is None:
             self._taking = Taking(str(request["folder"]), str(request["copies"]), f"{request['own']}/{TASKS}")
+            # Where this is not the first porter, it was told of these.
+            known = {path: tuple(signature) for path, signature in request.get("doubtful", {}).items()}
+            self._taking.begin(False, known)
         return self._taking
 
     def _wanted(self, request: Request) -> Wanted:

@@ -9,6 +9,7 @@ Where a folder of their own is watched instead, see watching.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
+from paceline.agent import machine
 from paceline.agent.events import Saved
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options
@@ -30,8 +32,13 @@ ABOUT_LIMIT = 8 * 1024 * 1024
 MOST_PARTS = 100_000
 FOR_EVALUATORS = 3  # copies that are kept
 AGAIN = 2.0  # seconds until a copy that could not be had is tried again
+BOOT = "boot"  # beside what is held: which start of the machine it is from
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
 _GENERATION = re.compile(r"g([1-9][0-9]{0,7})")
+
+
+class _Unfit(Exception):
+    """It cannot be a snapshot, as the text says."""
 
 
 class Staging:
@@ -61,6 +68,7 @@ class Staging:
         self._prepared: tuple[Id | None] | None = None  # not used by a task yet
         self._fetching = False
         self._newest: Id | None = None  # for evaluators
+        self._forget_other_boots()
         self._wanted: Id | None = None  # the same, while another is being fetched
 
     # ---- for tasks
@@ -98,19 +106,51 @@ class Staging:
             if os.path.exists(target):
                 self._remove([path])  # the same step once more: the first is on its way
                 return
+            _about(path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
+            self._note_boot(task)
             os.rename(path, target)
+        except _Unfit as error:
+            self._said(f"{task}: the snapshot of step {id.step} is not taken: {error}", True)
+            self._remove([path])
+            return
         except OSError as error:
             self._said(f"{task}: the snapshot in {path} cannot be taken: {error.strerror}", True)
             return
         self._tell({"type": "saved", **_words(self._saved(task, id))})
+
+    def _note_boot(self, task: str) -> None:
+        path = f"{self._held}/{task}/{BOOT}"
+        if not os.path.exists(path):
+            with open(path, "w") as file:
+                file.write(machine.boot())
+
+    def _forget_other_boots(self) -> None:
+        """What was held when the machine lost its power may be written in part, or not at all."""
+        for task in self._tasks:
+            folder = f"{self._held}/{task}"
+            found = [name for name in _names(folder) if parse_id(name) is not None]
+            try:
+                with open(f"{folder}/{BOOT}") as file:
+                    same = file.read() == machine.boot()
+            except OSError:
+                same = False
+            if found and not same:
+                text = f"{', '.join(sorted(found))} was saved before this machine started again: it is not used"
+                self._said(f"{task}: {text}", True)
+                self._remove([f"{folder}/{name}" for name in found])
+            if not same:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{folder}/{BOOT}")
 
     def held(self) -> list[Saved]:
         """What is here, also from before this agent's life."""
         found = []
         for task in self._tasks:
             ids = filter(None, map(parse_id, _names(f"{self._held}/{task}")))
-            found += [self._saved(task, id) for id in sorted(ids)]
+            for id in sorted(ids):
+                with contextlib.suppress(_Unfit):
+                    found.append(self._saved(task, id))
         return found
 
     def _new(self, task: str) -> Iterator[tuple[int, int, str]]:
@@ -121,21 +161,10 @@ class Staging:
                 yield int(step[1]), int(generation[1]), f"{folder}/{generation[0]}/{step[0]}"
 
     def _saved(self, task: str, id: Id) -> Saved:
-        about = self._about(f"{self._held}/{task}/{id}")
+        about = _about(f"{self._held}/{task}/{id}")
         parts, metrics, versions = about.get("parts", 1), about.get("metrics", {}), about.get("versions", {})
-        if not isinstance(parts, int) or not 1 <= parts <= MOST_PARTS:
-            self._said(f"{task}: {ABOUT} in the snapshot of step {id.step} has parts {parts!r}: 1 is taken", True)
-            parts = 1
         numbers = {str(k): float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
         return Saved(self._options.host, task, id, parts, numbers, {str(k): str(v)[:200] for k, v in _items(versions)})
-
-    def _about(self, folder: str) -> Mapping[str, Any]:
-        try:
-            with open(f"{folder}/{ABOUT}") as file:
-                found = json.loads(file.read(ABOUT_LIMIT))
-                return found if isinstance(found, dict) else {}
-        except (OSError, ValueError):
-            return {}
 
     # ---- the captain's word
 
@@ -263,6 +292,10 @@ class Staging:
     def tidy(self) -> None:
         """The run is over: copies go; what is held and nowhere else stays."""
         own = [f"{self._held}/{task}" for task in self._tasks]
+        for folder in own:
+            if not any(map(parse_id, _names(folder))):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{folder}/{BOOT}")
         let_go = [f"{folder}/{name}" for folder in own for name in _names(folder) if parse_id(name) is None]
         staged = [f"{self._folder}/staging/{task}" for task in self._tasks]
         for folder in (self._restored, self._committed, *staged, *let_go):
@@ -277,6 +310,23 @@ class Staging:
 
     def close(self) -> None:
         self.porting.close()
+
+
+def _about(folder: str) -> Mapping[str, Any]:
+    """What the program says of it; a part whose number of parts cannot be known is not to be taken for the whole."""
+    try:
+        with open(f"{folder}/{ABOUT}", "rb") as file:
+            found = json.loads(file.read(ABOUT_LIMIT))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _Unfit(f"its {ABOUT} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise _Unfit(f"its {ABOUT} is not an object")
+    parts = found.get("parts", 1)
+    if type(parts) is not int or not 1 <= parts <= MOST_PARTS:
+        raise _Unfit(f"its {ABOUT} has parts {parts!r}, which should be a number from 1 on")
+    return found
 
 
 def _names(folder: str) -> list[str]:

@@ -53,6 +53,7 @@ class Watching:
         self._asked: int | None = None
         self._step = 0  # of what was restored or taken last
         self._late_since: float | None = None
+        self._doubtful: Answer = {}  # files that a task may have died in
         self._warned: set[str] = set()
 
     # ---- before tasks start
@@ -61,10 +62,10 @@ class Watching:
         """`source`: the snapshot; empty: there is none. The number of the request."""
 
         def done(answer: Answer) -> None:
-            self._step = 0 if id is None else id.step
+            self._step, self._doubtful = 0 if id is None else id.step, answer.get("doubtful", {})
             if answer.get("kept"):
                 self._said(f"what was in {self.folder} before the run is in {answer['kept']} now")
-            answered({name: value for name, value in answer.items() if name != "kept"})
+            answered({name: value for name, value in answer.items() if name not in ("kept", "doubtful")})
 
         who = {"run": self._options.run, "host": self._options.host}
         words = {**who, "generation": generation, "source": source, "inner": self._inner}
@@ -99,7 +100,8 @@ class Watching:
                 self._take(attempt.task.name, Id(self._step, attempt.generation), to)
             told(answer.get("error") or {})
 
-        request = {"do": "take", **self._words, "to": to, "metrics": attempt.metrics, "leader": leader}
+        words = {"to": to, "metrics": attempt.metrics, "leader": leader, "doubtful": self._doubtful}
+        request = {"do": "take", **self._words, **words}
         self._asked = number = self._porting.ask(request, answered)
 
     def _warn(self, error: Answer) -> None:
