@@ -120,7 +120,7 @@ def test_a_long_run_with_a_fault_after_the_other(framework: str, tmp_path: Path,
             chaos = Chaos(run, state, framework, record_property)
             for fault, rank in sequence(framework):
                 chaos.inject(fault, rank)
-            report = runs.finish(run, state, LIMIT_S)
+            report = runs.finish(run, state, LIMIT_S, runs.TOGETHER)
     assert runs.causes(report) == chaos.expected
     assert all(restart["first_step_after_s"] is not None for restart in report["restarts"])
     assert report["generations"] == len(chaos.expected) + 1

@@ -155,6 +155,12 @@ class Started:
     def wait_for(self, pattern: str) -> None:
         eventually(lambda: re.search(pattern, "".join(self.said)), lambda: f"{pattern!r} in {self.said}")
 
+    def stop_reading(self) -> None:
+        """Whoever writes on finds nobody there. The number stays taken: it is closed once more with the process."""
+        assert self.process.stderr is not None
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), self.process.stderr.fileno())
+
     def end(self) -> tuple[int, str]:
         code = self.process.wait(LIMIT_S)
         self._reader.join(LIMIT_S)

@@ -19,7 +19,7 @@ import psutil
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAMS = Path(__file__).parents[1] / "programs"
 LIMIT_S = 60.0
-GONE_S = 10.0  # what is left of a run that lost its head has this long to go
+GONE_S = 20.0  # what is left of a run that lost its head has this long to go
 
 Event = dict[str, Any]
 Report = dict[str, Any]
@@ -167,6 +167,11 @@ class Run:
         event = eventually(f"a step of generation {generation}", check, limit, self.story)
         assert event is not None
         return event
+
+    def all_step(self) -> None:
+        """Until every task has made a step: before that, one of them may hardly be a process yet."""
+        for task in json.loads((self.folder / "plan.json").read_text())["tasks"]:
+            self.wait_for_step(task=task["name"])
 
     def position(self) -> int:
         return len(self.events())
@@ -327,16 +332,20 @@ class Run:
         self.cli.wait(LIMIT_S)
 
 
-def last_step(state: Path) -> None:
+def last_step(state: Path, ahead: int = 10) -> None:
     """Have all ranks of orders.py end well, together, a few steps from now."""
     partial = state / "finish.partial"
-    partial.write_text(str(steps_done(state) + 10))
+    partial.write_text(str(steps_done(state) + ahead))
     partial.rename(state / "finish")
 
 
-def finish(run: Run, state: Path, limit: float = LIMIT_S) -> Report:
-    last_step(state)
+def finish(run: Run, state: Path, limit: float = LIMIT_S, ahead: int = 10) -> Report:
+    """`ahead`: steps. Where all ranks take part in each, they have to hear of the last one before any is there."""
+    last_step(state, ahead)
     return run.succeeds(limit)
+
+
+TOGETHER = 40  # steps, for `finish`: two seconds
 
 
 def causes(report: Report) -> list[tuple[str, str]]:

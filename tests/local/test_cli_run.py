@@ -146,7 +146,7 @@ def test_a_second_signal_ends_at_once_what_does_not_listen(me: Person) -> None:
     code, out = started.end()
     assert code == 130 and "ending all tasks at once\n" in started.said
     assert json.loads(out)["status"] in ("stopped", "failed")
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 25  # and not 30, which is the grace
 
 
 def test_the_grace_ends_what_does_not_listen(me: Person) -> None:
@@ -162,9 +162,8 @@ def test_a_reader_that_goes_away_stops_the_run(me: Person) -> None:
     me.job(STEADY)
     started = me.start("run")
     started.wait_for("step 3\n")
-    assert started.process.stderr is not None
-    os.close(started.process.stderr.fileno())
-    assert started.process.wait(30) == 130
+    started.stop_reading()
+    assert started.process.wait(person.LIMIT_S) == 130
     assert json.loads((me.run_folder() / "report.json").read_text())["reason"] == "the terminal is gone"
 
 
@@ -196,7 +195,7 @@ def test_under_nohup_a_hangup_is_ignored(me: Person) -> None:
     ) as process:  # fmt: skip
         eventually(lambda: list(me.home.glob("runs/*/events.jsonl")), "a run")
         os.kill(process.pid, signal.SIGHUP)
-        assert process.wait(30) == 0
+        assert process.wait(person.LIMIT_S) == 0
 
 
 def test_detached_it_is_followed_and_stopped_from_elsewhere(me: Person) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import runs
 from runs import (
+    TOGETHER,
     Run,
     Starter,
     alive,
@@ -66,7 +67,7 @@ def state(tmp_path: Path) -> Path:
 
 def test_an_exception_once_is_recovered_from(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)))
-    run.wait_for_step()
+    run.all_step()
     order(state, 1, "raise")
     recovers(run, 0)
     report = finish(run, state)
@@ -79,7 +80,8 @@ def test_an_exception_once_is_recovered_from(start: Starter, state: Path) -> Non
 
 
 def test_the_same_error_twice_without_progress_ends_the_run(start: Starter) -> None:
-    run = start(job(misbehave("--report", "--fail-at", 3, "--fail-rank", 0)))
+    # Alone: another task might come further than it did before, which would be progress.
+    run = start(job(misbehave("--report", "--fail-at", 3, "--fail-rank", 0), workers=1))
     report = run.fails()
     assert causes(report) == [("program-error", "worker-0")]
     assert report["cause"] == "program-error" and report["generations"] == 2
@@ -110,7 +112,7 @@ def test_a_command_that_cannot_be_started_ends_the_run(start: Starter, tmp_path:
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
 def test_a_task_killed_by_a_signal(start: Starter, state: Path, name: str) -> None:
     run = start(job(orders("none", state)))
-    run.wait_for_step()
+    run.all_step()
     os.kill(run.task("worker-1"), signal.Signals[name])
     restart = recovers(run, 0)
     assert restart["scope"] == ["worker-0", "worker-1"] and restart["delay_s"] == 0
@@ -160,7 +162,7 @@ def cgroup() -> Iterator[Cgroup]:
 def test_out_of_memory_is_told_from_other_kills(cgroup: Cgroup, state: Path, tmp_path: Path) -> None:
     with runs.starter(tmp_path) as start:
         run = start(job(orders("none", state)), preexec_fn=cgroup.enter)
-        run.wait_for_step()
+        run.all_step()
         order(state, 0, "memory")
         restart = recovers(run, 0)
         assert (restart["cause"], restart["task"]) == ("out-of-memory", "worker-0")
@@ -192,7 +194,7 @@ def test_a_port_that_is_taken(start: Starter) -> None:
 @pytest.mark.parametrize("victim", ["agent", "keeper"])
 def test_a_lost_host(start: Starter, state: Path, victim: str) -> None:
     run = start(job(orders("none", state)))
-    run.wait_for_step()
+    run.all_step()
     os.kill(run.agent("worker-host-1") if victim == "agent" else run.keeper("worker-host-1"), signal.SIGKILL)
     recovers(run, 0)
     report = finish(run, state)
@@ -202,7 +204,7 @@ def test_a_lost_host(start: Starter, state: Path, victim: str) -> None:
 
 def test_a_task_that_gets_a_sigterm_from_outside_was_preempted(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)))
-    run.wait_for_step()
+    run.all_step()
     os.kill(run.task("worker-0"), signal.SIGTERM)
     recovers(run, 0)
     assert causes(finish(run, state)) == [("preempted", "worker-0")]
@@ -210,7 +212,7 @@ def test_a_task_that_gets_a_sigterm_from_outside_was_preempted(start: Starter, s
 
 def test_a_host_that_is_told_to_go_was_preempted(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)))
-    run.wait_for_step()
+    run.all_step()
     keeper = run.keeper("worker-host-0")
     os.kill(keeper, signal.SIGTERM)
     recovers(run, 0)
@@ -220,7 +222,7 @@ def test_a_host_that_is_told_to_go_was_preempted(start: Starter, state: Path) ->
 
 def test_a_task_that_leaves_in_good_order_when_its_host_has_to_go_has_not_succeeded(start: Starter) -> None:
     run = start(job(misbehave("--steps", 10**6, "--report", "--slow-sigterm", 0)))
-    run.wait_for_step()
+    run.all_step()
     for host in ("worker-host-0", "worker-host-1"):
         os.kill(run.keeper(host), signal.SIGTERM)
     restart = run.wait("restart")
@@ -249,8 +251,8 @@ def test_a_host_that_never_comes_ends_the_wait_with_its_name(start: Starter) -> 
 
 
 def test_a_host_that_does_not_come_back_ends_the_wait_with_its_name(start: Starter) -> None:
-    run = start(job(misbehave("--report", "--steps", 10**6), limits={"start": "2s"}), command=SHORT)
-    run.wait_for_step()
+    run = start(job(misbehave("--report", "--steps", 10**6), limits={"start": "5s"}), command=SHORT)
+    run.all_step()
     os.kill(run.supervisor, signal.SIGSTOP)  # so that nobody replaces the host
     try:
         os.kill(run.keeper("worker-host-0"), signal.SIGKILL)
@@ -274,14 +276,14 @@ def stacks_are_kept(run: Run, report: dict[str, Any], tasks: tuple[str, ...] = (
 
 
 def test_a_stopped_task_is_a_hang(start: Starter, state: Path) -> None:
-    run = start(job(orders("none", state), restart={"hang_after": "2s"}))
-    run.wait_for_step(task="worker-1")  # stopped before that, it may have no stacks to show
+    run = start(job(orders("none", state), restart={"hang_after": "5s"}))
+    run.all_step()  # stopped before that, it may have no stacks to show
     # Without a collective the others would go on, and the group with them.
     os.kill(run.task("worker-1"), signal.SIGSTOP)
     order(state, 0, "sleep")
     recovers(run, 0)
     hang = run.wait("hang")
-    assert hang["progress"] == "step" and hang["limit_s"] == 2 and hang["silent_s"] >= 2
+    assert hang["progress"] == "step" and hang["limit_s"] == 5 and hang["silent_s"] >= 5
     report = finish(run, state)
     assert causes(report) == [("hang", "worker-1")]
     assert "stopped" in report["restarts"][0]["detail"]
@@ -289,8 +291,8 @@ def test_a_stopped_task_is_a_hang(start: Starter, state: Path) -> None:
 
 
 def test_an_endless_loop_that_holds_the_gil_is_a_hang(start: Starter, state: Path) -> None:
-    run = start(job(orders("none", state), restart={"hang_after": "2s"}))
-    run.wait_for_step()
+    run = start(job(orders("none", state), restart={"hang_after": "5s"}))
+    run.all_step()
     order(state, 0, "sleep")
     order(state, 1, "gil")
     recovers(run, 0)
@@ -302,11 +304,11 @@ def test_an_endless_loop_that_holds_the_gil_is_a_hang(start: Starter, state: Pat
 
 
 def test_a_collective_that_waits_for_a_sleeping_rank_is_a_hang(start: Starter, state: Path) -> None:
-    run = start(job(orders("torch", state), framework="torch", restart={"hang_after": "10s"}))
-    run.wait_for_step()
+    run = start(job(orders("torch", state), framework="torch", restart={"hang_after": "20s"}))
+    run.all_step()
     order(state, 1, "sleep")
     recovers(run, 0)
-    report = finish(run, state)
+    report = finish(run, state, ahead=TOGETHER)
     assert [cause for cause, _ in causes(report)] == ["hang"]
     stacks_are_kept(run, report)
     assert "all_reduce" in report["stacks"]["worker-0"]
@@ -317,8 +319,8 @@ def test_a_chief_that_waits_for_a_missing_worker_is_a_hang(start: Starter, state
     order(state, 1, "sleep", when="start")
     roles = {"chief": {"replicas": 1}, "worker": {"replicas": 1}}
     made = job(orders("tensorflow", state, "--steps", 5), framework="tensorflow", strategy="multi-worker", roles=roles)
-    run = start({**made, "restart": {"hang_after": "15s"}})
-    report = run.succeeds(limit=120)
+    run = start({**made, "restart": {"hang_after": "30s"}})  # more than TensorFlow takes to be imported
+    report = run.succeeds(limit=180)
     assert [cause for cause, _ in causes(report)] == ["hang"]
     stacks_are_kept(run, report, ("chief-0", "worker-0"))
     assert run.wait("hang")["progress"] == "output"
@@ -380,7 +382,7 @@ def test_new_steps_start_the_count_again(start: Starter, state: Path) -> None:
 @pytest.mark.parametrize("victim", ["agent", "keeper"])
 def test_training_does_not_notice_that_the_captain_died(start: Starter, state: Path, victim: str) -> None:
     run = start(job(orders("none", state)))
-    run.wait_for_step()
+    run.all_step()
     tasks = run.tasks()
     for _ in range(2):
         after = run.position()
@@ -397,7 +399,7 @@ def test_training_does_not_notice_that_the_captain_died(start: Starter, state: P
 
 def test_a_task_that_ends_while_the_captain_is_away(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)), command=SHORT)
-    run.wait_for_step()
+    run.all_step()
     os.kill(run.agent("captain"), signal.SIGKILL)
     os.kill(run.task("worker-1"), signal.SIGKILL)
     recovers(run, 0)
@@ -408,14 +410,14 @@ def test_a_task_that_ends_while_the_captain_is_away(start: Starter, state: Path)
 
 def test_members_end_their_tasks_when_the_captain_is_dead_for_a_lease(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)), command=SHORT)
-    run.wait_for_step()
+    run.all_step()
     tasks = run.tasks()
     os.kill(run.supervisor, signal.SIGSTOP)  # so that nobody replaces the captain
     try:
         killed = time.monotonic()
         os.kill(run.keeper("captain"), signal.SIGKILL)
         eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), 2 * LEASE_S, run.story)
-        assert time.monotonic() - killed > LEASE_S - 2
+        assert time.monotonic() - killed > LEASE_S - 3  # since the last beat that was answered, a while before
     finally:
         os.kill(run.supervisor, signal.SIGCONT)
     assert run.wait("captain-returned")["adopted"] is False
@@ -427,7 +429,7 @@ def test_members_end_their_tasks_when_the_captain_is_dead_for_a_lease(start: Sta
 
 def test_a_captain_that_was_stopped_for_longer_than_a_lease(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)), command=SHORT)
-    run.wait_for_step()
+    run.all_step()
     tasks = run.tasks()
     captain = [run.keeper("captain"), run.agent("captain")]
     try:
@@ -437,7 +439,7 @@ def test_a_captain_that_was_stopped_for_longer_than_a_lease(start: Starter, stat
     finally:
         for pid in reversed(captain):
             os.kill(pid, signal.SIGCONT)
-    run.wait_for_step(generation=2, limit=30)
+    run.wait_for_step(generation=2)
     report = finish(run, state)
     assert report["generations"] == 2
     assert len(report["restarts"]) == 1 and report["restarts"][0]["cause"] == "host-lost"
@@ -445,7 +447,7 @@ def test_a_captain_that_was_stopped_for_longer_than_a_lease(start: Starter, stat
 
 def test_a_stopped_captain_is_replaced_by_its_keeper(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)), command=SHORT)
-    run.wait_for_step()
+    run.all_step()
     stopped = run.agent("captain")
     os.kill(stopped, signal.SIGSTOP)
     eventually("another captain", lambda: run.agent("captain") != stopped, 2 * LEASE_S, run.story)
@@ -458,7 +460,7 @@ def test_a_stopped_captain_is_replaced_by_its_keeper(start: Starter, state: Path
 def test_a_stopped_agent_loses_its_tasks(start: Starter, state: Path) -> None:
     """It can no longer keep them to its lease: its keeper ends it, and with it what it ran."""
     run = start(job(orders("none", state)), command=SHORT)
-    run.wait_for_step()
+    run.all_step()
     agent, task = run.agent("worker-host-1"), run.task("worker-1")
     os.kill(agent, signal.SIGSTOP)
     eventually("the task is ended", lambda: not alive(task), 2 * LEASE_S, run.story)
@@ -494,7 +496,7 @@ def test_a_full_home_does_not_stop_training(tmp_path: Path, state: Path) -> None
     home.mkdir()
     with small_disk(home, "2m"), runs.starter(tmp_path) as start:
         run = start(job(orders("none", state)), home=home)
-        run.wait_for_step()
+        run.all_step()
         tasks = run.tasks()
         ballast = fill(home)
         before = steps_done(state)
@@ -515,7 +517,7 @@ def test_a_full_home_does_not_stop_training(tmp_path: Path, state: Path) -> None
 
 def test_two_kills_one_second_apart_both_recover(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)))
-    run.wait_for_step()
+    run.all_step()
     first = time.monotonic()
     os.kill(run.task("worker-0"), signal.SIGKILL)
     run.wait("generation-formed", generation=2)
@@ -531,7 +533,7 @@ def test_two_kills_one_second_apart_both_recover(start: Starter, state: Path) ->
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_restart_is_warm_unless_the_job_says_otherwise(start: Starter, state: Path, warm: bool) -> None:
     run = start(job(orders("none", state), restart={"warm": warm}))
-    run.wait_for_step()
+    run.all_step()
     if warm:
         for host in ("worker-host-0", "worker-host-1"):
             run.wait("spare-ready", host=host)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -43,7 +45,7 @@ def family(run: Run, tasks: int = 2) -> set[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_first_signal_gives_tasks_a_sigterm_and_time(start: Starter, number: signal.Signals) -> None:
     run = start(job([*WITH_FAMILY, "--slow-sigterm", "0.3"], limits={"grace": "20s"}))
-    run.wait_for_step()
+    run.all_step()
     pids = family(run)
     run.cli.send_signal(number)
     assert run.wait("ending")["grace_s"] == 20
@@ -58,20 +60,19 @@ def test_a_first_signal_gives_tasks_a_sigterm_and_time(start: Starter, number: s
 
 def test_a_task_that_ignores_sigterm_is_ended_after_the_grace(start: Starter) -> None:
     run = start(job([*FOREVER, "--ignore-sigterm"], limits={"grace": "2s"}))
-    run.wait_for_step()
+    run.all_step()
     pids = list(run.tasks().values())
     run.cli.send_signal(signal.SIGINT)
-    run.wait("ending")
-    asked = time.monotonic()
+    asked = datetime.fromisoformat(run.wait("ending")["at"]).timestamp()
     eventually("the tasks are ended", lambda: not any(map(alive, pids)), more=run.story)
-    assert 1.5 < time.monotonic() - asked < 6
+    assert 1.5 < time.time() - asked < 20
     code, report = run.end()
     assert (code, report["status"]) == (130, "stopped")
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(start: Starter) -> None:
     run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}))
-    run.wait_for_step()
+    run.all_step()
     family(run)
     run.cli.send_signal(signal.SIGINT)
     run.wait("ending")
@@ -79,7 +80,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(start: Starter) -> None:
     # Two signals within a moment count as one press.
     eventually("a moment has passed", lambda: time.monotonic() - asked > 0.5)
     run.cli.send_signal(signal.SIGINT)
-    code, report = run.end(limit=15)
+    code, report = run.end()
     assert (code, report["status"]) == (130, "stopped")
 
 
@@ -93,7 +94,7 @@ def test_ctrl_c_before_anything_has_started(start: Starter) -> None:
 def test_a_detached_run_outlives_its_command_line_and_ends_when_told(start: Starter) -> None:
     run = start(job([*WITH_FAMILY, "--slow-sigterm", "0.1"], limits={"grace": "20s"}), "--detach")
     assert run.cli.wait(runs.LIMIT_S) == 0
-    run.wait_for_step()
+    run.all_step()
     pids = run.tasks()
     os.kill(run.supervisor, signal.SIGHUP)
     for host in ("worker-host-0", "captain"):
@@ -112,9 +113,9 @@ def test_a_detached_run_outlives_its_command_line_and_ends_when_told(start: Star
 def test_stop_now_gives_no_time(start: Starter) -> None:
     run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}), "--detach")
     assert run.cli.wait(runs.LIMIT_S) == 0
-    run.wait_for_step()
+    run.all_step()
     family(run)
-    stopped = run.call("stop", "--now", run.folder.name, limit=20)
+    stopped = run.call("stop", "--now", run.folder.name)
     assert stopped.returncode == 0, stopped.stderr
     run.nothing_left()
     assert run.report()["status"] == "stopped"
@@ -126,7 +127,7 @@ def test_stop_now_gives_no_time(start: Starter) -> None:
 @pytest.mark.parametrize("victims", ["cli", "supervisor", "cli supervisor", "supervisor cli"])
 def test_nothing_outlives_the_head_of_a_run(start: Starter, victims: str) -> None:
     run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}))
-    run.wait_for_step()
+    run.all_step()
     family(run)
     spares = [run.spare("worker-host-0"), run.spare("worker-host-1")]
     everything = {process.pid for process in run.left()}
@@ -142,7 +143,7 @@ def test_nothing_outlives_the_head_of_a_run(start: Starter, victims: str) -> Non
 def test_a_supervisor_killed_while_it_ends_the_run(start: Starter, milliseconds: int) -> None:
     """Whoever was to end the others may die in the middle of it: what it has not reached must end all the same."""
     run = start(job([*WITH_FAMILY, "--ignore-sigterm"]))
-    run.wait_for_step()
+    run.all_step()
     family(run)
     supervisor = run.supervisor
     run.cli.kill()
@@ -156,7 +157,7 @@ def test_a_supervisor_killed_while_it_ends_the_run(start: Starter, milliseconds:
 
 def test_nothing_outlives_all_processes_of_paceline_killed_at_once(start: Starter) -> None:
     run = start(job([*FOREVER, "--children", "1"], limits={"grace": "10m"}))
-    run.wait_for_step()
+    run.all_step()
     spare = run.spare("worker-host-0")
     hosts = ("captain", "worker-host-0", "worker-host-1")
     pids = [run.cli.pid, run.supervisor, *(run.keeper(host) for host in hosts), *(run.agent(host) for host in hosts)]
@@ -170,7 +171,7 @@ def test_nothing_outlives_all_processes_of_paceline_killed_at_once(start: Starte
 @pytest.mark.parametrize("victim", ["agent", "keeper", "both"])
 def test_nothing_of_a_host_outlives_its_agent(start: Starter, victim: str) -> None:
     run = start(job([*WITH_FAMILY, "--ignore-sigterm"]))
-    run.wait_for_step()
+    run.all_step()
     family(run)
     run.spare("worker-host-0")
     agent, keeper = run.agent("worker-host-0"), run.keeper("worker-host-0")
@@ -193,7 +194,7 @@ def test_nothing_of_a_host_outlives_its_agent(start: Starter, victim: str) -> No
 
 def test_a_killed_spare_is_replaced_and_training_does_not_notice(start: Starter) -> None:
     run = start(job(FOREVER))
-    run.wait_for_step()
+    run.all_step()
     tasks = run.tasks()
     first = run.spare("worker-host-0")
     os.kill(first, signal.SIGKILL)
@@ -203,9 +204,12 @@ def test_a_killed_spare_is_replaced_and_training_does_not_notice(start: Starter)
     assert not run.events("restart", "task-exited", "member-lost")
 
 
-def test_a_stray_ends_with_its_task(start: Starter) -> None:
+def test_a_stray_ends_with_its_task(start: Starter, tmp_path: Path) -> None:
     """What a task started in a session of its own goes when the task does, and the run is not over yet."""
-    run = start(job([*WITH_FAMILY, "--fail-at", "4", "--fail-how", "SIGKILL", "--fail-rank", "0"], workers=2))
+    fault = ["--fail-at", "4", "--fail-when", str(tmp_path / "go"), "--fail-how", "SIGKILL", "--fail-rank", "0"]
+    run = start(job([*WITH_FAMILY, *fault], workers=2))
+    family(run)
+    (tmp_path / "go").touch()
     restart = run.wait("restart")
     assert restart["cause"] == "signal"
     old = [event["pid"] for event in run.events("task-started") if event["generation"] == 1]
@@ -225,8 +229,8 @@ def test_two_runs_in_one_home_do_not_disturb_each_other(start: Starter, tmp_path
     first = start(job(orders("none", first_state)), home=tmp_path / "home")
     second = start(job(orders("none", second_state)), home=tmp_path / "home")
     assert first.folder != second.folder
-    second.wait_for_step()
-    first.wait_for_step()
+    second.all_step()
+    first.all_step()
     tasks = second.tasks()
     os.kill(first.task("worker-1"), signal.SIGKILL)
     first.wait_for_step(generation=2)
@@ -241,10 +245,10 @@ def test_two_runs_in_one_home_do_not_disturb_each_other(start: Starter, tmp_path
 
 
 def test_the_runtime_limit_ends_a_run_with_its_own_reason(start: Starter) -> None:
-    run = start(job([*FOREVER, "--slow-sigterm", "0"], limits={"runtime": "3s", "grace": "10s"}))
+    run = start(job([*FOREVER, "--slow-sigterm", "0"], limits={"runtime": "5s", "grace": "10s"}))
     report = run.fails()
     assert report["cause"] == "runtime-limit"
-    assert "limits.runtime" in report["reason"] and "3 s" in report["reason"]
+    assert "limits.runtime" in report["reason"] and "5 s" in report["reason"]
     assert "| leaving" in run.log("worker-0")
     formed, ending = run.wait("generation-formed"), run.wait("ending")
     assert formed["at"] < ending["at"]
@@ -269,7 +273,7 @@ def test_a_run_succeeds_when_all_workers_do(start: Starter) -> None:
 
 def test_only_their_owner_can_read_a_run(start: Starter) -> None:
     run = start(job(FOREVER))
-    run.wait_for_step()
+    run.all_step()
 
     def mode(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)
@@ -280,14 +284,19 @@ def test_only_their_owner_can_read_a_run(start: Starter) -> None:
         assert mode(run.folder / "tls" / key) == 0o600
     assert not list(run.folder.glob("**/ca.key"))
     for process in run.left():
-        with_key = [word for word in [*process.cmdline(), *process.environ().values()] if "PRIVATE KEY" in word]
-        assert not with_key
+        with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+            words = [*process.cmdline(), *process.environ().values()]
+            assert not [word for word in words if "PRIVATE KEY" in word]
 
 
 def test_a_run_does_not_keep_the_terminal_or_the_session_of_its_command_line(start: Starter) -> None:
     run = start(job(FOREVER))
-    run.wait_for_step()
-    session = os.getsid(run.cli.pid)
-    others = [process for process in run.left() if process.pid != run.cli.pid]
-    assert others and all(os.getsid(process.pid) != session for process in others)
-    assert all(process.terminal() is None for process in others if psutil.pid_exists(process.pid))
+    run.all_step()
+    session, seen = os.getsid(run.cli.pid), 0
+    for process in run.left():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):  # it may have ended meanwhile
+            if process.pid != run.cli.pid:
+                assert os.getsid(process.pid) != session
+                assert process.terminal() is None
+                seen += 1
+    assert seen
