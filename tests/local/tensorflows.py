@@ -13,7 +13,7 @@ from typing import Any
 
 from runs import PROGRAMS, SOURCE
 
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 
 
 def start(program: str, *words: object, env: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import psutil
 import pytest
 import recorded
 from pods import Pods
-from runs import end_started_since, eventually
+from runs import end_started_since, eventually, kill
 
 from paceline.storage.objects import Objects
 from stores.faults import Toxiproxy
@@ -141,7 +140,7 @@ def test_lost_pods_killed_agents_and_a_place_that_was_away_cost_no_line_that_was
     eventually("the second generation", lambda: [e for e in events(pods, "task-started") if e["generation"] >= 2])
     lost = psutil.Process(pods.started.pop(f"{RUN}-worker-1").pid)
     for process in (lost, *lost.children(recursive=True)):
-        process.send_signal(signal.SIGKILL)
+        kill(process.pid)  # it may have gone with the first
     (place / f"{RUN}-worker-1").rename(place / "lost")
     pods.start(f"{RUN}-worker", 1)
     before = max(e["generation"] for e in events(pods, "generation-formed"))

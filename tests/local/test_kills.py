@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 SEED = 20261117
 KILLS = 5
 LEAST, MOST = 2, 10  # steps from one kill to the next
-STEPS, EVERY, PACE = 50, 3, 0.04
+STEPS, EVERY, PACE = 80, 3, 0.04  # so many that it does not end before the last kill
 LIMIT_S = 90.0
 TASKS = ("worker-0", "worker-1")
 OPTIONS = {"steps": STEPS, "every": EVERY, "pace": PACE}
@@ -89,7 +89,7 @@ def test_it_ends_with_the_same_bits(framework: str, start: Starter, tmp_path: Pa
 def test_with_parameter_servers_no_committed_step_is_lost(start: Starter, tmp_path: Path) -> None:
     """Two workers train as it comes, so there is no run to compare with. But each chief goes on from the newest
     committed step, with the variables of that step to the bit, and a worker that dies takes nothing with it."""
-    steps, whole = 40, ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
+    steps, whole = 120, ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
     command = ["python", "tf_snapshots_ps.py", "--steps", str(steps), "--every", "2", "--pace", str(PACE)]
     roles: dict[str, Any] = {"chief": {}, "worker": {"replicas": 2}, "ps": {"replicas": 2}}
     more = {"strategy": "parameter-server", "roles": roles, "command": command, "restart": {"warm": False}}

@@ -64,8 +64,9 @@ def test_a_host_that_has_to_go_leaves_after_the_group_has_saved_at_one_step(begi
 def test_all_hosts_that_have_to_go_at_once_save_once(begin: Callable[..., Run]) -> None:
     run = begin()
     all_ask(run)
-    for number in range(3):
-        os.kill(run.keeper(f"worker-host-{number}"), signal.SIGTERM)
+    keepers = [run.keeper(f"worker-host-{number}") for number in range(3)]
+    for keeper in keepers:
+        os.kill(keeper, signal.SIGTERM)
     run.wait("generation-formed", generation=2)
     assert len(saves(run)) == 1
     (run.place / "finish").touch()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import runs
-from runs import SOURCE, Run, Starter, job, kill
+from runs import SOURCE, Run, Starter, eventually, job, kill
 from test_snapshots import Place, a_job, bucket, commit, finish, folder, restores, starts
 
 from stores.servers import Store as Server
@@ -59,15 +59,17 @@ def test_a_run_starts_from_another(start: Starter, tmp_path: Path, kind: str, re
     state = state_of(tmp_path, "second")
     wanted = a_job(state, place, workers=3, env=env, snapshots={"from": "first-1"})
     run = start(wanted, "--run", "second-1", home=first.home)
-    pid = run.wait("task-started", task="worker-2")["pid"]
+    tasks = [f"worker-{index}" for index in range(3)]
+    eventually("all have started", lambda: all(starts(run, task) for task in tasks), more=run.story)
     gone = paceline(first.home, "delete", "--yes", "--snapshots", "first-1", **env)
     assert gone.returncode == 0, gone.stderr
-    kill(pid)
+    kill(run.task("worker-2"))
     run.wait("generation-formed", generation=2)
+    eventually("all go on", lambda: all(len(starts(run, task)) == 2 for task in tasks), more=run.story)
     commit(run, state, 9)
     assert finish(run, state)["status"] == "succeeded"
     assert restores(run) == ["step-7-g0", "step-7-g0"]
-    assert [starts(run, f"worker-{index}") for index in range(3)] == [[7, 7]] * 3
+    assert [starts(run, task) for task in tasks] == [[7, 7]] * 3
     shown = paceline(run.home, "status", "second-1").stdout
     listed = paceline(run.home, "snapshots", "ls", "-o", "json", "second-1", **env)
     told = {each["snapshot"]: each for each in json.loads(listed.stdout)}

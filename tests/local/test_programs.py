@@ -14,8 +14,9 @@ import pytest
 from ruamel.yaml import YAML
 from runs import PROGRAMS, Report, Run, Starter, kill, processes, starter
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
+LIMIT_S = 120.0  # for a framework to start twice, beside another
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 LINE = re.compile(r"^\S+Z g\d+ [|~] (.*)$")
 UNEQUAL = [{"replicas": 1, "tasks_per_host": 1}, {"replicas": 1, "tasks_per_host": 2}]
@@ -65,7 +66,7 @@ def variables(folder: Path, task: str) -> dict[str, str]:
 
 def test_tensorflow_workers_agree_on_the_weights(start: Starter) -> None:
     run = start(job("tensorflow", "python", "tf_multiworker.py", "--steps", 60, strategy="multi-worker"))
-    run.succeeds(limit=90)
+    run.succeeds(LIMIT_S)
     agreed(run.folder, "worker-0", "worker-1")
     for task in ("worker-0", "worker-1"):
         assert said(run.folder, task, "replicas") == "2"
@@ -87,7 +88,7 @@ def test_a_tensorflow_parameter_server_program_trains_saves_and_is_evaluated(sta
     counts = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
     roles = {role: {"replicas": count} for role, count in counts.items()}
     run = start(job("tensorflow", *command, strategy="parameter-server", roles=roles))
-    run.succeeds(limit=120)
+    run.succeeds(LIMIT_S)
     assert said(run.folder, "chief-0", "counter") == "300"
     error = said(run.folder, "chief-0", "error")
     assert float(error) < 0.001
@@ -100,7 +101,7 @@ def test_a_ps_and_a_worker_without_a_command_are_plain_servers(start: Starter, t
     command = ["python", "tf_parameter_server.py", "--steps", "200", "--checkpoint-dir", str(tmp_path / "saved")]
     roles = {"chief": {"command": command}, "worker": {"replicas": 1}, "ps": {"replicas": 1}}
     run = start(job("tensorflow", strategy="parameter-server", roles=roles))
-    run.succeeds(limit=90)
+    run.succeeds(LIMIT_S)
     assert said(run.folder, "chief-0", "counter") == "200"
     assert float(said(run.folder, "chief-0", "error")) < 0.01
 
@@ -109,7 +110,7 @@ def test_a_program_for_cluster_config_and_pod_name_needs_no_chief(start: Starter
     roles = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
     command = ["python", "cluster_config.py", "--steps", 20]
     run = start(job("tensorflow", *command, strategy="parameter-server", roles=roles))
-    run.succeeds(limit=90)
+    run.succeeds(LIMIT_S)
     assert [said(run.folder, task, "counter") for task in ("worker-0", "worker-1")] == ["40", "40"]
 
 
@@ -119,7 +120,7 @@ def test_a_torch_program_needs_no_job_file_and_a_kill_does_not_change_its_weight
     program = ["python", str(PROGRAMS / "torch_ddp.py"), "--steps", "12", "--checkpoint-dir"]
     fault = ["--fail-at", 6, "--fail-how", "SIGKILL", "--fail-once", tmp_path / "failed"]
     killed = start(job("torch", *program, tmp_path / "killed", *fault))
-    report = killed.succeeds()
+    report = killed.succeeds(LIMIT_S)
     assert report["generations"] == 2
     assert [(restart["cause"], restart["task"]) for restart in report["restarts"]] == [("signal", "worker-1")]
     assert [line for line in lines(killed.folder, "worker-0") if line.startswith("start ")] == ["start 0", "start 5"]
@@ -136,7 +137,7 @@ def test_a_torch_program_needs_no_job_file_and_a_kill_does_not_change_its_weight
 
 def ended(run: Run, *words: str) -> Path:
     """The folder of a further run in the home of this one, which has to succeed and leave nothing."""
-    done = run.call(*words)
+    done = run.call(*words, limit=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert not processes(run.home)
     report: Report = json.loads(done.stdout)
@@ -146,7 +147,7 @@ def ended(run: Run, *words: str) -> Path:
 
 def test_unequal_hosts_are_used_in_full_by_equal_tasks(start: Starter) -> None:
     run = start(job("torch", "python", "torch_ddp.py", "--steps", 5, roles={"worker": UNEQUAL}))
-    run.succeeds()
+    run.succeeds(LIMIT_S)
     tasks = ("worker-0", "worker-1", "worker-2")
     agreed(run.folder, *tasks)
     ranks = [f"{rank} of 3, local rank {local}, gloo" for rank, local in ((0, 0), (1, 0), (2, 1))]
@@ -155,7 +156,7 @@ def test_unequal_hosts_are_used_in_full_by_equal_tasks(start: Starter) -> None:
 
 def test_jax_finds_its_peers_without_arguments(start: Starter) -> None:
     run = start(job("jax", "python", "jax_allreduce.py", "--steps", 60))
-    run.succeeds()
+    run.succeeds(LIMIT_S)
     agreed(run.folder, "worker-0", "worker-1")
     assert said(run.folder, "worker-0", "rank") == "0 of 2, 2 devices"
     assert said(run.folder, "worker-1", "rank") == "1 of 2, 2 devices"
@@ -248,20 +249,24 @@ def test_a_torch_task_is_given_what_torchrun_sets(start: Starter, tmp_path: Path
 
 def test_the_demo_reads_digits_even_when_a_worker_is_killed(start: Starter) -> None:
     digits = YAML(typ="safe").load(DIGITS / "job.yaml")
-    run = start({**digits, "code": str(DIGITS), "command": [*digits["command"], "--steps", "200", "--every", "40"]})
-    run.wait("committed", limit=100)
+    run = start({**digits, "code": str(DIGITS), "command": [*digits["command"], "--steps", "400", "--every", "40"]})
+    run.wait("committed", LIMIT_S)
     kill(run.task("worker-1"))
-    report = run.succeeds(limit=100)
+    report = run.succeeds(LIMIT_S)
     assert [(restart["cause"], restart["task"]) for restart in report["restarts"]] == [("signal", "worker-1")]
     restored = [event["restore"] for event in run.events("generation-formed")]
     assert restored[0] is None
     steps = [event["step"] for event in run.events("step") if event["generation"] == 2 and event["task"] == "worker-0"]
-    assert restored[1].endswith("-g1") and steps[0] == int(restored[1].split("-")[1]) + 1
-    assert report["steps"] == 200
+    # The very first steps may be told together: that none was left out is told by what the program says every 40.
+    done = int(restored[1].split("-")[1])
+    assert restored[1].endswith("-g1") and done < steps[0] <= done + 40
+    assert re.findall(r" g2 \| step (\d+) of 400", run.log("worker-0"))[0] == str(done + 40)
+    assert report["steps"] == 400
     assert report["metrics"]["evaluator-0"]["accuracy"] >= 0.95
     assert report["metrics"]["worker-0"] == report["metrics"]["worker-1"]
-    kept = [path.name.split("-g")[0] for path in sorted((run.folder / "snapshots" / run.folder.name).glob("step-*"))]
-    assert kept == ["step-120", "step-160", "step-200"]
+    committed = [event["snapshot"] for event in run.events("committed")]
+    assert committed[-1].startswith("step-400-")
+    assert {path.name for path in (run.folder / "snapshots" / run.folder.name).glob("step-*")} == {*committed[-3:]}
     assert not [name for name in ("staging", "held", "restored", "committed") if (run.folder / name).exists()]
     for writer in ("train", "test"):
         assert list((run.folder / "tensorboard" / writer).glob("events.out.tfevents.*"))

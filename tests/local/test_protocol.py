@@ -120,7 +120,7 @@ class Peer:
             assert data, f"the connection ended before {kind}"
             self._inbox += self._decoder.feed(data)
 
-    def refused(self, limit: float = 5) -> None:
+    def refused(self, limit: float = INTRODUCTION_S - 1) -> None:
         """The other side has closed, and has not said a word of ours."""
         self.sock.settimeout(limit)
         try:
@@ -588,6 +588,8 @@ def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(ca
     for peer in members:
         peer.read("start")
     began = time.monotonic()
+    members[1].send({"type": "beat", "n": 1, "tasks": {}})  # from here on it has its lease
+    members[1].read("beat")
     members[1].close()
     replacement = captain.peer()
     replacement.send(join(HOSTS[1], replaces=False))
@@ -680,8 +682,8 @@ def test_who_comes_for_a_host_that_is_there_waits_until_it_has_left(captain: Cap
 
 def test_a_slow_sender_is_dropped_in_time_and_others_do_not_wait(captain: Captain) -> None:
     silent = [eventually("the captain listens", lambda: dial(captain.port)) for _ in range(3)]
-    slow, member = captain.peer(), captain.member(HOSTS[0])
     began = time.monotonic()
+    slow, member = captain.peer(), captain.member(HOSTS[0])
     data = encode(join(HOSTS[1]))
     half = encode({"type": "beat", "n": 1, "tasks": {}})
     gone: dict[str, float] = {}
@@ -702,8 +704,8 @@ def test_a_slow_sender_is_dropped_in_time_and_others_do_not_wait(captain: Captai
                 except OSError:
                     gone[name] = time.monotonic() - began
         at += 1
-    assert LEASE_S - 1 < gone["member"] < LEASE_S + 4
-    assert INTRODUCTION_S - 1 < gone["slow"] < INTRODUCTION_S + 4
+    assert LEASE_S - 1 < gone["member"] < LEASE_S + 5
+    assert INTRODUCTION_S - 1 < gone["slow"] < INTRODUCTION_S + 8
     for sock in silent:
         assert sock is not None
         sock.settimeout(5)
@@ -722,7 +724,7 @@ def test_a_peer_that_does_not_read_is_no_burden(captain: Captain) -> None:
             deaf.sock.sendall(beat)
     good = captain.member(HOSTS[1])
     good.send({"type": "beat", "n": 8, "tasks": {}})
-    assert good.read("beat", 5)["n"] == 8
+    assert good.read("beat")["n"] == 8
     with open(f"/proc/{captain.pid}/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     assert peak < 600 * 1024
@@ -738,7 +740,7 @@ def test_200_idle_connections_are_no_burden(captain: Captain) -> None:
     members = [captain.member(host) for host in HOSTS]
     for peer in members:
         assert peer.read("start")["generation"] == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < INTRODUCTION_S - 1  # after which the captain is rid of them
     for peer in idle:
         peer.close()
     for sock in plain:
@@ -874,12 +876,12 @@ def test_what_happens_between_the_join_and_the_welcome_is_told_after_it(member: 
 def test_a_member_that_nobody_answers_ends_its_task_after_the_lease(member: Agent) -> None:
     fake = fake_captain(member)
     peer, _ = fake.accept()
+    began = time.monotonic()  # its lease counts from its join, a moment before
     pid = begin(peer)
-    began = time.monotonic()
     peer.close()
     fake.listener.close()
     eventually("the member ends its task by itself", lambda: not runs.alive(pid), 3 * LEASE_S, member.said)
-    assert LEASE_S - 1.5 < time.monotonic() - began < LEASE_S + 3
+    assert LEASE_S - 1.5 < time.monotonic() - began < LEASE_S + 6
 
 
 @pytest.mark.parametrize(

@@ -316,9 +316,9 @@ ENDINGS: dict[str, tuple[str, int]] = {
     "import fails": ("import numpy\nimport no_such_module", 1),
     "import of a broken module": ("import numpy\nimport broken", 1),
     "end": (
-        "import atexit, threading, time, numpy\natexit.register(print, 'atexit')\n"
-        "def late():\n    time.sleep(0.2)\n    print('thread')\n"
-        "threading.Thread(target=late).start()\nprint('main')", 0),
+        "import atexit, threading, time, numpy\natexit.register(print, 'atexit')\nsaid = threading.Event()\n"
+        "def late():\n    said.wait()\n    time.sleep(0.2)\n    print('thread')\n"
+        "threading.Thread(target=late).start()\nprint('main')\nsaid.set()", 0),
     "warning": ("import warnings, numpy\nwarnings.warn('careful', stacklevel=2)\nwarnings.warn('again')", 0),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from runs import PROGRAMS, Run, Starter, eventually, job, kill, misbehave
 pytestmark = pytest.mark.timeout(180)
 
 WATCH = {"watch": "ckpt/", "keep": 100}
+FRAMEWORK_S = 120.0  # for four processes of one to start at once
 
 
 @pytest.fixture
@@ -316,11 +317,11 @@ def trains_on(start: Starter, framework: dict[str, str], program: str) -> None:
     fault = ["--fail-at", "12", "--fail-rank", "0", "--fail-once", "lost", "--fail-when", "lose"]
     words = ["--checkpoint-dir", "ckpt", *fault, "--fail-how", "lose:ckpt"]
     run = start(job([*command, *words], **framework, snapshots=WATCH))
-    eventually("it waits", lambda: (run.place / "lost").exists(), more=run.story)
+    eventually("it waits", lambda: (run.place / "lost").exists(), FRAMEWORK_S, run.story)
     run.wait("committed")
     (run.place / "lose").touch()
-    run.succeeds()
-    other.succeeds()
+    run.succeeds(FRAMEWORK_S)
+    other.succeeds(FRAMEWORK_S)
     for task in ("worker-0", "worker-1"):
         assert [step > 0 for step in starts(run, task)] == [False, True]
         assert weights(run, task) == weights(other, task)
@@ -330,9 +331,11 @@ def weights(run: Run, task: str) -> str:
     return next(line.split()[-1] for line in run.log(task).splitlines() if " weights " in line)
 
 
+@pytest.mark.timeout(400)
 def test_tensorflow_s_checkpoint_manager(start: Starter) -> None:
     trains_on(start, {"framework": "tensorflow", "strategy": "multi-worker"}, "tf_multiworker.py")
 
 
+@pytest.mark.timeout(400)
 def test_torch_save(start: Starter) -> None:
     trains_on(start, {"framework": "torch"}, "torch_ddp.py")

@@ -36,10 +36,11 @@ def main() -> None:
     if given.on_sigterm:
         signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     while True:
-        failure = failure or order(given, rank)
+        last = bool(terminated)
+        wanted = step + 1 if last else target(given, step)
+        failure = failure or order(given, rank)  # after the step, which comes later: whoever sees that one sees both
         if failure and not failure.endswith("while it writes"):
             fail(failure, given.folder)
-        wanted = step + 1 if terminated else target(given, step)
         if wanted != step:
             step = wanted
             if rank < given.savers:
@@ -47,7 +48,7 @@ def main() -> None:
             print(f"step {step}", flush=True)
         elif (given.orders / "finish").exists():
             break
-        if terminated:
+        if last:
             break
         time.sleep(0.005)
     print("done", flush=True)

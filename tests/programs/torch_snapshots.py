@@ -115,6 +115,7 @@ def train(rank: int, world: int, place: Path | None, options: dict[str, Any]) ->
                 print(f"step {n} {indices.tolist()}", flush=True)
                 time.sleep(options.get("pace", 0))
                 if n == options.get("kill") and rank == world - 1:
+                    snapshots._background.settle()  # its part of the last one is written
                     os.kill(os.getpid(), signal.SIGKILL)
                 if n == options["steps"]:
                     break

@@ -34,7 +34,7 @@ from stores.serving import HOST, Port
 pytestmark = pytest.mark.xdist_group("stores")  # one set of servers is enough
 
 MIB = 1 << 20
-SOON_S = 20.0  # for processes to go that have been killed, and for a busy machine to be quick for once
+SOON_S = 60.0  # for processes to go that have been killed, and for a busy machine to be quick for once
 
 
 def opened(store: Store, **client: Any) -> Any:
