@@ -170,8 +170,8 @@ class Run:
 
     def all_step(self) -> None:
         """Until every task has made a step: before that, one of them may hardly be a process yet."""
-        for task in json.loads((self.folder / "plan.json").read_text())["tasks"]:
-            self.wait_for_step(task=task["name"])
+        for task in self.wait("run-started")["tasks"]:
+            self.wait_for_step(task=task)
 
     def position(self) -> int:
         return len(self.events())
