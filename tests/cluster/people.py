@@ -42,7 +42,8 @@ def eventually(what: str, check: Callable[[], Any], limit: float = 90.0, more: C
 
 def lines(folder: Path, task: str) -> list[str]:
     """What the task has printed, by the folder of its run."""
-    written = (folder / "logs" / f"{task}.log").read_text().splitlines()
+    path = folder / "logs" / f"{task}.log"
+    written = path.read_text().splitlines() if path.exists() else []
     return [line.partition(" | ")[2] for line in written]
 
 
@@ -115,6 +116,11 @@ class Run:
             return found[-1] if len(found) >= count else None
 
         return eventually(f"{kind} {fields}", seen, limit, more=self.said)
+
+    def all_step(self) -> None:
+        """Until every task has made a step: before that, one of them may hardly be a process yet."""
+        for task in self.wait("run-started")["tasks"]:
+            self.wait("step", task=task)
 
     def ends(self, limit: float = 120) -> int:
         return self.process.wait(limit)

@@ -18,10 +18,10 @@ from people import Person, Run, eventually
 
 from paceline.backends.kubernetes.rights import RIGHTS
 
-pytestmark = pytest.mark.timeout(180, func_only=True)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 Checks = dict[str, dict[str, str]]
-MOST_S = 5.0 + 3.0  # as promised, and the start of an interpreter on a busy machine
+MOST_S = 5.0 + 10.0  # as promised, and the start of an interpreter on a busy machine
 
 
 def doctor(person: Person, *words: str) -> tuple[int, Checks]:
@@ -76,19 +76,19 @@ def test_rights_in_one_namespace_are_enough(person: Person) -> None:
 
 def test_a_missing_right_is_named_with_the_command_that_grants_it(person: Person) -> None:
     allow(person, without("jobs", "patch"))
-    eventually("the right is gone", lambda: doctor(person)[1]["jobs"]["result"] == "fail", 10)
+    eventually("the right is gone", lambda: doctor(person)[1]["jobs"]["result"] == "fail")
     code, checks = doctor(person)
     assert code == 1
     assert checks["jobs"]["found"] == f"you may not patch jobs in {person.namespace}"
     granted = checks["jobs"]["remedy"].partition("ask an administrator for: ")[2]
     for command in granted.split("; "):
         person.cluster.kubectl(*command.split()[1:])
-    eventually("the right is there", lambda: doctor(person)[0] == 0, 10)
+    eventually("the right is there", lambda: doctor(person)[0] == 0)
 
 
 def test_what_is_lost_without_a_right_is_only_a_warning(person: Person) -> None:
     allow(person, without("pods/exec", "create"))
-    eventually("the right is gone", lambda: doctor(person)[1]["pods/exec"]["result"] == "warn", 10)
+    eventually("the right is gone", lambda: doctor(person)[1]["pods/exec"]["result"] == "warn")
     code, checks = doctor(person)
     assert code == 0 and "ends the pods instead of asking the captain" in checks["pods/exec"]["found"]
 
@@ -96,7 +96,7 @@ def test_what_is_lost_without_a_right_is_only_a_warning(person: Person) -> None:
 def test_the_rights_that_are_asked_for_are_enough_for_a_run(person: Person, start: Callable[..., Run]) -> None:
     needed = [right for right in RIGHTS if not right.without]
     allow(person, [{"apiGroups": [r.group], "resources": [r.resource], "verbs": list(r.verbs)} for r in needed])
-    eventually("fewer rights", lambda: doctor(person)[1]["events"]["result"] == "warn", 10)
+    eventually("fewer rights", lambda: doctor(person)[1]["events"]["result"] == "warn")
     run = start("--detach")
     assert run.ends() == 0, run.said()
 
@@ -105,9 +105,9 @@ def test_the_rights_that_are_asked_for_are_enough_for_a_run(person: Person, star
         return shown
 
     eventually("steps", lambda: (status()["steps"] or 0) > 0)
-    assert "worker-0 | pid" in person.call("logs", run.name).stdout
+    eventually("the words of a worker", lambda: "worker-0 | pid" in person.call("logs", run.name).stdout)
     assert person.call("stop", run.name).returncode == 0
-    eventually("it can be deleted", lambda: person.call("delete", "--yes", run.name).returncode == 0, 20)
+    eventually("it can be deleted", lambda: person.call("delete", "--yes", run.name).returncode == 0)
 
 
 def test_a_quota_that_is_used_up_is_a_warning(person: Person) -> None:
@@ -119,7 +119,7 @@ def test_a_quota_that_is_used_up_is_a_warning(person: Person) -> None:
         assert code == 0
         return checks["quota"]
 
-    eventually("the quota is counted", lambda: quota()["result"] == "warn", 10)
+    eventually("the quota is counted", lambda: quota()["result"] == "warn")
     assert quota()["found"] == "quota: nothing is left of pods 0 of 0"
     assert "larger quota" in quota()["remedy"]
     assert "exceeded quota" in doctor(person, "-n", person.namespace)[1]["admission"]["found"]
@@ -129,7 +129,7 @@ def test_a_captain_that_would_be_refused_fails(person: Person) -> None:
     limits = [{"type": "Container", "max": {"memory": "64Mi"}}]
     metadata = {"name": "small", "namespace": person.namespace}
     person.cluster.apply({"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}})
-    eventually("a refusal", lambda: doctor(person)[1]["admission"]["result"] == "fail", 40)
+    eventually("a refusal", lambda: doctor(person)[1]["admission"]["result"] == "fail")
     code, checks = doctor(person)
     assert code == 1 and "maximum memory usage per Container is 64Mi" in checks["admission"]["found"]
 

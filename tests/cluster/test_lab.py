@@ -27,7 +27,7 @@ RESTRICTED = {
 }
 LOOK_UP = """
 import os, socket, sys, time
-until = time.monotonic() + 30
+until = time.monotonic() + 90
 for index in range(3):
     while True:
         try:
@@ -39,7 +39,7 @@ for index in range(3):
             time.sleep(0.1)
 following = (int(os.environ["JOB_COMPLETION_INDEX"]) + 1) % 3
 with socket.create_server(("", 5000)) as server:
-    server.settimeout(30)
+    server.settimeout(90)
     while True:
         try:
             socket.create_connection((f"peers-{following}.peers", 5000), 1).close()
@@ -109,7 +109,7 @@ def test_pods_of_an_indexed_job_find_and_reach_each_other_by_name(cluster: Clust
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job},
     )
-    cluster.kubectl("wait", "--for=condition=complete", "job/peers", f"--namespace={namespace}", "--timeout=60s")
+    cluster.kubectl("wait", "--for=condition=complete", "job/peers", f"--namespace={namespace}", "--timeout=180s")
     pods = cluster.get("pods", f"--namespace={namespace}")["items"]
     assert {pod["spec"]["nodeName"] for pod in pods} == {"n1", "n2", "n3"}
     addresses = {pod["status"]["podIP"] for pod in pods}
@@ -138,7 +138,7 @@ def test_a_user_of_one_namespace_has_it_and_nothing_else(cluster: Cluster, names
         }
 
     cluster.apply(job(namespace), kubeconfig=person)
-    cluster.kubectl("wait", "--for=condition=complete", "job/mine", "--timeout=60s", kubeconfig=person)
+    cluster.kubectl("wait", "--for=condition=complete", "job/mine", "--timeout=180s", kubeconfig=person)
     for forbidden in (
         lambda: cluster.apply(job("default"), kubeconfig=person),
         lambda: cluster.get("nodes", kubeconfig=person),
@@ -257,12 +257,12 @@ def test_a_node_without_power_is_lost_and_comes_back_with_its_images(breakable: 
 def test_a_node_without_network_is_lost_and_comes_back_with_its_pods(breakable: Cluster, namespace: str) -> None:
     stays = spec("sleep", "1000", nodeName="n1", tolerations=[{"operator": "Exists"}])
     breakable.apply(pod(namespace, "stays", stays))
-    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=60s")
+    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=180s")
     breakable.cut("n1")
     breakable.wait_lost("n1")
     breakable.heal("n1")
     breakable.wait_ready("n1")
-    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=60s")
+    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=180s")
     (status,) = breakable.get("pod/stays", f"--namespace={namespace}")["status"]["containerStatuses"]
     assert status["restartCount"] == 0
 
@@ -308,7 +308,7 @@ def test_nothing_is_left_of_a_cluster_when_its_owner_ends(owner: subprocess.Pope
     assert traces(name) == {"processes", "cgroups", "folder", "namespaces"}
     if how == "it leaves":
         owner.stdin.close()
-        assert owner.wait(30) == 0
+        assert owner.wait(120) == 0
         assert traces(name) == set(), "the last one out waits"
     elif how == "its keeper gets SIGKILL":
         (keeper,) = [process for process in psutil.process_iter() if runs(process, "lab.keeper", name)]
@@ -319,7 +319,7 @@ def test_nothing_is_left_of_a_cluster_when_its_owner_ends(owner: subprocess.Pope
             assert traces(name) == set()
     else:
         owner.send_signal(signal.Signals[how])
-        eventually("nothing is left", lambda: not traces(name), 20)
+        eventually("nothing is left", lambda: not traces(name))
 
 
 def runs(process: psutil.Process, *words: str) -> bool:

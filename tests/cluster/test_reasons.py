@@ -14,12 +14,12 @@ from lab import objects
 from lab.cluster import Cluster, LabError
 from people import IMAGE, Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(180, func_only=True)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 Object = dict[str, Any]
 
 # Has what a registry answers for an image that it does not have.
 REGISTRY = "localhost:80"
-SOON = 45.0  # seconds until a reason is said, on two cores that also run the cluster
+SOON = 90.0  # seconds until a reason is said, on two cores that also run the cluster
 
 MEMORY_HOG = "import paceline; paceline.report(step=1); hog = bytearray(400 * 2**20); print(len(hog))"
 DISK_HOG = """

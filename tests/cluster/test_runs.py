@@ -38,7 +38,7 @@ def test_a_run_succeeds_on_all_nodes_and_leaves_nothing_once_deleted(person: Per
 
 def test_training_goes_on_while_the_captains_pod_is_replaced(person: Person, start: Callable[..., Run]) -> None:
     run = start()
-    run.wait("step", task="worker-0")
+    run.all_step()
     before = run.pods("captain")[0]["metadata"]["name"]
     person.cluster.kubectl("delete", "pod", before, "-n", person.namespace, "--grace-period=1")
     assert run.wait("captain-returned")["adopted"]
@@ -113,7 +113,7 @@ def test_a_detached_run_is_shown_stopped_and_deleted_from_elsewhere(person: Pers
         return (json.loads(shown.stdout)["steps"] or 0) > 0 if shown.returncode == 0 else False
 
     eventually("steps", steps)
-    assert "worker-0 | pid" in person.call("logs", run).stdout
+    eventually("the words of a worker", lambda: "worker-0 | pid" in person.call("logs", run).stdout)
     stopped = person.call("stop", run)
     assert stopped.returncode == 0, stopped.stderr
     assert json.loads(person.call("status", run, "-o", "json").stdout)["status"] == "stopped"

@@ -89,7 +89,13 @@ def test_output_of_a_run_that_nobody_followed_is_there_after_its_end(person: Per
 def test_status_tells_pods_nodes_and_restarts(person: Person) -> None:
     run = detached(person)
     trains(person, run)
-    told = status(person, run)
+
+    def running() -> dict[str, Any] | None:
+        """Once the cluster says so, which may be later than a pod's own word."""
+        told = status(person, run)
+        return told if all(pod["phase"] == "Running" for pod in told["pods"]) else None
+
+    told = eventually("all pods run", running)
     pods = {pod["metadata"]["name"]: pod for pod in person.cluster.get("pods", "-n", person.namespace)["items"]}
     assert {pod["host"] for pod in told["pods"]} == {"captain", *(f"worker-host-{n}" for n in range(3))}
     for pod in told["pods"]:
@@ -120,7 +126,7 @@ def test_a_run_of_somebody_else_is_listed_shown_stopped_and_deleted(person: Pers
     listed = json.loads(person.call("ls", *there, "-o", "json").stdout)
     assert [(each["run"], each["status"]) for each in listed] == [(run, "running")]
     trains(person, run, *there)
-    assert "worker-0 | pid" in person.call("logs", run, *there).stdout
+    eventually("the words of a worker", lambda: "worker-0 | pid" in person.call("logs", run, *there).stdout)
     assert person.call("stop", run, *there).returncode == 0
     eventually("the end", lambda: json.loads(person.call("ls", *there, "-o", "json").stdout)[0]["status"] == "stopped")
     assert person.call("delete", "--yes", run, *there).returncode == 0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(180, func_only=True)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 # The command line, with a signal to itself before or after one of its requests; all of them are noted in a file.
 CUT_SHORT = """
@@ -52,7 +52,7 @@ def submit(
     notes = person.folder / f"{run}.requests"
     words = [sys.executable, "-c", CUT_SHORT, str(kill), when, str(at), str(notes)]
     words += ["run", str(job), "--on", "kubernetes", "--detach", "--run", run]
-    done = subprocess.run(words, env=person.env, cwd=person.folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=person.env, cwd=person.folder, capture_output=True, text=True, timeout=120)
     return done, notes.read_text().splitlines() if notes.exists() else []
 
 
@@ -112,7 +112,7 @@ def test_a_command_line_killed_at_any_request_leaves_nothing_that_runs_or_stays(
     shown = statuses(person)
     assert {run: shown[run] for run in unfinished} == dict.fromkeys(unfinished, "abandoned")
     assert shown["whole"] != "abandoned" and shown[last] != "abandoned"  # the cluster has all of it, and runs it
-    eventually("they leave", lambda: not held(person, released), limit=30)
+    eventually("they leave", lambda: not held(person, released))
     assert {run: held(person, run) for run in unfinished} == {run: [] for run in unfinished}
     assert set(pods(person, released).values()) == {"Succeeded"}
 

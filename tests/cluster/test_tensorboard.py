@@ -89,7 +89,7 @@ def tensorboard(person: Person, run: Run) -> Iterator[Page]:
         assert url.startswith("http://127.0.0.1:"), errors.read_text()
         yield Page(url.strip())
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert "Traceback" not in errors.read_text()
     finally:
         process.kill()
@@ -120,19 +120,20 @@ def test_all_tasks_are_shown_while_it_runs_and_after_until_it_is_deleted(
         pods = run.pods("tensorboard")
         assert len(pods) == 1
         # Another pod has nothing of what the first one had: members send it all again, and the local port leads there.
-        person.cluster.kubectl("delete", "pod", pods[0]["metadata"]["name"], "-n", person.namespace, "--wait=false")
+        first = pods[0]["metadata"]
+        person.cluster.kubectl("delete", "pod", first["name"], "-n", person.namespace)
         before = run.wait("step", task="worker-1")["step"]
         eventually("the same from a new pod", lambda: max(page.steps("worker-1"), default=0) > before, more=run.said)
-        assert run.pods("tensorboard")[-1]["metadata"]["uid"] != pods[0]["metadata"]["uid"]
+        assert first["uid"] not in [pod["metadata"]["uid"] for pod in run.pods("tensorboard")]
         assert page.steps("worker-1")[0] == 1
         person.finish()
         assert run.ends() == 0, run.said()
         last = last_steps(run)
         assert set(last) == {"worker-0", "worker-1"}
         for task, step in last.items():
-            eventually(f"all steps of {task}", lambda task=task, step=step: step in page.steps(task), 20)
+            eventually(f"all steps of {task}", lambda task=task, step=step: step in page.steps(task))
     with tensorboard(person, run) as again:
-        assert _names(again.get("/data/plugin/scalars/tags")) == tags
+        eventually("the tags of all", lambda: _names(again.get("/data/plugin/scalars/tags")) == tags)
     assert run.report()["status"] == "succeeded" and run.report()["restarts"] == []
     assert person.call("delete", "--yes", run.name).returncode == 0
     kinds = "deployments,replicasets,pods,services,jobs"
