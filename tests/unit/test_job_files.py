@@ -242,7 +242,7 @@ def test_a_harmful_file_is_refused_in_time(case: str, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.process_time()
     shown = mistakes(text, tmp_path)
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 3.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
     assert message in shown
     assert len(shown) < 100_000

@@ -53,7 +53,7 @@ class Folder:
 
     def take(self, leader: str = LEADER, metrics: dict[str, float] | None = None) -> Path:
         """What it is once it is at rest."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             try:
                 if (taken := self.once(leader, metrics)) is not None:
@@ -62,6 +62,18 @@ class Folder:
                 pass
             assert time.monotonic() < until
             time.sleep(0.02)
+
+
+def refused(folder: Folder, leader: str = LEADER) -> str:
+    """Why it is not taken, also once it has rested for longer than it has to."""
+    until = 0.0
+    while True:
+        rested = 0 < until < time.monotonic()
+        with pytest.raises(Later) as later:
+            folder.once(leader)
+        if rested:
+            return str(later.value)
+        until = until or time.monotonic() + 2 * REST
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -89,9 +101,9 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 def test_what_is_there_is_taken_once_it_rests(folder: Folder) -> None:
     folder.write("model.pt", "one")
     folder.write("logs/old/notes", "more")
+    began = time.monotonic()
     with pytest.raises(Later, match="just now"):
         folder.once()
-    began = time.monotonic()
     assert texts(folder.take()) == {"model.pt": "one", "logs/old/notes": "more"}
     assert time.monotonic() - began >= REST * 0.9
     assert folder.once() is None
@@ -179,12 +191,8 @@ def test_a_file_that_is_open_for_writing_is_not_taken(folder: Folder) -> None:
     path = folder.write("model.pt", "whole")
     with path.open("r+"):
         for leader in (LEADER, ""):
-            until = time.monotonic() + 2 * REST
-            while time.monotonic() < until:
-                with pytest.raises(Later) as refused:
-                    folder.once(leader)
-            assert "model.pt is open for writing by " in str(refused.value)
-            assert f"({os.getpid()})" in str(refused.value)
+            words = refused(folder, leader)
+            assert "model.pt is open for writing by " in words and f"({os.getpid()})" in words
     with path.open():  # for reading
         assert texts(folder.take()) == {"model.pt": "whole"}
 
@@ -243,7 +251,7 @@ def test_what_changes_while_it_is_copied_is_not_taken(folder: Folder, name: str)
 
 REWRITER = """
 import os, sys, time
-path, size = sys.argv[1], int(sys.argv[2])
+path, size, rest = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 number = 0
 while True:
     number += 1
@@ -251,14 +259,14 @@ while True:
         for _ in range(4):
             file.write(bytes([number % 256]) * (size // 4))
             time.sleep(0.01)
-    time.sleep(0.15)
+    time.sleep(rest)
 """
 
 
 def test_a_file_that_is_rewritten_in_place_is_never_torn(folder: Folder) -> None:
     """Looked at without a pause, while a program writes over and over; the copies are checked byte by byte."""
-    size = 4_000_000
-    with subprocess.Popen([sys.executable, "-c", REWRITER, str(folder.path / "model.pt"), str(size)]) as process:
+    size, words = 4_000_000, ("4000000", "0.3")  # time enough for a copy and a look at all processes
+    with subprocess.Popen([sys.executable, "-c", REWRITER, str(folder.path / "model.pt"), *words]) as process:
         folder.runs(LEADER, process.pid)
         try:
             seen = {bytes((folder.take("") / "model.pt").read_bytes()) for _ in range(8)}
@@ -269,7 +277,7 @@ def test_a_file_that_is_rewritten_in_place_is_never_torn(folder: Folder) -> None
 
 
 def test_a_folder_that_never_rests_is_taken_in_a_pause(folder: Folder) -> None:
-    with subprocess.Popen([sys.executable, "-c", REWRITER, str(folder.path / "model.pt"), "4000"]) as process:
+    with subprocess.Popen([sys.executable, "-c", REWRITER, str(folder.path / "model.pt"), "4000", "0.15"]) as process:
         folder.runs(LEADER, process.pid)
         try:
             began = time.monotonic()
@@ -302,10 +310,7 @@ def test_nothing_is_taken_of_what_a_task_left_that_died(folder: Folder, task: st
     folder.write("model.pt", "whole")
     process = half_written(folder.path / "half.pt")
     folder.runs(task, process.pid)
-    until = time.monotonic() + 2 * REST
-    while time.monotonic() < until:
-        with pytest.raises(Later):
-            folder.once()
+    refused(folder)
     process.kill()
     if reaped:
         process.wait()
@@ -363,11 +368,7 @@ def test_without_its_leader_nothing_is_taken(folder: Folder) -> None:
     folder.take()
     (folder.tasks / LEADER).unlink()
     folder.write("model.pt", "two")
-    until = time.monotonic() + 2 * REST
-    while time.monotonic() < until:
-        with pytest.raises(Later) as refused:
-            folder.once()
-    assert str(refused.value) == "worker-0 has died"
+    assert refused(folder) == "worker-0 has died"
     folder.take("")
 
 

@@ -13,7 +13,7 @@ from paceline.storage.together import together
 
 
 def test_they_are_done_at_once_and_stay_in_order() -> None:
-    meeting = threading.Barrier(3, timeout=10)
+    meeting = threading.Barrier(3, timeout=60)
 
     def one(number: int, _: Wanted) -> int:
         meeting.wait()
@@ -25,12 +25,16 @@ def test_they_are_done_at_once_and_stay_in_order() -> None:
 
 def test_no_more_at_once_than_asked_for() -> None:
     threads = set()
+    meeting = threading.Barrier(2, timeout=60)
+
+    def two(_: int, __: Wanted) -> None:
+        threads.add(threading.get_ident())
+        meeting.wait()
 
     def one(_: int, __: Wanted) -> None:
         threads.add(threading.get_ident())
-        time.sleep(0.002)
 
-    together(one, range(20), lambda _: 2, always)
+    together(two, range(20), lambda _: 2, always)
     assert len(threads) == 2
     threads.clear()
     together(one, range(3), lambda _: 1, always)
@@ -38,7 +42,7 @@ def test_no_more_at_once_than_asked_for() -> None:
 
 
 def test_each_is_done_with_others_of_its_kind() -> None:
-    meetings = {2: threading.Barrier(2, timeout=10), 3: threading.Barrier(3, timeout=10)}
+    meetings = {2: threading.Barrier(2, timeout=60), 3: threading.Barrier(3, timeout=60)}
 
     def one(kind: int, _: Wanted) -> int:
         meetings[kind].wait()
