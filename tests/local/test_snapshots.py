@@ -22,6 +22,7 @@ from paceline.storage.objects import Objects
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import Store
 from stores.faults import Toxiproxy
+from stores.refusing import Fault, proxy
 from stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(180)
@@ -509,6 +510,22 @@ def test_a_store_that_is_away_for_a_while(
     assert said in ([not_yet(20)], [not_yet(20), not_yet(30)])
     assert committed_steps(run) == [10, 30]
     whole(run, place, tmp_path)
+
+
+def test_a_store_that_refuses_for_a_while(start: Starter, state: Path, s3: Server, tmp_path: Path) -> None:
+    with proxy(s3.port) as way:
+        place = bucket(s3, s3.through(way))
+        run = start(a_job(state, place), env=place.env)
+        commit(run, state, 10)
+        with way.wrong(lambda asked: Fault(403, reaches="no") if asked.method == "PUT" else None):
+            do(state, 20)
+            warning = run.wait("warning")["text"]
+            assert warning.startswith(f"the snapshot of step 20 is not committed yet: cannot write {s3.url}")
+            assert "lack the right to write there: grant it, or use others" in warning
+        do(state, 30)
+        run.wait("committed", step=30)
+        finish(run, state)
+        whole(run, place, tmp_path)
 
 
 def test_a_generation_waits_for_a_store_that_is_away(

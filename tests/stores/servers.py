@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from stores import google, parts, signing
 from stores.faults import Link
+from stores.refusing import Proxy
 from stores.serving import HOST, Port, Server, ServerFailed, running
 
 BUCKET = "paceline"
@@ -61,7 +62,7 @@ class Store:
         """Another bucket on the same server, which need not be there."""
         return dataclasses.replace(self, url=f"{self.url.partition('://')[0]}://{name}")
 
-    def through(self, link: Link) -> Store:
+    def through(self, link: Link | Proxy) -> Store:
         """The same place, reached through this link."""
         return dataclasses.replace(self, endpoint=link.endpoint)
 

@@ -27,6 +27,7 @@ RETRY_S = 60.0  # for one request, with all its tries
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 _PASSING = ("GenericError", "JoinError")
 _TRY_AGAIN = ("408", "429")
+_FORGOTTEN = ("InvalidBlockList", "NoSuchUpload")  # said of parts: where the answer to an earlier try was lost
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _ASKED = re.compile(r"Error performing [A-Z]+ (https?://[^/?\s]+).*error sending request", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
@@ -73,7 +74,7 @@ class Objects:
             found = obstore.get(self._store, name)
             if found.meta["size"] > most:
                 raise StoreError(f"{self._url}/{name} has more than the {most} bytes that such a file may have")
-            return bytes(found.bytes())
+            return b"".join(self._stream(name, found))
         except (NotFoundError, FileNotFoundError):
             return None
         except StoreError:
@@ -261,11 +262,14 @@ class Objects:
         code = next(iter(_CODE.findall(text)), "")
         why = {
             "401": "the credentials are not accepted",
-            "403": "the credentials are not accepted, or do not allow it",
+            "403": f"the credentials are not accepted, or lack the right to {verb} there: grant it, or use others",
             "404": "there is no such bucket",
+            "503": "the server is too busy, or away: it answers 503",
         }.get(status, _no_answer(text) or _first_line(error))
+        why = "the parts that were sent are gone" if code in _FORGOTTEN else why
         why = f"{why} ({code})" if code and code not in why else why
-        passing = type(error).__name__ in _PASSING and (not status or status in _TRY_AGAIN or status[0] == "5")
+        again = not status or status in _TRY_AGAIN or status[0] == "5"
+        passing = code in _FORGOTTEN or (again and type(error).__name__ in _PASSING)
         return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
 
 
