@@ -463,6 +463,15 @@ def test_a_store_that_does_not_answer(start: Starter, state: Path, s3: Server, t
         never_begins(start(a_job(state, place), env=place.env, command=UNCHECKED), began, f"cannot list {s3.url}")
 
 
+def test_a_bucket_that_may_only_be_read(start: Starter, state: Path, s3: Server) -> None:
+    """What the command line asks of it, it may: the captain finds out, before any task."""
+    place = bucket(s3, s3.reader())
+    began = time.monotonic()
+    never_begins(
+        start(a_job(state, place), env=place.env), began, f"cannot write {s3.url}", "lack the right to write there"
+    )
+
+
 def test_a_folder_that_is_read_only(start: Starter, state: Path, tmp_path: Path) -> None:
     path = tmp_path / "read-only"
     path.mkdir()

@@ -39,6 +39,7 @@ class Store:
     servers: tuple[Server, ...]
     known: Callable[[str], Mapping[str, str]]
     unknown: Callable[[str], Mapping[str, str]]
+    reading: Callable[[str], Mapping[str, str]] | None = None
 
     @property
     def options(self) -> dict[str, str]:
@@ -70,6 +71,11 @@ class Store:
         """The same place, for somebody whose credentials nobody knows."""
         return dataclasses.replace(self, known=self.unknown)
 
+    def reader(self) -> Store:
+        """The same place, for somebody who may read there and do nothing else. S3 alone."""
+        assert self.reading
+        return dataclasses.replace(self, known=self.reading)
+
     def start(self) -> None:
         for server in self.servers:
             server.start()
@@ -91,8 +97,9 @@ class Store:
 def s3(folder: Path) -> Iterator[Store]:
     """Versity's gateway over a folder, which must be on a file system with extended attributes."""
     access, secret = secrets.token_hex(10), secrets.token_hex(20)
+    reader = secrets.token_hex(10)
 
-    def options(endpoint: str, secret: str = secret) -> dict[str, str]:
+    def options(endpoint: str, secret: str = secret, access: str = access) -> dict[str, str]:
         return {
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_ALLOW_HTTP": "true",
@@ -104,17 +111,44 @@ def s3(folder: Path) -> Iterator[Store]:
     def unknown(endpoint: str) -> dict[str, str]:
         return options(endpoint, secrets.token_hex(20))
 
-    server = _versitygw(folder, access, secret)
+    def reading(endpoint: str) -> dict[str, str]:
+        return options(endpoint, secret, reader)
+
+    server = _versitygw(folder, access, secret, reader)
     with running(folder, server):
-        yield Store(f"s3://{BUCKET}", _endpoint(server), (server,), options, unknown)
+        _let_read(server.port, access, secret, reader)
+        yield Store(f"s3://{BUCKET}", _endpoint(server), (server,), options, unknown, reading)
 
 
-def _versitygw(folder: Path, access: str, secret: str) -> Server:
-    objects = folder / "objects"
+def _versitygw(folder: Path, access: str, secret: str, reader: str = "") -> Server:
+    """`reader`: another who is known, by the same secret."""
+    objects, people = folder / "objects", folder / "people"
     (objects / BUCKET).mkdir(parents=True)  # a folder in it is a bucket
+    people.mkdir()
+    accounts = {reader: {"access": reader, "secret": secret, "role": "user"}} if reader else {}
+    (people / "users.json").write_text(json.dumps({"accessAccounts": accounts}))
     port = Port()
-    command: list[str | Path] = [parts.versitygw(), "--port", port.address, "posix", objects]
+    command: list[str | Path] = [parts.versitygw(), "--port", port.address, "--iam-dir", people, "posix", objects]
     return Server("versitygw", folder, port, command, {"ROOT_ACCESS_KEY": access, "ROOT_SECRET_KEY": secret})
+
+
+def _let_read(port: Port, access: str, secret: str, reader: str) -> None:
+    bucket = f"arn:aws:s3:::{BUCKET}"
+    allowed = {"s3:ListBucket": bucket, "s3:GetObject": f"{bucket}/*"}
+    rules = [
+        {"Effect": "Allow", "Principal": reader, "Action": action, "Resource": where}
+        for action, where in allowed.items()
+    ]
+    body = json.dumps({"Statement": rules}).encode()
+    where, headers = signing.s3(access, secret, "PUT", f"/{BUCKET}", {"policy": ""}, {"host": port.address}, body)
+    connection = http.client.HTTPConnection(port.address, timeout=ANSWER_S)
+    try:
+        connection.request("PUT", where, body, headers)
+        answer = connection.getresponse()
+        if answer.status >= 300:
+            raise ServerFailed(f"versitygw took no policy: {answer.status} {answer.read().decode()}")
+    finally:
+        connection.close()
 
 
 # ---- Google

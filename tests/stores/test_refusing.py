@@ -133,6 +133,23 @@ def test_a_snapshot_that_is_refused_in_the_middle_is_not_there_and_the_next_one_
     assert contents(tmp_path / "restored") == contents(saved)
 
 
+def test_who_may_only_read_restores_and_is_told_that_it_cannot_write(s3: Server, saved: Path, tmp_path: Path) -> None:
+    snapshots = Snapshots(Objects(s3.url, **s3.config), RUN)
+    snapshots.begin(1, None)
+    assert snapshots.commit(sent(snapshots, saved, 10))
+    reading = Snapshots(Objects(s3.url, **s3.reader().config), RUN)
+    reading.fetch(reading.manifest(Id(10, 1)), str(tmp_path / "restored"))
+    assert contents(tmp_path / "restored") == contents(saved)
+    for write in (lambda: reading.begin(2, Id(10, 1)), lambda: sent(reading, saved, 20)):
+        with pytest.raises(StoreError, match="lack the right to write there: grant it, or use others") as failed:
+            write()
+        assert str(failed.value).startswith(f"cannot write {s3.url}/{RUN}/") and not failed.value.passing
+    with pytest.raises(StoreError, match="lack the right to delete there") as failed:
+        reading.delete(Id(10, 1))
+    assert not failed.value.passing
+    assert snapshots.known().counted() == [Id(10, 1)]
+
+
 def test_a_restore_that_is_refused_in_the_middle_leaves_nothing_and_can_be_asked_for_again(
     way: Proxy, snapshots: Snapshots, saved: Path, tmp_path: Path
 ) -> None:

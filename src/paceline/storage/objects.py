@@ -30,7 +30,7 @@ _TRY_AGAIN = ("408", "429")
 _FORGOTTEN = ("InvalidBlockList", "NoSuchUpload")  # said of parts: where the answer to an earlier try was lost
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _ASKED = re.compile(r"Error performing [A-Z]+ (https?://[^/?\s]+).*error sending request", re.DOTALL)
-_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: ([A-Za-z0-9]{1,60})\)")
 
 
 class Objects:
@@ -259,7 +259,8 @@ class Objects:
         text = str(error)
         status = next(iter(_STATUS.findall(text)), "")
         status = status or {"UnauthenticatedError": "401", "PermissionDeniedError": "403"}.get(type(error).__name__, "")
-        code = next(iter(_CODE.findall(text)), "")
+        code = next(("".join(found) for found in _CODE.findall(text)), "")
+        status = status or ("403" if code == "AccessDenied" else "")  # of a name in a request for several
         why = {
             "401": "the credentials are not accepted",
             "403": f"the credentials are not accepted, or lack the right to {verb} there: grant it, or use others",
