@@ -17,6 +17,8 @@ from paceline.storage.together import together
 AT_ONCE = 4  # pieces of a file
 SMALL = 8  # files at once, each in one request
 LARGE = 2  # files at once that need more; the memory is that of all pieces that are sent
+IN_PARTS = PIECE  # bytes; larger files are sent in parts,
+MOST_PARTS = 10_000  # of which no store takes more for one file
 WHOLE = 256 * 1024 * 1024  # bytes that come in one request; more come in parts
 PART = 64 * 1024 * 1024
 CHUNK = 128 * 1024  # bytes that are written and digested while they are in the processor's cache
@@ -151,10 +153,11 @@ class Objects:
 
         reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(reading).st_size <= PIECE:
+            length = os.fstat(reading).st_size
+            if length <= IN_PARTS:
                 self._put(name, b"".join(pieces()))
             else:
-                self._put_parts(name, pieces())
+                self._put_parts(name, pieces(), length)
         except Unwanted:
             raise
         except Exception as error:
@@ -171,11 +174,12 @@ class Objects:
 
         obstore.put(self._store, name, data, mode="overwrite", use_multipart=False)
 
-    def _put_parts(self, name: str, pieces: Iterator[bytes]) -> None:
+    def _put_parts(self, name: str, pieces: Iterator[bytes], size: int) -> None:
         import obstore
 
+        part, at_once = in_parts(size)
         obstore.put(
-            self._store, name, pieces, mode="overwrite", use_multipart=True, chunk_size=PIECE, max_concurrency=AT_ONCE
+            self._store, name, pieces, mode="overwrite", use_multipart=True, chunk_size=part, max_concurrency=at_once
         )
 
     def at_once(self, size: int) -> int:
@@ -272,6 +276,13 @@ class Objects:
         again = not status or status in _TRY_AGAIN or status[0] == "5"
         passing = code in _FORGOTTEN or (again and type(error).__name__ in _PASSING)
         return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
+
+
+def in_parts(size: int) -> tuple[int, int]:
+    """How large a part of such a file is, and how many are sent at once: fewer where they are larger, as all of them
+    are in memory."""
+    part = max(PIECE, -(-size // MOST_PARTS))
+    return part, max(1, AT_ONCE * PIECE // part)
 
 
 def _passed_on(name: str, pieces: Iterator[memoryview], wanted: Wanted, writing: int | None = None) -> tuple[int, str]:
