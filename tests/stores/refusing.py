@@ -95,6 +95,8 @@ class Request(BaseHTTPRequestHandler):
                 connection.endheaders(body if fault.reaches == "all" else body[: len(body) // 2])
             if fault.reaches == "half" and connection.sock:
                 connection.sock.shutdown(socket.SHUT_WR)
+                while connection.sock.recv(1 << 16):
+                    pass  # until the server has done with it
             if fault.reaches == "all":
                 answer = connection.getresponse()
                 said = answer.read()
@@ -103,7 +105,7 @@ class Request(BaseHTTPRequestHandler):
             else:
                 self._answer(answer, said, fault.half)
         except (OSError, http.client.HTTPException):
-            self.close_connection = True  # so has the server
+            self.close_connection = True  # as the server has done
         finally:
             connection.close()
 
