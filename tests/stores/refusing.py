@@ -15,6 +15,7 @@ from typing import Literal
 from stores.serving import HOST
 
 BEHIND_S = 60.0  # the server behind is on this machine: one that is silent for a minute hangs
+CONDITIONS = ("if-none-match", "x-goog-if-generation-match")
 CODES = {403: "AccessDenied", 501: "NotImplemented", 503: "SlowDown"}
 
 
@@ -39,6 +40,8 @@ class Fault:
     """How much of it the server gets."""
     half: bool = False
     """Of the answer's body half comes, then the connection is closed."""
+    unconditional: bool = False
+    """Nobody knows that it may only create. Where that is signed, as for S3 and Azure, the server refuses it."""
 
 
 Wrong = Callable[[Asked], "Fault | None"]
@@ -84,14 +87,15 @@ class Request(BaseHTTPRequestHandler):
 
     def pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        conditional = "if-none-match" in self.headers or "x-goog-if-generation-match" in self.headers
+        conditional = any(name in self.headers for name in CONDITIONS)
         fault = self.server.fault(self.command, self.path, conditional)
         connection = http.client.HTTPConnection(HOST, self.server.behind, timeout=BEHIND_S)
         try:
             if fault.reaches != "no":
                 connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
                 for name, value in self.headers.items():
-                    connection.putheader(name, value)
+                    if not (fault.unconditional and name.lower() in CONDITIONS):
+                        connection.putheader(name, value)
                 connection.endheaders(body if fault.reaches == "all" else body[: len(body) // 2])
             if fault.reaches == "half" and connection.sock:
                 connection.sock.shutdown(socket.SHUT_WR)

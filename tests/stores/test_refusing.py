@@ -162,3 +162,36 @@ def test_a_restore_that_is_refused_in_the_middle_leaves_nothing_and_can_be_asked
     assert "lack the right to read there" in str(failed.value) and [*tmp_path.iterdir()] == [saved]
     snapshots.fetch(made, str(tmp_path / "restored"))
     assert contents(tmp_path / "restored") == contents(saved)
+
+
+# ---- stores that cannot create
+
+
+def test_a_server_that_lets_a_name_be_taken_twice_is_found_out_by_the_first_record(gcs: Server) -> None:
+    with proxy(gcs.port) as way:
+        far = gcs.through(way)
+        with way.wrong(lambda _: Fault(unconditional=True)), pytest.raises(StoreError) as failed:
+            Snapshots(Objects(far.url, **far.config), RUN).begin(1, None)
+    assert str(failed.value).startswith(f"{gcs.url} cannot be used: its server lets a name be created that is taken")
+    assert "it takes one that knows conditional writes (If-None-Match)" in str(failed.value)
+    assert not failed.value.passing
+
+
+def test_a_server_that_knows_no_conditional_writes_says_so_and_is_no_passing_trouble(s3: Server) -> None:
+    with proxy(s3.port) as way:
+        far = s3.through(way)
+        with (
+            way.wrong(lambda asked: Fault(501, reaches="no") if asked.conditional else None),
+            pytest.raises(
+                StoreError, match=r"it takes one that knows conditional writes .*\(NotImplemented\)"
+            ) as failed,
+        ):
+            Snapshots(Objects(far.url, patience=1.0, **far.config), RUN).begin(1, None)
+    assert str(failed.value).startswith(f"cannot write {s3.url}/{RUN}/generations/") and not failed.value.passing
+
+
+def test_whether_a_server_refuses_names_is_asked_once(store: Server, way: Proxy, snapshots: Snapshots) -> None:
+    with way.wrong(lambda _: None) as asked:
+        snapshots.begin(1, None)
+        snapshots.begin(2, None)
+    assert [each.again for each in asked if each.conditional] == [0, 1, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -307,6 +308,34 @@ def test_deleting_a_snapshot_leaves_nothing_of_it_and_all_else(snapshots: Snapsh
     ]  # fmt: skip
     found = restored(snapshots, tmp_path)
     assert found is not None and found[0] == Id(10, 1)
+
+
+# ---- a file system that cannot
+
+
+class Linkless:
+    """The module os, on a file system without hard links."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def link(self, source: str, target: str) -> None:
+        raise OSError(self._number, os.strerror(self._number), source, None, target)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_no_place(
+    snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(folder, "os", Linkless(number))
+    with pytest.raises(
+        StoreError, match=f"{tmp_path}/store cannot be used: its file system has no hard links"
+    ) as failed:
+        snapshots.begin(1, None)
+    assert not failed.value.passing and not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
 # ---- a crash at any call

@@ -20,6 +20,12 @@ SYNCS = 16  # small files that are synced at once
 MANY = 64  # small files from which on the whole file system is synced instead,
 FLUSH = 1024 * 1024  # where each has no more than this of what is written: that takes as long as a flush
 
+LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NO_LINKS = (
+    "its file system has no hard links, without which a file cannot get its name only once and only when it is whole; "
+    "use a folder on another, or a bucket"
+)
+
 
 class Folder:
     """A file gets its name when all of it is on the disk. What a crash leaves has a name with `.partial` at its end."""
@@ -42,6 +48,10 @@ class Folder:
                 os.link(partial, path)  # unlike a rename, this fails where the name is taken
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno in LINKLESS:
+                    raise StoreError(f"{self._root} cannot be used: {NO_LINKS}") from None
+                raise
             finally:
                 os.unlink(partial)
             sync(os.path.dirname(path))

@@ -26,6 +26,10 @@ ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests
 RETRY_S = 60.0  # for one request, with all its tries
+UNCONDITIONAL = (
+    "its server lets a name be created that is taken, so a process that was presumed dead could write over its "
+    "successor; it takes one that knows conditional writes (If-None-Match)"
+)
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 _PASSING = ("GenericError", "JoinError")
 _TRY_AGAIN = ("408", "429")
@@ -41,6 +45,7 @@ class Objects:
         import obstore.store
 
         self._url = url.rstrip("/")
+        self._refuses = False  # whether it was seen to refuse a name that is taken
         limits = {
             "timeout": timedelta(seconds=min(ANSWER_S, patience)),
             "connect_timeout": timedelta(seconds=min(CONNECT_S, patience / 2)),
@@ -61,12 +66,17 @@ class Objects:
 
         try:
             obstore.put(self._store, name, data, mode="create", use_multipart=False)
-            return True
+            if self._refuses:
+                return True
+            # Some stores take any name, without a word. The same once more does no harm to what is there.
+            obstore.put(self._store, name, data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
             # Ours, if the answer to an earlier try was lost.
+            self._refuses = True
             return self.read(name, MOST) == data
         except Exception as error:
             raise self._failed("write", name, error) from None
+        raise StoreError(f"{self._url} cannot be used: {UNCONDITIONAL}")
 
     def read(self, name: str, most: int) -> bytes | None:
         import obstore
@@ -269,11 +279,12 @@ class Objects:
             "401": "the credentials are not accepted",
             "403": f"the credentials are not accepted, or lack the right to {verb} there: grant it, or use others",
             "404": "there is no such bucket",
+            "501": "the server does not know how; it takes one that knows conditional writes (If-None-Match)",
             "503": "the server is too busy, or away: it answers 503",
         }.get(status, _no_answer(text) or _first_line(error))
         why = "the parts that were sent are gone" if code in _FORGOTTEN else why
         why = f"{why} ({code})" if code and code not in why else why
-        again = not status or status in _TRY_AGAIN or status[0] == "5"
+        again = not status or status in _TRY_AGAIN or (status[0] == "5" and status != "501")
         passing = code in _FORGOTTEN or (again and type(error).__name__ in _PASSING)
         return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
 
