@@ -11,7 +11,9 @@ import person
 import pytest
 
 from paceline.cli.app import VERBS
+from paceline.job import JobError, load
 from pages import ON_A_CLUSTER, PAGES, ROOT, Reader, blocks, commands, follow, missing, new_reader, unexpected
+from stores.servers import Store
 
 WRITTEN = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "examples/digits/README.md"))]
 
@@ -21,6 +23,9 @@ EXCEPTIONS = {
     "make test": "runs the tests, this one among them",
 }
 LANGUAGES = {"console", "python", "yaml"}
+WITH_A_BUCKET = ROOT / "docs" / "snapshots.md"
+BUCKET = "my-bucket"  # what that page calls it
+WRONG = "wrong.yaml"  # a job file that a page shows for its mistakes
 
 
 @pytest.fixture
@@ -37,9 +42,39 @@ def with_commands() -> list[Path]:
     return [page for page in shown if page != ON_A_CLUSTER]
 
 
-@pytest.mark.parametrize("page", with_commands(), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in with_commands() if page != WITH_A_BUCKET], ids=lambda page: page.stem
+)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, reader: Reader) -> None:
     follow(page, reader, EXCEPTIONS)
+
+
+def test_so_does_the_page_that_needs_a_bucket(reader: Reader, s3: Store) -> None:
+    """With the credentials in the environment, where the page says they are."""
+    [gateway] = s3.servers
+    (gateway.log.parent / "objects" / BUCKET).mkdir(exist_ok=True)  # a folder there is a bucket
+    reader.environment.update(s3.options)
+    follow(WITH_A_BUCKET, reader, EXCEPTIONS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_job_files_of_a_page_are_valid(page: Path, tmp_path: Path) -> None:
+    """On this machine, or on a cluster: some places are on one of them alone."""
+    shown = [block for block in blocks(page) if block.file]
+    for block in shown:
+        (tmp_path / block.file).write_text(block.text)
+        if block.language == "yaml" and block.file != WRONG:
+            valid(tmp_path / block.file)
+
+
+def valid(job: Path) -> None:
+    try:
+        load(job)
+    except JobError as here:
+        try:
+            load(job, cluster=True)
+        except JobError as there:
+            raise AssertionError(f"{job.name}: here {here}; on a cluster {there}") from None
 
 
 def test_the_demo(reader: Reader) -> None:
