@@ -20,7 +20,6 @@ Metrics of the epoch that was resumed are those of its rest.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -30,10 +29,11 @@ import tensorflow as tf
 
 from paceline import tensorflow
 from paceline.runtime import contract
+from paceline.runtime.misfits import SnapshotRefused
 from paceline.runtime.shards import Shards
-from paceline.tensorflow.state import STATE, SnapshotMismatch
+from paceline.tensorflow.state import SnapshotMismatch, kept
 
-__all__ = ["SnapshotMismatch", "Snapshots", "batches"]
+__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "batches"]
 
 
 def batches(order: Shards, load: Callable[[Any], Any]) -> tf.data.Dataset:
@@ -89,7 +89,7 @@ class Snapshots(_Callback):
         self.initial_epoch = 0  # for `fit`
         folder = contract.restored()
         if folder is not None:
-            self.initial_epoch = int(json.loads((folder / STATE).read_text())["order"]["epoch"])
+            self.initial_epoch = int((kept(folder)["order"] or {}).get("epoch", 0))
         self._every = every
         self._position = _Position(order)
         self._snapshots: tensorflow.Snapshots | None = None

@@ -70,6 +70,11 @@ def test_what_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> N
     assert seen["same"] == [7.0]
 
 
+def test_what_was_not_written_by_these_helpers_is_refused(tmp_path: Path) -> None:
+    said = ".../step-1 holds no state.json of ours: it was not written by paceline.tensorflow"
+    assert run("tf_stories.py", "foreign", folder=tmp_path) == [said, said]
+
+
 def test_a_variable_that_comes_too_late_to_be_restored_is_said_at_once(tmp_path: Path) -> None:
     seen = run("tf_stories.py", "late", folder=tmp_path)
     assert seen["error"].startswith("made or replaced after restore() or the first snapshot")

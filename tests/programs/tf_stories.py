@@ -11,9 +11,10 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+import paceline.keras
 import paceline.tensorflow
 from paceline.runtime import contract
-from paceline.tensorflow import SnapshotMismatch, Snapshots
+from paceline.tensorflow import SnapshotMismatch, SnapshotRefused, Snapshots
 
 FOLDER = Path(os.environ["PACELINE_SNAPSHOT_DIR"])
 
@@ -139,6 +140,14 @@ def mismatch() -> object:
     return {"error": refused(two.restore), "same": same.numpy().tolist()}
 
 
+def foreign() -> object:
+    """A checkpoint that TensorFlow wrote for itself."""
+    state = {"x": tf.Variable(1.0)}
+    tf.train.Checkpoint(**state).write(str(FOLDER / "step-1" / "ckpt"))
+    os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
+    return [refused(Snapshots(state).restore), refused(paceline.keras.Snapshots)]
+
+
 def late() -> object:
     """A variable that comes after restore() could not be restored: that is said in the first run."""
     state = tf.train.Checkpoint(x=tf.Variable(1.0))
@@ -159,7 +168,7 @@ def outside() -> object:
 def refused(call: object) -> str:
     try:
         call()
-    except SnapshotMismatch as error:
+    except (SnapshotMismatch, SnapshotRefused) as error:
         return str(error).replace(str(FOLDER), "...")
     return ""
 

@@ -25,12 +25,13 @@ import tensorflow as tf
 
 from paceline.runtime import contract
 from paceline.runtime.leaving import leaving
+from paceline.runtime.misfits import SnapshotRefused
 from paceline.runtime.shards import Shards
-from paceline.tensorflow import randomness
+from paceline.tensorflow import randomness, state
 from paceline.tensorflow.group import Group
 from paceline.tensorflow.state import STATE, Copy, SnapshotMismatch, State
 
-__all__ = ["SnapshotMismatch", "Snapshots", "indices"]
+__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "indices"]
 
 _TAKE, _BUSY, _NOWHERE = 1, 2, 3
 
@@ -97,7 +98,7 @@ class Snapshots:
         folder = contract.restored()
         if folder is None:
             return 0
-        kept = json.loads((folder / STATE).read_text())
+        kept = state.kept(folder)
         if (kept["order"] is None) != (self.order is None):
             where = "program" if kept["order"] is None else "snapshot"
             raise SnapshotMismatch(f"the snapshot {folder} does not fit the program; only in the {where}: order")

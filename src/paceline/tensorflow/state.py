@@ -6,12 +6,15 @@ itself (Keras' seeds); `replicas.*`, values that each replica has for itself; `s
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from paceline.runtime.misfits import SnapshotRefused
 
 MAIN, MORE, REPLICAS, STATE = "ckpt", "more", "replicas", "state.json"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -202,6 +205,16 @@ class Replicas:
         values = [reader.get_tensor(name) for name in self.names if reader.has_tensor(name)]
         if len(values) == len(self.names) and len(values[0]) == self._strategy.num_replicas_in_sync:
             self._scatter(values)
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What a snapshot holds besides variables."""
+    try:
+        found = json.loads((folder / STATE).read_text())
+        return {name: found[name] for name in ("step", "order", "random")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = f"{folder} holds no {STATE} of ours: it was not written by paceline.tensorflow"
+        raise SnapshotRefused(told) from error
 
 
 def host() -> str:
