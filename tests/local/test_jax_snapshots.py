@@ -14,6 +14,7 @@ import pytest
 from snapshots import Group
 from snapshots import group as any_group
 
+from paceline import Shards
 from paceline.jax import SnapshotMismatch, SnapshotRefused, Snapshots
 
 
@@ -92,6 +93,24 @@ def test_shapes_are_enough_to_restore(place: Path, monkeypatch: pytest.MonkeyPat
     }  # fmt: skip
     again, _ = Snapshots().restore(state)
     assert not again["array"].committed
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (Shards(9, 3), None, "in the snapshot alone: order"),
+        (None, Shards(9, 3), "not in the snapshot: order"),
+        (Shards(9, 3), Shards(8, 3), r"different: order/size \(9 in the snapshot, 8 here\)"),
+    ],
+)
+def test_another_position_in_the_data_does_not_fit(
+    theirs: Shards | None, ours: Shards | None, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Snapshots(order=theirs) as snapshots:
+        snapshots.save(1, {"a": 1})
+    monkeypatch.setenv("PACELINE_RESTORE", str(place / "step-1"))
+    with pytest.raises(SnapshotMismatch, match=said):
+        Snapshots(order=ours).restore({"a": 1})
 
 
 def test_a_file_that_needs_pickle_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from snapshots import group
 from torch import nn
 
+from paceline import Shards
 from paceline.torch import SnapshotMismatch, SnapshotRefused, Snapshots, SnapshotUnsafe
 
 PROGRAM = "torch_snapshots.py"
@@ -158,6 +159,24 @@ class Keeper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.kept = state["kept"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (Shards(9, 3), None, "in the snapshot alone: order"),
+        (None, Shards(9, 3), "not in the snapshot: order"),
+        (Shards(9, 3), Shards(8, 3), r"different: order/size \(9 in the snapshot, 8 here\)"),
+    ],
+)
+def test_another_position_in_the_data_does_not_fit(
+    theirs: Shards | None, ours: Shards | None, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Snapshots({}, order=theirs) as snapshots:
+        snapshots.save(1)
+    monkeypatch.setenv("PACELINE_RESTORE", str(place / "step-1"))
+    with pytest.raises(SnapshotMismatch, match=said):
+        Snapshots({}, order=ours).restore()
 
 
 def test_a_file_that_needs_pickle_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

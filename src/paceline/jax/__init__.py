@@ -69,8 +69,7 @@ class Snapshots:
         for path, value in ours.items():
             if path in saved.leaves:
                 misfits.compare(path, saved.leaves[path].words(), described(path, value).words())
-        if self._order is not None and saved.about["order"] is None:
-            misfits.missing.append("the order")
+        misfits.order(saved.about["order"], self._order)
         misfits.raise_any(step)
         if self._order is not None:
             self._order.load(saved.about["order"])

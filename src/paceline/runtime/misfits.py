@@ -32,6 +32,20 @@ class Misfits:
             self.different.append(f"{name} ({what}{theirs} in the snapshot, {ours} here)")
         return bool(theirs == ours)
 
+    def order(self, theirs: dict[str, Any] | None, order: Any) -> bool:
+        """Whether the program can go on at that position in the data. Only one of them has one: that does not fit."""
+        before, ours = len(self.different), {} if order is None else order.state()
+        theirs = theirs or {}
+        if ours.keys() - theirs.keys():
+            self.missing.append("order")
+        elif theirs.keys() - ours.keys():
+            self.unexpected.append("order")
+        else:
+            for name in sorted({"size", "seed"} & ours.keys()):
+                self.compare(f"order/{name}", theirs[name], ours[name])
+            return bool(ours) and len(self.different) == before
+        return False
+
     def raise_any(self, step: int) -> None:
         if self.missing or self.unexpected or self.different:
             raise SnapshotMismatch(step, self.missing, self.unexpected, self.different)

@@ -85,9 +85,7 @@ class Snapshots:
                 fit.restore(name, _inner(item), saved, about.get("made", {}).get(name), misfits)
             else:
                 misfits.missing.append(name)
-        if self._order is not None and about.get("order") is None:
-            misfits.missing.append("order")
-        elif self._order is not None:
+        if misfits.order(about.get("order"), self._order) and self._order is not None:
             self._order.load(about["order"])
         if about.get("random"):
             group.load(about["random"])
