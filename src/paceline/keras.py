@@ -29,9 +29,9 @@ import tensorflow as tf
 
 from paceline import tensorflow
 from paceline.runtime import contract
-from paceline.runtime.misfits import SnapshotRefused
+from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
-from paceline.tensorflow.state import SnapshotMismatch, kept
+from paceline.tensorflow.state import kept
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "batches"]
 
@@ -83,15 +83,18 @@ class Snapshots(_Callback):
     epochs.
     """
 
-    def __init__(self, every: int | None = None, order: Shards | None = None) -> None:
+    def __init__(self, every: int | None = None, order: Shards | None = None, partial: bool = False) -> None:
+        """`partial`: of a snapshot that does not fit, what does is restored, as by `paceline.tensorflow.Snapshots`.
+        Where that leaves out the order, `fit` begins with epoch 0."""
         if every is not None and order is None:
             raise ValueError("every=... needs order=...: without it, snapshots are taken at the end of epochs only")
         self.initial_epoch = 0  # for `fit`
-        folder = contract.restored()
-        if folder is not None:
-            self.initial_epoch = int((kept(folder)["order"] or {}).get("epoch", 0))
-        self._every = every
+        self._every, self._partial = every, partial
         self._position = _Position(order)
+        folder = contract.restored()
+        where = kept(folder)["order"] if folder is not None else None
+        if where is not None and Misfits().order(where, self._position):
+            self.initial_epoch = int(where["epoch"])
         self._snapshots: tensorflow.Snapshots | None = None
         self._resuming = folder is not None
         self._step = 0
@@ -113,7 +116,7 @@ class Snapshots(_Callback):
             _build(self.model)
             checkpoint = tf.train.Checkpoint(model=self.model)  # its optimizer too
             self._snapshots = tensorflow.Snapshots(checkpoint, every=self._every, order=self._position)
-            self._step = self._snapshots.restore()
+            self._step = self._snapshots.restore(self._partial)
         if order is not None and hasattr(self.model, "_training_state"):  # in tf_keras, which asks it where to begin
             self._begin = _steps(order) - len(order)
             self.model._training_state = SimpleNamespace(maybe_load_initial_counters_from_ckpt=self._beginning)
@@ -140,7 +143,7 @@ class Snapshots(_Callback):
             )
         if self._position.inside():
             # Other callbacks have begun this epoch a second time: the learning rate may have gone down twice.
-            self._snapshots.restore()
+            self._snapshots.restore(self._partial)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         done, self._batch = batch - self._batch, batch
@@ -198,8 +201,6 @@ class _Position:
         return {"epoch": self._epoch} if self.order is None else self.order.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        if (self.order is None) != ("position" not in state):
-            raise SnapshotMismatch("the snapshot does not fit the program: only one of them has an order")
         if self.order is None:
             self._epoch = int(state["epoch"])
         else:

@@ -64,15 +64,17 @@ def saved(place: Path, monkeypatch: pytest.MonkeyPatch, state: Any, step: int = 
     return place / f"step-{step}"
 
 
-def test_what_does_not_fit_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_named_and_the_rest_is_taken_on_request(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     key = jax.random.key(1)
     state = {"same": jnp.ones(2), "gone": 1, "list": [jnp.ones((2, 3)), jnp.ones(2)], "key": key, "plain": 1}
     saved(place, monkeypatch, state, 7)
+    other = [jnp.ones((2, 4)), jnp.ones(2, jnp.bfloat16)]
+    ours = {"same": jnp.zeros(2), "new": 2, "list": other, "key": jnp.ones(2), "plain": jnp.ones(1)}
     with pytest.raises(SnapshotMismatch) as error:
-        other = [jnp.ones((2, 4)), jnp.ones(2, jnp.bfloat16)]
-        Snapshots().restore({"same": jnp.ones(2), "new": 2, "list": other, "key": jnp.ones(2), "plain": jnp.ones(1)})
-    assert str(error.value) == (
-        "the snapshot of step 7 does not fit:"
+        Snapshots().restore(ours)
+    told = (
         " not in the snapshot: new;"
         " in the snapshot alone: gone;"
         " different: key (key<fry>[] in the snapshot, float32[2] here),"
@@ -80,6 +82,11 @@ def test_what_does_not_fit_is_named(place: Path, monkeypatch: pytest.MonkeyPatch
         " list/1 (float32[2] in the snapshot, bfloat16[2] here),"
         " plain (a plain value in the snapshot, float32[1] here)"
     )
+    assert str(error.value) == f"the snapshot of step 7 does not fit:{told}"
+    taken, step = Snapshots().restore(ours, partial=True)
+    assert (step, taken["same"].tolist()) == (7, [1, 1])
+    assert all(taken[name] is ours[name] for name in ("new", "key", "plain")) and taken["list"][0] is other[0]
+    assert capsys.readouterr().err == (f"paceline: the snapshot of step 7 is restored in part; left as it is:{told}\n")
 
 
 def test_shapes_are_enough_to_restore(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ AFTER = {
     "resumed without an order": {"order": False, "restore": "whole without an order/step-18"},
     "wrong data": {"wrong": "data", "restore": "killed/step-12"},
     "wrong epoch": {"wrong": "epoch", "restore": "killed/step-12"},
+    "other data": {"size": 64, "restore": "killed/step-12"},
+    "other data, in part": {"size": 64, "restore": "killed/step-12", "partial": True},
 }
 
 
@@ -106,6 +108,13 @@ def test_without_an_order_snapshots_are_taken_between_epochs(fits: Fits) -> None
 )
 def test_what_would_train_on_the_wrong_examples_is_an_error(fits: Fits, wrong: str, said: str) -> None:
     assert fits.ended[f"wrong {wrong}"]["error"] == said
+
+
+def test_of_a_snapshot_with_other_data_the_rest_is_restored_on_request(fits: Fits) -> None:
+    assert "different: order/size (70 in the snapshot, 64 here)" in fits.ended["other data"]["error"]
+    assert fits.ended["other data"]["steps"] == 0
+    in_part = fits.ended["other data, in part"]
+    assert (in_part["begin"], in_part["steps"], in_part["error"]) == (0, 12 + 4 * 8, "")
 
 
 # ---- a run of two workers

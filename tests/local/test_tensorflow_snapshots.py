@@ -61,13 +61,24 @@ def test_before_leaving_one_is_taken_whatever_is_still_written(tmp_path: Path) -
     assert seen == {"answers": [False] * 4 + [True], "steps": ["step-2", "step-5"]}
 
 
-def test_what_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "mismatch", folder=tmp_path)
-    assert seen["error"] == (
-        "the snapshot .../step-1 does not fit the program; only in the program: new; only in the snapshot: gone; "
-        "of another shape: other (there [2], here [3]) (before restoring, build model and optimizer)"
+def test_what_does_not_fit_is_listed_and_the_rest_is_restored_on_request(tmp_path: Path) -> None:
+    told = (
+        "not in the snapshot: new, order; in the snapshot alone: gone; different: kind (float32[] in the snapshot, "
+        "float64[] here), other (float32[2] in the snapshot, float32[3] here)"
     )
-    assert seen["same"] == [7.0]
+    assert run("tf_stories.py", "mismatch", folder=tmp_path) == {
+        "error": f"the snapshot of step 1 does not fit: {told} (before restoring, build model and optimizer)",
+        "strict": [[7.0], [7.0, 7.0, 7.0], 7.0, 7.0],
+        "step": 1,
+        "partial": [[1.0], [7.0, 7.0, 7.0], 7.0, 7.0],
+        "said": f"paceline: the snapshot of step 1 is restored in part; left as it is: {told}\n",
+    }
+
+
+def test_another_position_in_the_data_does_not_fit(tmp_path: Path) -> None:
+    alone, other = run("tf_stories.py", "orders", folder=tmp_path)
+    assert "in the snapshot alone: order (" in alone
+    assert "different: order/size (9 in the snapshot, 8 here)" in other
 
 
 def test_what_was_not_written_by_these_helpers_is_refused(tmp_path: Path) -> None:

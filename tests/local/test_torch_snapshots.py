@@ -116,26 +116,36 @@ def test_metrics_and_versions_are_beside_it(place: Path, monkeypatch: pytest.Mon
     assert about["versions"]["torch"] == torch.__version__
 
 
-def test_what_does_not_fit_is_named_and_what_fits_is_restored(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_named_and_the_rest_is_restored_on_request(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     old = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.Linear(3, 3), c=nn.Linear(3, 1)))
     optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
     saved(
         place, monkeypatch, 7, model=old, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1)
     )
     new = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.Linear(3, 5), d=nn.Linear(5, 1)))
+    new.a.bias = nn.Parameter(torch.zeros(3, dtype=torch.float16))
+    before = {name: value.clone() for name, value in new.state_dict().items()}
+    snapshots = Snapshots({"model": new, "optimizer": torch.optim.SGD(new.parameters()), "scaler": old})
     with pytest.raises(SnapshotMismatch) as error:
-        Snapshots({"model": new, "optimizer": torch.optim.SGD(new.parameters()), "scaler": old}).restore()
-    assert str(error.value) == (
-        "the snapshot of step 7 does not fit:"
+        snapshots.restore()
+    told = (
         " not in the snapshot: model/d.weight, model/d.bias, scaler;"
         " in the snapshot alone: scheduler, model/c.weight, model/c.bias;"
-        " different: model/b.weight (shape [3, 3] in the snapshot, [5, 3] here),"
-        " model/b.bias (shape [3] in the snapshot, [5] here),"
+        " different: model/a.bias (float32[3] in the snapshot, float16[3] here),"
+        " model/b.weight (float32[3, 3] in the snapshot, float32[5, 3] here),"
+        " model/b.bias (float32[3] in the snapshot, float32[5] here),"
         " optimizer/group 0/parameter 2 (shape [3, 3] in the snapshot, [5, 3] here),"
         " optimizer/group 0/parameter 3 (shape [3] in the snapshot, [5] here),"
         " optimizer/group 0/parameter 4 (shape [1, 3] in the snapshot, [1, 5] here)"
     )
+    assert str(error.value) == f"the snapshot of step 7 does not fit:{told}"
     assert error.value.step == 7
+    assert all(torch.equal(value, before[name]) for name, value in new.state_dict().items())
+    assert snapshots.restore(partial=True) == 7
+    assert capsys.readouterr().err == f"paceline: the snapshot of step 7 is restored in part; left as it is:{told}\n"
+    assert [name for name, value in new.state_dict().items() if not torch.equal(value, before[name])] == ["a.weight"]
     assert torch.equal(new.a.weight, old.a.weight)
 
 

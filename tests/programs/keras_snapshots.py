@@ -43,6 +43,8 @@ def fit(
     hold_at: int = 0,
     order: bool = True,
     wrong: str = "",
+    size: int = len(inputs),
+    partial: bool = False,
 ) -> dict[str, Any]:
     """`wrong`: what the program does wrong. `at`: after this batch, with all snapshots so far written."""
     keras.utils.set_random_seed(1)
@@ -58,8 +60,8 @@ def fit(
         )
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=at_once)
     if order:
-        shards = paceline.Shards(len(inputs), batch=8, seed=3)
-        snapshots = paceline.keras.Snapshots(every=4, order=shards)
+        shards = paceline.Shards(size, batch=8, seed=3)
+        snapshots = paceline.keras.Snapshots(every=4, order=shards, partial=partial)
         data = paceline.keras.batches(shards, lambda chosen: (tf.gather(inputs, chosen), tf.gather(targets, chosen)))
     else:
         snapshots = paceline.keras.Snapshots()

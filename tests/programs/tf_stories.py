@@ -1,5 +1,7 @@
 """Short stories of snapshots in one TensorFlow process: each says what it saw, as JSON."""
 
+import contextlib
+import io
 import json
 import os
 import resource
@@ -11,6 +13,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+import paceline
 import paceline.keras
 import paceline.tensorflow
 from paceline.runtime import contract
@@ -132,12 +135,31 @@ def leaving() -> object:
 
 
 def mismatch() -> object:
-    with Snapshots({"same": tf.Variable([1.0]), "other": tf.Variable([1.0, 2.0]), "gone": tf.Variable(3.0)}) as one:
+    theirs = {"same": tf.Variable([1.0]), "other": tf.Variable([1.0, 2.0]), "kind": tf.Variable(1.0)}
+    with Snapshots({**theirs, "gone": tf.Variable(3.0)}) as one:
         one.save(1)
     os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
-    same = tf.Variable([7.0])
-    two = Snapshots({"same": same, "other": tf.Variable([1.0, 2.0, 3.0]), "new": tf.Variable(3.0)})
-    return {"error": refused(two.restore), "same": same.numpy().tolist()}
+    ours = {
+        "same": tf.Variable([7.0]),
+        "other": tf.Variable([7.0, 7.0, 7.0]),
+        "kind": tf.Variable(7.0, dtype=tf.float64),
+        "new": tf.Variable(7.0),
+    }
+    two = Snapshots(ours, order=paceline.Shards(9, 3))
+    error = refused(two.restore)
+    strict = [value.numpy().tolist() for value in ours.values()]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        step = two.restore(partial=True)
+    partial = [value.numpy().tolist() for value in ours.values()]
+    return {"error": error, "strict": strict, "step": step, "partial": partial, "said": said.getvalue()}
+
+
+def orders() -> object:
+    """A position in the data that only the snapshot has, or that is one in other data."""
+    with Snapshots({"x": tf.Variable(1.0)}, order=paceline.Shards(9, 3)) as one:
+        one.save(1)
+    os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
+    return [refused(Snapshots({"x": tf.Variable(1.0)}, order=order).restore) for order in (None, paceline.Shards(8, 3))]
 
 
 def foreign() -> object:

@@ -52,10 +52,15 @@ class Snapshots:
         self._late: tuple[int, Any, dict[str, Any]] | None = None  # was due, and is still to be taken
         self._prepared = False
 
-    def restore(self, state: Any) -> tuple[Any, int]:
+    def restore(self, state: Any, partial: bool = False) -> tuple[Any, int]:
         """The saved state, placed and sharded as this one is, and how many steps are done.
 
         Where there is nothing to restore: this state, and 0. `state` may hold `jax.ShapeDtypeStruct` for arrays.
+        Where the snapshot does not fit, SnapshotMismatch lists the names. `partial`: what fits is taken all the same,
+        the rest is as in `state`, and a warning lists it.
+
+        Settings that are not in the state, as those of optax, are the program's, whatever the snapshot was made with.
+        Those that are (`optax.inject_hyperparams`) come from the snapshot, as all of the state.
         """
         folder = restored()
         if folder is None:
@@ -63,17 +68,19 @@ class Snapshots:
         saved = files.Saved(folder)
         step = int(saved.about["step"])
         ours = dict(flat(state))
-        misfits = Misfits()
+        misfits, fitting = Misfits(), set()
         misfits.missing += [path for path in ours if path not in saved.leaves]
         misfits.unexpected += [path for path in saved.leaves if path not in ours]
         for path, value in ours.items():
-            if path in saved.leaves:
-                misfits.compare(path, saved.leaves[path].words(), described(path, value).words())
-        misfits.order(saved.about["order"], self._order)
-        misfits.raise_any(step)
-        if self._order is not None:
+            if path in saved.leaves and misfits.compare(
+                path, saved.leaves[path].words(), described(path, value).words()
+            ):
+                fitting.add(path)
+        ordered = misfits.order(saved.about["order"], self._order)
+        misfits.tell(step, partial, jax.process_index() == 0)
+        if ordered and self._order is not None:
             self._order.load(saved.about["order"])
-        made = [_placed(saved, path, value) for path, value in ours.items()]
+        made = [_placed(saved, path, value) if path in fitting else value for path, value in ours.items()]
         _load_chance([base64.b64decode(index["random"]) for index in saved.indices])
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(state), made), step
 

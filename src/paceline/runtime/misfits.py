@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.runtime.report import say
+
 
 class SnapshotRefused(RuntimeError):
     """No snapshot, an incomplete one, or one that could only be read by running code (pickle)."""
 
 
 class SnapshotMismatch(ValueError):
-    """The snapshot is of another model; `step` is how far it was."""
+    """The snapshot is of another model, and nothing was restored; `step` is how far it was."""
 
-    def __init__(self, step: int, missing: list[str], unexpected: list[str], different: list[str]) -> None:
-        self.step, self.missing, self.unexpected, self.different = step, missing, unexpected, different
-        kinds = (("not in the snapshot", missing), ("in the snapshot alone", unexpected), ("different", different))
-        told = "; ".join(f"{what}: {', '.join(names)}" for what, names in kinds if names)
-        super().__init__(f"the snapshot of step {step} does not fit: {told}")
+    def __init__(self, text: str, step: int = 0, misfits: Misfits | None = None) -> None:
+        super().__init__(text)
+        misfits = misfits or Misfits()
+        self.step, self.missing, self.unexpected, self.different = (
+            step, misfits.missing, misfits.unexpected, misfits.different
+        )  # fmt: skip
 
 
 class Misfits:
@@ -26,6 +29,9 @@ class Misfits:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.different: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.different)
 
     def compare(self, name: str, theirs: Any, ours: Any, what: str = "") -> bool:
         if theirs != ours:
@@ -46,6 +52,15 @@ class Misfits:
             return bool(ours) and len(self.different) == before
         return False
 
-    def raise_any(self, step: int) -> None:
-        if self.missing or self.unexpected or self.different:
-            raise SnapshotMismatch(step, self.missing, self.unexpected, self.different)
+    def tell(self, step: int, partial: bool, first: bool, hint: str = "") -> None:
+        """Before anything is changed: raises; or, where only what fits is wanted, the first task says what is left."""
+        kinds = (
+            ("not in the snapshot", self.missing),
+            ("in the snapshot alone", self.unexpected),
+            ("different", self.different),
+        )
+        told = "; ".join(f"{what}: {', '.join(names)}" for what, names in kinds if names)
+        if told and not partial:
+            raise SnapshotMismatch(f"the snapshot of step {step} does not fit: {told}{hint}", step, self)
+        if told and first:
+            say(f"the snapshot of step {step} is restored in part; left as it is: {told}")

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import stat
+import sys
 import time
 from typing import Any
 
@@ -46,6 +47,13 @@ def tell(words: dict[str, Any]) -> None:
         os.write(_descriptor, json.dumps(words).encode())
     except OSError:
         pass  # the agent is busy or gone, and looks for itself
+
+
+def say(text: str) -> None:
+    """To the person, as a warning of the run; on stderr where no agent passes it on."""
+    if descriptor() == _NONE:
+        print(f"paceline: {text}", file=sys.stderr, flush=True)
+    tell({"_": "warning", "text": text})
 
 
 def descriptor() -> int:

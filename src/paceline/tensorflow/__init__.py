@@ -25,11 +25,11 @@ import tensorflow as tf
 
 from paceline.runtime import contract
 from paceline.runtime.leaving import leaving
-from paceline.runtime.misfits import SnapshotRefused
+from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
 from paceline.tensorflow import randomness, state
 from paceline.tensorflow.group import Group
-from paceline.tensorflow.state import STATE, Copy, SnapshotMismatch, State
+from paceline.tensorflow.state import STATE, Copy, State
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "indices"]
 
@@ -86,29 +86,33 @@ class Snapshots:
         self._at = 0
         self.due = False  # whether the next step takes a snapshot; may be set
         self._put_off = False
+        self._restored = False  # the Keras callback may do so twice
         self._metrics: dict[str, Any] = {}
 
-    def restore(self) -> int:
+    def restore(self, partial: bool = False) -> int:
         """Goes on from the snapshot of this run, where there is one: how many steps are done; else 0.
 
         All variables must have been made before: `model.build(...)`, `optimizer.build(model.trainable_variables)`.
-        SnapshotMismatch where program and snapshot do not have the same state; nothing is changed then.
+        Where the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: the
+        variables that fit are restored all the same, the rest stays as the program made it, and a warning lists it.
         """
         self._state.copy().drop()  # the first time takes far longer than later ones: now, training does not wait
         folder = contract.restored()
         if folder is None:
             return 0
         kept = state.kept(folder)
-        if (kept["order"] is None) != (self.order is None):
-            where = "program" if kept["order"] is None else "snapshot"
-            raise SnapshotMismatch(f"the snapshot {folder} does not fit the program; only in the {where}: order")
-        self._state.restore(folder)
-        if self.order is not None:
+        misfits = Misfits()
+        fitting = self._state.compare(folder, misfits)
+        ordered = misfits.order(kept["order"], self.order)
+        group = self._group()
+        says = group.chief and not self._restored
+        misfits.tell(int(kept["step"]), partial, says, " (before restoring, build model and optimizer)")
+        self._state.restore(folder, fitting if misfits else None)
+        if ordered:
             self.order.load(kept["order"])
-        rank = self._group().rank
-        if rank < len(kept["random"]):
-            randomness.load(kept["random"][rank])
-        self._at, self.due = int(kept["step"]), False
+        if group.rank < len(kept["random"]):
+            randomness.load(kept["random"][group.rank])
+        self._at, self.due, self._restored = int(kept["step"]), False, True
         return self._at
 
     def step(self, n: int, **metrics: Any) -> bool:

@@ -14,17 +14,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from paceline.runtime.misfits import SnapshotRefused
+from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 
 MAIN, MORE, REPLICAS, STATE = "ckpt", "more", "replicas", "state.json"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _NOT_OURS = (_GRAPH, "save_counter" + _VALUE)  # of TensorFlow itself
 _VARIABLES = (tf.Variable, tf.distribute.DistributedValues)
-
-
-class SnapshotMismatch(ValueError):
-    """The snapshot and the program do not have the same state; the message lists the names."""
 
 
 class Piece(NamedTuple):
@@ -79,13 +75,30 @@ class Plan:
         """By name, without what is TensorFlow's own."""
         return {plain(piece): piece for piece in self._pieces if piece.name not in _NOT_OURS}
 
-    def shapes(self) -> dict[str, list[int] | None]:
-        """None where the shape is not known without reading."""
-        found = {}
+    def words(self) -> dict[str, str | None]:
+        """Kind and shape by name; None where they are not known without reading."""
+        found: dict[str, str | None] = {}
         for name, piece in self.owners().items():
             shape = getattr(piece.owner, "shape", None)
-            found[name] = None if shape is None or piece.part or not piece.name.endswith(_VALUE) else shape.as_list()
+            if shape is None or not piece.name.endswith(_VALUE):
+                found[name] = None
+            else:  # a part says how large the whole is, before where it lies in it
+                whole = [int(size) for size in piece.part.split()[:-1]] if piece.part else shape.as_list()
+                found[name] = _words(piece.owner.dtype, whole)
         return found
+
+    def assign(self, folder: Path, names: set[str]) -> None:
+        """These variables alone; what has no variable, such as a table, stays."""
+        for piece in self._pieces:
+            if plain(piece) in names and isinstance(piece.owner, _VARIABLES) and piece.name.endswith(_VALUE):
+                with tf.device(host()):
+                    (value,) = tf.raw_ops.RestoreV2(
+                        prefix=str(folder / piece.file),
+                        tensor_names=[piece.name],
+                        shape_and_slices=[piece.part],
+                        dtypes=[piece.owner.dtype],
+                    )
+                piece.owner.assign(value)
 
     def copy(self) -> Copy:
         pieces = [piece._replace(value=value, owner=None) for piece, value in zip(self._pieces, self._read())]
@@ -142,39 +155,34 @@ class State:
                 f"{', '.join(changed)} (build model and optimizer before)"
             )
 
-    def restore(self, folder: Path) -> None:
-        """All of it, or a SnapshotMismatch and nothing."""
+    def restore(self, folder: Path, names: set[str] | None = None) -> None:
+        """All of it; or these variables, by `compare`."""
         plan = self.settle()
-        self._compare(plan, folder)
         options = tf.train.CheckpointOptions(experimental_io_device=host())  # not on the parameter servers
-        for file, checkpoint in plan.checkpoints.items():
-            checkpoint.read(str(folder / file), options).assert_existing_objects_matched()
-        if plan.replicas is not None and _written(folder, REPLICAS):
-            plan.replicas.scatter(tf.train.load_checkpoint(str(folder / REPLICAS)))
+        if names is not None:
+            plan.assign(folder, names)
+        else:
+            for file, checkpoint in plan.checkpoints.items():
+                checkpoint.read(str(folder / file), options).assert_existing_objects_matched()
+        own = plan.replicas
+        if own is not None and _written(folder, REPLICAS) and (names is None or names.issuperset(own.names)):
+            own.scatter(tf.train.load_checkpoint(str(folder / REPLICAS)))
 
-    @staticmethod
-    def _compare(plan: Plan, folder: Path) -> None:
-        here = plan.shapes()
-        there: dict[str, list[int]] = {}
+    def compare(self, folder: Path, misfits: Misfits) -> set[str]:
+        """What fits, by name."""
+        here = self.settle().words()
+        there: dict[str, str] = {}
         for file in (MAIN, MORE):
             if file == MAIN or _written(folder, file):
-                shapes = tf.train.load_checkpoint(str(folder / file)).get_variable_to_shape_map()
-                there.update({_plain(file, name): shape for name, shape in shapes.items() if name not in _NOT_OURS})
-        other = [
-            f"{name} (there {there[name]}, here {shape})"
-            for name, shape in here.items()
-            if name in there and shape is not None and there[name] != shape
-        ]
-        lines = [
-            ("only in the program", sorted(here.keys() - there.keys())),
-            ("only in the snapshot", sorted(there.keys() - here.keys())),
-            ("of another shape", sorted(other)),
-        ]
-        if any(names for _, names in lines):
-            words = "; ".join(f"{what}: {', '.join(names)}" for what, names in lines if names)
-            raise SnapshotMismatch(
-                f"the snapshot {folder} does not fit the program; {words} (before restoring, build model and optimizer)"
-            )
+                reader = tf.train.load_checkpoint(str(folder / file))
+                kinds = reader.get_variable_to_dtype_map()
+                for name, shape in reader.get_variable_to_shape_map().items():
+                    if name not in _NOT_OURS:
+                        there[_plain(file, name)] = _words(kinds[name], shape)
+        misfits.missing += sorted(here.keys() - there.keys())
+        misfits.unexpected += sorted(there.keys() - here.keys())
+        both = sorted(here.keys() & there.keys())
+        return {name for name in both if here[name] is None or misfits.compare(name, there[name], here[name])}
 
 
 class Replicas:
@@ -286,6 +294,10 @@ def _hidden(layer: Any) -> list[Any]:
         return [variable for variable in layer.variables if id(variable) not in passing]
     generator = getattr(getattr(layer, "_random_generator", None), "_generator", None)
     return [generator.state] if isinstance(generator, tf.random.Generator) else []
+
+
+def _words(dtype: Any, shape: list[int]) -> str:
+    return f"{tf.as_dtype(dtype).name}{shape}"
 
 
 def plain(piece: Piece) -> str:

@@ -64,10 +64,12 @@ class Snapshots:
         self._late: tuple[int, dict[str, Any]] | None = None  # was due, and is still to be taken
         self._prepared = False
 
-    def restore(self) -> int:
+    def restore(self, partial: bool = False) -> int:
         """How many steps are done: 0 where there is nothing to restore.
 
-        Of a changed model, what fits is restored; then SnapshotMismatch names what does not.
+        Where the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: what fits
+        is restored all the same, tensor by tensor of a model, an optimizer as a whole; the rest stays as the program
+        made it, and a warning lists it.
         """
         folder = restored()
         if folder is None:
@@ -77,19 +79,24 @@ class Snapshots:
         step = int(about["step"]) if "step" in about else _step_of(folder.name)
         misfits = Misfits()
         misfits.unexpected += [name for name in saved.tree if name not in self._items and name != _OURS]
-        if len(about.get("random", ())) == group.place()[1]:
-            for name, item in self._items.items():
-                buckets.play(item, about.get("buckets", {}).get(name))
+        loads = []
         for name, item in self._items.items():
             if name in saved.tree:
-                fit.restore(name, _inner(item), saved, about.get("made", {}).get(name), misfits)
+                loads.append(fit.prepare(name, _inner(item), saved, about.get("made", {}).get(name), misfits))
             else:
                 misfits.missing.append(name)
-        if misfits.order(about.get("order"), self._order) and self._order is not None:
+        ordered = misfits.order(about.get("order"), self._order)
+        rank, world = group.place()
+        misfits.tell(step, partial, rank == 0)
+        if len(about.get("random", ())) == world:
+            for name, item in self._items.items():
+                buckets.play(item, about.get("buckets", {}).get(name))
+        for load in loads:
+            load()
+        if ordered and self._order is not None:
             self._order.load(about["order"])
         if about.get("random"):
             group.load(about["random"])
-        misfits.raise_any(step)
         return step
 
     def step(self, n: int, **metrics: Any) -> bool:

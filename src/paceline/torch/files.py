@@ -101,6 +101,14 @@ class Saved:
     def dtype(self, value: Any) -> torch.dtype:
         return self._known(value)[0][1].dtype
 
+    def words(self, value: Any) -> str:
+        """Of a tensor, whole or sharded."""
+        shape = shape_of(value)
+        if shape is None:
+            return "no tensor"
+        dtype = self.dtype(value) if is_marker(value) else value.dtype
+        return f"{str(dtype).removeprefix('torch.')}{shape}"
+
     def _known(self, value: Any) -> list[Piece]:
         pieces = self._pieces.get(value[_SHARDED], []) if is_marker(value) else [((0,) * value.dim(), value)]
         if not pieces:

@@ -1,8 +1,8 @@
-"""Putting a saved state back into objects: what fits is restored, what does not is named."""
+"""Putting a saved state back into objects: all is compared first, then what fits is restored."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -18,27 +18,33 @@ def describe(item: Any) -> dict[str, Any] | None:
     return {"kind": type(item).__name__, "shapes": shapes}
 
 
-def restore(name: str, item: Any, saved: Saved, about: Any, misfits: Misfits) -> None:
+def prepare(name: str, item: Any, saved: Saved, about: Any, misfits: Misfits) -> Callable[[], None]:
+    """What restores as much of it as fits; changes nothing yet. Of other objects, only they know what fits."""
     value = saved.tree[name]
     if isinstance(item, torch.nn.Module):
-        _restore_module(name, item, saved, value, misfits)
-    elif isinstance(item, torch.optim.Optimizer):
-        _restore_optimizer(name, item, saved, value, about, misfits)
-    else:
-        item.load_state_dict(saved.whole(value))
+        fitting = _fitting(name, item.state_dict(), saved, value, misfits)
+        return lambda: _restore_module(item, fitting, saved, value)
+    if isinstance(item, torch.optim.Optimizer):
+        fits = _same_optimizer(name, item, about, misfits)
+        return lambda: _restore_optimizer(item, saved, value) if fits else None
+    return lambda: item.load_state_dict(saved.whole(value))
 
 
-def _restore_module(name: str, module: torch.nn.Module, saved: Saved, theirs: Any, misfits: Misfits) -> None:
-    ours = module.state_dict()
+def _fitting(name: str, ours: Any, saved: Saved, theirs: Any, misfits: Misfits) -> list[str]:
     misfits.missing += [f"{name}/{key}" for key in ours if key not in theirs]
     misfits.unexpected += [f"{name}/{key}" for key in theirs if key not in ours]
+    return [
+        key
+        for key in ours
+        if key in theirs and misfits.compare(f"{name}/{key}", saved.words(theirs[key]), saved.words(ours[key]))
+    ]
+
+
+def _restore_module(module: torch.nn.Module, names: list[str], saved: Saved, theirs: Any) -> None:
+    ours = module.state_dict()
     fitting: Any = type(ours)()
     fitting._metadata = getattr(theirs, "_metadata", {})
-    for key in ours:
-        if key not in theirs:
-            continue
-        if not misfits.compare(f"{name}/{key}", shape_of(theirs[key]), shape_of(ours[key]), "shape "):
-            continue
+    for key in names:
         if is_dtensor(ours[key]):
             fitting[key] = _filled(ours[key], saved, theirs[key])
         elif isinstance(theirs[key], torch.Tensor):
@@ -48,7 +54,7 @@ def _restore_module(name: str, module: torch.nn.Module, saved: Saved, theirs: An
     module.load_state_dict(fitting, strict=False)
 
 
-def _restore_optimizer(name: str, item: Any, saved: Saved, theirs: Any, about: Any, misfits: Misfits) -> None:
+def _same_optimizer(name: str, item: Any, about: Any, misfits: Misfits) -> bool:
     before = len(misfits.different)
     mine, made = describe(item), about or describe(item)
     assert mine is not None
@@ -59,8 +65,10 @@ def _restore_optimizer(name: str, item: Any, saved: Saved, theirs: Any, about: A
         for number, groups in enumerate(zip(made["shapes"], mine["shapes"])):
             for index, (one, other) in enumerate(zip(*groups)):
                 misfits.compare(f"{name}/group {number}/parameter {index}", one, other, "shape ")
-    if len(misfits.different) > before:
-        return
+    return len(misfits.different) == before
+
+
+def _restore_optimizer(item: Any, saved: Saved, theirs: Any) -> None:
     parameters = [one for group in item.param_groups for one in group["params"]]
     numbers = [one for group in theirs["param_groups"] for one in group["params"]]
     state: dict[Any, Any] = {}
