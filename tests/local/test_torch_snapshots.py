@@ -156,6 +156,47 @@ def test_another_optimizer_is_a_mismatch(place: Path, monkeypatch: pytest.Monkey
         Snapshots({"optimizer": torch.optim.AdamW(model.parameters())}).restore()
 
 
+@pytest.mark.parametrize(
+    ("folder", "lr", "rate", "said"),
+    [
+        ("step-3-g1", 0.1, 0.025, ""),  # by now the schedule has it at a quarter, which is no difference
+        ("step-3-g1", 0.2, 0.025, "those in the snapshot count"),
+        ("step-3-g0", 0.2, 0.05, "those of the program count"),
+    ],
+)
+def test_other_settings_are_told_and_count_where_a_run_starts_from_another(
+    folder: str,
+    lr: float,
+    rate: float,
+    said: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def items(lr: float) -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=lr, momentum=0.9)
+        return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    first, schedule = items(0.1)
+    with Snapshots({"optimizer": first, "schedule": schedule}) as snapshots:
+        snapshots.restore()
+        for _ in range(2):
+            first.step()
+            schedule.step()
+        snapshots.save(3)
+    (place / "step-3").rename(place / folder)
+    monkeypatch.setenv("PACELINE_RESTORE", str(place / folder))
+    optimizer, schedule = items(lr)
+    assert Snapshots({"optimizer": optimizer, "schedule": schedule}).restore() == 3
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    assert capsys.readouterr().err == (
+        said and f"paceline: settings differ, and {said}: optimizer/group 0/lr (0.1 in the snapshot, 0.2 here)\n"
+    )
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate / 2)
+
+
 class Foreign:
     """Something that only pickle can bring back."""
 

@@ -30,6 +30,12 @@ def restored() -> Path | None:
     return Path(folder) if folder else None
 
 
+def from_another_run() -> bool:
+    """Whether that folder is what the run was told to start from (`snapshots.from`): generation 0 has no other."""
+    folder = restored()
+    return folder is not None and folder.name.endswith("-g0")
+
+
 @contextmanager
 def writing(
     step: int, parts: int = 1, metrics: Mapping[str, float] | None = None, versions: Mapping[str, str] | None = None

@@ -28,9 +28,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.runtime.contract import Background, in_a_run, restored, writing
+from paceline.runtime.contract import Background, from_another_run, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
+from paceline.runtime.report import say
 from paceline.runtime.shards import Shards
 from paceline.torch import buckets, files, fit, group
 from paceline.torch.host import Host
@@ -63,6 +64,7 @@ class Snapshots:
         self._background, self._host = Background(), Host()
         self._late: tuple[int, dict[str, Any]] | None = None  # was due, and is still to be taken
         self._prepared = False
+        self._given: dict[str, Any] = {}  # settings of optimizers, before anything was restored
 
     def restore(self, partial: bool = False) -> int:
         """How many steps are done: 0 where there is nothing to restore.
@@ -70,7 +72,13 @@ class Snapshots:
         Where the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: what fits
         is restored all the same, tensor by tensor of a model, an optimizer as a whole; the rest stays as the program
         made it, and a warning lists it.
+
+        Settings of an optimizer (lr, weight_decay, ...) that the program gives otherwise than the one that took the
+        snapshot are told in a warning. Those of the snapshot count; but where a run starts from another's
+        (`snapshots.from`), the program's do. Those of schedulers and other objects are restored as part of them.
         """
+        optimizers = {name: item for name, item in self._items.items() if isinstance(item, torch.optim.Optimizer)}
+        self._given = {name: fit.given(item.param_groups) for name, item in optimizers.items()}
         folder = restored()
         if folder is None:
             return 0
@@ -79,10 +87,10 @@ class Snapshots:
         step = int(about["step"]) if "step" in about else _step_of(folder.name)
         misfits = Misfits()
         misfits.unexpected += [name for name in saved.tree if name not in self._items and name != _OURS]
-        loads = []
+        loads = {}
         for name, item in self._items.items():
             if name in saved.tree:
-                loads.append(fit.prepare(name, _inner(item), saved, about.get("made", {}).get(name), misfits))
+                loads[name] = fit.prepare(name, _inner(item), saved, about.get("made", {}).get(name), misfits)
             else:
                 misfits.missing.append(name)
         ordered = misfits.order(about.get("order"), self._order)
@@ -91,13 +99,25 @@ class Snapshots:
         if len(about.get("random", ())) == world:
             for name, item in self._items.items():
                 buckets.play(item, about.get("buckets", {}).get(name))
-        for load in loads:
-            load()
+        done = {name for name, load in loads.items() if load()}
+        self._settle({name: item for name, item in optimizers.items() if name in done}, saved, rank == 0)
         if ordered and self._order is not None:
             self._order.load(about["order"])
         if about.get("random"):
             group.load(about["random"])
         return step
+
+    def _settle(self, optimizers: dict[str, Any], saved: files.Saved, first: bool) -> None:
+        anew, told = from_another_run(), []
+        for name, item in optimizers.items():
+            known = saved.tree.get(_OURS, {}).get("given", {}).get(name)
+            theirs = known or fit.given(saved.tree[name]["param_groups"])
+            schedulers = [one for one in self._items.values() if getattr(one, "optimizer", None) is item]
+            told += fit.settle(name, item, self._given[name], theirs, schedulers if anew else None)
+            self._given[name] = self._given[name] if anew else theirs
+        if told and first:
+            whose = "of the program" if anew else "in the snapshot"
+            say(f"settings differ, and those {whose} count: {', '.join(told)}")
 
     def step(self, n: int, **metrics: Any) -> bool:
         """Step `n` is done: takes a snapshot where one is due. True: it was taken since one of the group has to
@@ -175,6 +195,7 @@ class Snapshots:
             "order": None if self._order is None else self._order.state(),
             "random": group.as_tensors(states),
             "made": {name: fit.describe(item) for name, item in self._items.items()},
+            "given": self._given,
             "buckets": {name: buckets.order(item) for name, item in self._items.items()},
         }
         return {**{name: _inner(item).state_dict() for name, item in self._items.items()}, _OURS: about}

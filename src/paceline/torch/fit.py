@@ -18,7 +18,47 @@ def describe(item: Any) -> dict[str, Any] | None:
     return {"kind": type(item).__name__, "shapes": shapes}
 
 
-def prepare(name: str, item: Any, saved: Saved, about: Any, misfits: Misfits) -> Callable[[], None]:
+def given(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The settings of an optimizer as a program gives them, a group each; of a schedule, where it begins."""
+    found = []
+    for group in groups:
+        settings = {**group, "lr": group.get("initial_lr", group.get("lr"))}
+        values = {key: one.item() if _is_number(one) else one for key, one in settings.items()}
+        plain = (bool, int, float, str, tuple)
+        found.append({key: one for key, one in values.items() if key != "initial_lr" and isinstance(one, plain)})
+    return found
+
+
+def settle(name: str, item: Any, ours: Any, theirs: Any, schedulers: list[Any] | None) -> list[str]:
+    """Which settings differ. `schedulers`, of this optimizer: the program's count from now on, where a schedule is by
+    now included; None: the restored ones stay."""
+    told = []
+    for number, (group, mine, their) in enumerate(zip(item.param_groups, ours, theirs)):
+        for key in sorted(key for key in mine.keys() & their.keys() if mine[key] != their[key]):
+            told.append(f"{name}/group {number}/{key} ({their[key]} in the snapshot, {mine[key]} here)")
+            if schedulers is None:
+                continue
+            value = mine[key]
+            if key == "lr" and schedulers:
+                group["initial_lr"] = value
+                value = value * float(group["lr"]) / their["lr"] if their["lr"] else value
+            if _is_number(group[key]):
+                group[key].fill_(value)
+            else:
+                group[key] = value
+    for scheduler in schedulers or () if told else ():
+        for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+            each._last_lr = [group["lr"] for group in item.param_groups]
+            if hasattr(each, "base_lrs"):
+                each.base_lrs = [group.get("initial_lr", group["lr"]) for group in item.param_groups]
+    return told
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
+
+
+def prepare(name: str, item: Any, saved: Saved, about: Any, misfits: Misfits) -> Callable[[], Any]:
     """What restores as much of it as fits; changes nothing yet. Of other objects, only they know what fits."""
     value = saved.tree[name]
     if isinstance(item, torch.nn.Module):
@@ -26,7 +66,7 @@ def prepare(name: str, item: Any, saved: Saved, about: Any, misfits: Misfits) ->
         return lambda: _restore_module(item, fitting, saved, value)
     if isinstance(item, torch.optim.Optimizer):
         fits = _same_optimizer(name, item, about, misfits)
-        return lambda: _restore_optimizer(item, saved, value) if fits else None
+        return lambda: fits and _restore_optimizer(item, saved, value)
     return lambda: item.load_state_dict(saved.whole(value))
 
 
@@ -68,7 +108,7 @@ def _same_optimizer(name: str, item: Any, about: Any, misfits: Misfits) -> bool:
     return len(misfits.different) == before
 
 
-def _restore_optimizer(item: Any, saved: Saved, theirs: Any) -> None:
+def _restore_optimizer(item: Any, saved: Saved, theirs: Any) -> bool:
     parameters = [one for group in item.param_groups for one in group["params"]]
     numbers = [one for group in theirs["param_groups"] for one in group["params"]]
     state: dict[Any, Any] = {}
@@ -79,6 +119,7 @@ def _restore_optimizer(item: Any, saved: Saved, theirs: Any) -> None:
     others = {number: saved.whole(value) for number, value in theirs["state"].items() if number not in state}
     rest = {key: saved.whole(value) for key, value in theirs.items() if key != "state"}
     item.load_state_dict({**rest, "state": {**state, **others}})
+    return True
 
 
 def _beside(parameter: torch.Tensor, saved: Saved, value: Any) -> Any:
