@@ -80,7 +80,7 @@ _MAY_DIFFER = (
     (r"\.\.\.", r".*"),
     (r"\b127\.0\.0\.1:\d+", r"127\.0\.0\.1:\d+"),
     (r"\b\d\d:\d\d:\d\d\b", r"\d\d:\d\d:\d\d"),
-    (r"-[0-9a-f]{4}\b(?!-)", r"-[0-9a-f]{4}"),  # the end of a run's id
+    (r"-[0-9a-f]{4}\b(?!-)", r"-[0-9a-z]{4,6}"),  # the end of a run's id
     (rf"\b{_SPAN}(?![\w/])", _SPAN),
     (rf"\b{_NUMBER} steps/s", rf"{_NUMBER} steps/s"),
     (r"\b\d+\.\d+\.\d+\b", r"\d+\.\d+\.\d+"),

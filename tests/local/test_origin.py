@@ -78,6 +78,26 @@ def test_a_run_starts_from_another(start: Starter, tmp_path: Path, kind: str, re
     assert f"from         {told['step-7-g0']['origin'].removesuffix('/step-7-g1')}" in shown, shown
 
 
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_an_id_that_its_place_knows_is_not_used_again(
+    start: Starter, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    place = folder(tmp_path / "place") if kind == "folder" else bucket(request.getfixturevalue("s3"))
+    first = ended(start, tmp_path, place, 3, 7)
+    assert paceline(first.home, "delete", "--yes", "first-1", **place.env).returncode == 0
+    before = listed(first.home, place)
+    (tmp_path / "job.yaml").write_text(json.dumps(a_job(state_of(tmp_path, "second"), place, env=place.env)))
+    for home in (first.home, tmp_path / "another machine"):
+        done = paceline(home, "run", "job.yaml", "--run", "first-1", cwd=tmp_path)
+        assert (done.returncode, f"error: there is another run first-1 at {place.to}: " in done.stderr) == (2, True)
+        assert not list((home / "runs").iterdir())
+    assert listed(first.home, place) == before == ["step-7-g1", "step-3-g1"]
+
+
+def listed(home: Path, place: Place) -> list[str]:
+    return paceline(home, "snapshots", "ls", "-o", "name", f"{place.to}/first-1", **place.env).stdout.split()
+
+
 def test_a_folder_of_files_and_what_it_may_do(start: Starter, tmp_path: Path) -> None:
     given = tmp_path / "weights"
     (given / "model").mkdir(parents=True)

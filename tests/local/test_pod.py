@@ -13,6 +13,9 @@ from pods import Pods
 from runs import end_started_since, eventually
 
 from paceline.agent import pod
+from paceline.agent.options import FAILED
+from paceline.storage.folder import Folder
+from paceline.storage.snapshots import Snapshots
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -80,3 +83,26 @@ def test_a_pod_that_has_to_go_ends_its_task_and_can_come_back(place: Path) -> No
     eventually("the second generation", lambda: started(2))
     (place / "finish").touch()
     assert pods.codes() == {"tiny-0000-0": 0, "tiny-0000-worker-0": 0, "tiny-0000-worker-1": 0}
+
+
+def test_a_run_that_finds_another_of_its_id_at_its_place_starts_no_task_and_writes_nothing_there(place: Path) -> None:
+    there = Folder(str(place / "claim"))
+    Snapshots(there, "tiny-0000", "of another Job").begin(1, None)
+    before = there.names("")
+    pods = Pods(place, env={pod.TOKEN: "of this Job"}, snapshots={"to": "claim://kept"})
+    pods.all()
+    assert pods.codes() == {"tiny-0000-0": FAILED, "tiny-0000-worker-0": 0, "tiny-0000-worker-1": 0}
+    events = [json.loads(line) for line in pods.stdout("tiny-0000-0")]
+    assert "task-started" not in {event["event"] for event in events}
+    assert events[-1]["reason"].startswith("there is another run tiny-0000 at claim://kept: choose another id (--run)")
+    assert there.names("") == before
+
+
+def test_a_captain_that_lost_all_but_its_place_goes_on_there(place: Path) -> None:
+    Snapshots(Folder(str(place / "claim")), "tiny-0000", "of this Job").begin(1, None)
+    pods = Pods(place, env={pod.TOKEN: "of this Job"}, snapshots={"to": "claim://kept"})
+    pods.told = {"lease": 3.0}
+    pods.all()
+    assert set(pods.codes().values()) == {0}
+    formed = [e for e in map(json.loads, pods.stdout("tiny-0000-0")) if e["event"] == "generation-formed"]
+    assert [event["generation"] for event in formed] == [2]

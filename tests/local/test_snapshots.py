@@ -423,7 +423,8 @@ def test_a_file_that_hosts_still_have_as_it_was_need_not_come_from_the_bucket(
 UNCHECKED = [
     sys.executable,
     "-c",
-    "from paceline.view import origin; origin.check = lambda plan: None; from paceline.cli import main; main()",
+    "from paceline.view import origin; origin.check = origin.taken = lambda *_: ''; "
+    "from paceline.cli import main; main()",
 ]
 
 
@@ -460,7 +461,7 @@ def test_a_store_that_does_not_answer(start: Starter, state: Path, s3: Server, t
     place = bucket(s3, s3.through(link))
     began = time.monotonic()
     with link.down() if how == "down" else link.silence():
-        never_begins(start(a_job(state, place), env=place.env, command=UNCHECKED), began, f"cannot list {s3.url}")
+        never_begins(start(a_job(state, place), env=place.env, command=UNCHECKED), began, f"cannot read {s3.url}")
 
 
 def test_a_bucket_that_may_only_be_read(start: Starter, state: Path, s3: Server) -> None:
@@ -486,7 +487,8 @@ def test_a_folder_that_is_read_only(start: Starter, state: Path, tmp_path: Path)
 def test_a_folder_that_is_a_file(start: Starter, state: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     began = time.monotonic()
-    never_begins(start(a_job(state, folder(tmp_path / "file"))), began, f"{tmp_path / 'file'}", "Not a directory")
+    run = start(a_job(state, folder(tmp_path / "file")), command=UNCHECKED)
+    never_begins(run, began, f"{tmp_path / 'file'}", "Not a directory")
 
 
 # ---- a place that fails later

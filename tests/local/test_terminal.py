@@ -30,7 +30,7 @@ def me(tmp_path: Path) -> Iterator[Person]:
 def test_prefixes_are_coloured_and_the_live_line_is_gone_in_the_end(me: Person) -> None:
     me.job(SHORT + STAYS, workers=2)
     terminal = me.terminal("run")
-    terminal.wait_for(r"digits-[0-9a-f]{4}: generation 1, step 5, loss 0\.2, .*0 restarts, 0:\d\d")
+    terminal.wait_for(r"digits-[0-9a-z]{6}: generation 1, step 5, loss 0\.2, .*0 restarts, 0:\d\d")
     (me.folder / "go").touch()
     assert terminal.end() == 0
     assert "\x1b[36mworker-0 |\x1b[0m step 1" in terminal.raw and "\x1b[32mworker-1 |\x1b[0m step 1" in terminal.raw
@@ -139,7 +139,7 @@ def test_delete_asks(me: Person) -> None:
     for answer, code in (("n", 1), ("", 1), ("y", 0)):
         terminal = me.terminal("delete", "digits")
         terminal.wait_for(
-            r"delete digits-[0-9a-f]{4} with all logs and TensorBoard files\? Committed snapshots stay\. \[y/N\] "
+            r"delete digits-[0-9a-z]{6} with all logs and TensorBoard files\? Committed snapshots stay\. \[y/N\] "
         )
         terminal.type(answer + "\n")
         assert terminal.end() == code
@@ -213,8 +213,8 @@ def test_a_copy_says_how_far_it_is_and_ctrl_c_leaves_nothing_half(me: Person, sn
 
 def test_a_narrow_terminal_cuts_the_live_line(me: Person) -> None:
     me.job(SHORT + STAYS)
-    terminal = person.Terminal(person.words_of("run"), me.folder, person.environment(me.home), columns=30)
-    terminal.wait_for(r"digits-[0-9a-f]{4}: generation 1,\.\.\.")
+    terminal = person.Terminal(person.words_of("run"), me.folder, person.environment(me.home), columns=32)
+    terminal.wait_for(r"digits-[0-9a-z]{6}: generation 1,\.\.\.")
     (me.folder / "go").touch()
     assert terminal.end() == 0
     assert not [line for line in terminal.screen if "generation 1,..." in line]

@@ -185,6 +185,69 @@ def test_a_place_that_cannot_be_written_says_which_and_why(tmp_path: Path) -> No
         Snapshots(Folder(str(tmp_path / "file")), RUN).begin(1, None)
 
 
+# ---- whose they are
+
+
+def owned(tmp_path: Path, token: str) -> Snapshots:
+    """As a new process of that run has them."""
+    return Snapshots(Folder(str(tmp_path / "store")), RUN, token, "s3://training/digits")
+
+
+@pytest.mark.parametrize("left", ["its claim", "a generation", "a snapshot", "what an older version wrote"])
+def test_a_second_run_of_the_same_id_touches_nothing(tmp_path: Path, left: str) -> None:
+    first = owned(tmp_path, "" if left == "what an older version wrote" else "first")
+    first.known()
+    if left != "its claim":
+        first.begin(1, None)
+    if left == "a snapshot":
+        commit(first, tmp_path, 10)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
+    second = owned(tmp_path, "second")
+    for does in (second.claim, second.known, lambda: second.begin(2, None)):
+        with pytest.raises(StoreError) as refused:
+            does()
+        assert str(refused.value) == (
+            "there is another run digits-3f9a at s3://training/digits: choose another id (--run), start from that one "
+            "(--set snapshots.from=s3://training/digits/digits-3f9a), or delete it "
+            "(`paceline delete --snapshots s3://training/digits/digits-3f9a`)"
+        )
+        assert not refused.value.passing
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == before
+
+
+def test_a_run_comes_back_to_what_is_its_own(tmp_path: Path) -> None:
+    owned(tmp_path, "first").begin(1, None)
+    commit(owned(tmp_path, "first"), tmp_path, 10)
+    assert owned(tmp_path, "first").known().counted() == [Id(10, 1)]
+    assert owned(tmp_path, "first").begin(2, Id(10, 1), [Id(10, 1)]) == []
+    assert sorted(owned(tmp_path, "").known().records) == [1, 2], "who only reads asks nobody"
+
+
+def test_a_place_that_was_lost_is_claimed_anew_whatever_members_and_crashes_have_left_there(tmp_path: Path) -> None:
+    (tmp_path / "store" / RUN / "generations").mkdir(parents=True)
+    (tmp_path / "store" / RUN / "generations" / ".00000000.json.0123.partial").touch()
+    owned(tmp_path, "").send(Id(10, 1), "worker-0", str(written(tmp_path, 10)))
+    assert owned(tmp_path, "first").known().generation == 0
+    with pytest.raises(StoreError, match="there is another run"):
+        owned(tmp_path, "second").claim()
+
+
+def test_of_two_that_claim_at_once_one_has_it(tmp_path: Path) -> None:
+    had: list[str] = []
+
+    def claim(token: str) -> None:
+        with contextlib.suppress(StoreError):
+            owned(tmp_path, token).claim()
+            had.append(token)
+
+    threads = [threading.Thread(target=claim, args=(token,)) for token in ("first", "second") * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(had) == 4 and len(set(had)) == 1
+
+
 # ---- generations
 
 

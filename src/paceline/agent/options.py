@@ -36,6 +36,7 @@ class Options:
     origin: str = ""  # what the run starts from, where it is not as the plan says
     serve: str = ""  # host:port that other hosts may use that place at, or get the library for buckets from
     obstore: str = ""  # where that library comes from, if this interpreter has none: an archive, or peer://host:port
+    token: str = ""  # of the captain: tells this run from any other of its id, however often it is started again
     starter: int = 0  # the process that must live as long as this host; 0: whoever its parent is
 
     def to_json(self) -> str:

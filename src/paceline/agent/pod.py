@@ -19,6 +19,7 @@ from paceline.plan import CAPTAIN, TENSORBOARD, Plan, from_data
 TOLD = "PACELINE_POD"  # the environment variable with what the backend says of this pod
 ADDRESS = "PACELINE_POD_IP"
 UID = "PACELINE_POD_UID"
+TOKEN = "PACELINE_JOB_UID"  # of the captain: all its pods are of one Job, and no other run's are
 INDEX = "JOB_COMPLETION_INDEX"
 CANNOT = 66  # exit code of a pod that cannot be a host
 CANNOT_WORDS = "paceline: "  # how its last words begin
@@ -27,14 +28,14 @@ CANNOT_WORDS = "paceline: "  # how its last words begin
 def main() -> int:
     told = json.loads(os.environ.pop(TOLD))
     try:
-        index, address, uid = (os.environ.pop(name, "") for name in (INDEX, ADDRESS, UID))
-        options = prepare(told, int(index or 0), address, uid)
+        index, address, uid, token = (os.environ.pop(name, "") for name in (INDEX, ADDRESS, UID, TOKEN))
+        options = prepare(told, int(index or 0), address, uid, token)
     except (OSError, UnpackError, ValueError) as error:
         return _cannot(str(error), told["last_words"])
     return keeper.main(options)
 
 
-def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Options:
+def prepare(told: dict[str, Any], index: int, address: str, uid: str = "", token: str = "") -> Options:
     """What an agent must know, from what all pods of a Job are told alike, and what sets this one apart."""
     path = _plan(told["plan"], told["folder"])
     options = Options(
@@ -55,7 +56,7 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "") -> Op
         obstore = _joined(told["obstore"], f"{told['folder']}/served/{told['run']}") if told["obstore"] else ""
         return replace(
             options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve, obstore=obstore,
-            origin=told["origin"],
+            origin=told["origin"], token=token,
         )  # fmt: skip
     python = shutil.which("python") or sys.executable
     if told["role"] == TENSORBOARD:

@@ -171,6 +171,7 @@ class Porter:
 
     def _keep(self, request: Request) -> Request:
         assert self._kept is not None
+        self._short.claim()
         self._kept.send(str(request["piece"]), request["ranges"], str(request["scratch"]), self._paced(request))
         return {}
 
@@ -245,6 +246,8 @@ class Errand:
     obstore: str = ""  # where it comes from, if there is none here: an archive, or peer://host:port
     folder: str = ""  # for it
     origin: str = ""  # what the run starts from
+    token: str = ""  # of the run, where the place is its own to write to
+    to: str = ""  # the place, as people call it
 
 
 PEER = "peer://"
@@ -340,7 +343,8 @@ def main(words: str) -> int:
                 serving = True
             if porter is None:
                 _bring_obstore(errand)
-                short, transfers = (Snapshots(_open(errand, patience), errand.run) for patience in (PATIENCE, None))
+                short = Snapshots(_open(errand, PATIENCE), errand.run, errand.token, errand.to)
+                transfers = Snapshots(_open(errand, None), errand.run)
                 kept, scratch = Kept(_open(errand, PATIENCE), errand.run), f"{errand.folder}/.origin"
                 porter = Porter(short, transfers, answer, errand.rate, kept=kept, origin=errand.origin, scratch=scratch)
             porter.ask(request)

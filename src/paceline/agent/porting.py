@@ -36,7 +36,7 @@ def errand(plan: Plan, options: Options) -> Errand:
     place = options.snapshots or to or f"{options.folder}/snapshots"
     return Errand(
         place, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder,
-        options.origin or plan.snapshots.origin,
+        options.origin or plan.snapshots.origin, options.token, plan.snapshots.to or place,
     )  # fmt: skip
 
 

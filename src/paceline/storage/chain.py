@@ -2,7 +2,7 @@
 
 Each generation leaves one record that names the snapshot it began from. A process that was presumed dead may still
 commit, but its snapshot is later than the one that its successor began from, and so no part of the chain. What a run
-was started from is of generation 0, which has no record.
+was started from is of generation 0; its record is made before anything else is, and says whose the place is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.storage.manifest import VERSION, Damaged, Id, read_object
 class Record:
     generation: int
     parent: Id | None  # the snapshot it began from; None: from nothing
-    by: str = ""  # which captain: no two records are the same
+    by: str = ""  # which captain: no two records are the same; of generation 0, which run
 
     def to_bytes(self) -> bytes:
         parent = None if self.parent is None else {"step": self.parent.step, "generation": self.parent.generation}

@@ -12,7 +12,7 @@ from paceline.storage import chain, kept, manifest
 from paceline.storage.chain import Record
 from paceline.storage.files import copy
 from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Part, fit
-from paceline.storage.store import Sent, Store, Wanted
+from paceline.storage.store import Sent, Store, StoreError, Wanted
 from paceline.storage.together import together
 
 MANIFEST = "manifest.json"
@@ -29,6 +29,15 @@ class Unfit(Exception):
 
 def always(_: int) -> bool:
     return True
+
+
+def taken(place: str, run: str) -> str:
+    """Why no other run can have that id there."""
+    where = f"{place.rstrip('/')}/{run}"
+    return (
+        f"there is another run {run} at {place}: choose another id (--run), start from that one "
+        f"(--set snapshots.from={where}), or delete it (`paceline delete --snapshots {where}`)"
+    )
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,11 @@ class Known:
 
 
 class Snapshots:
-    def __init__(self, store: Store, run: str) -> None:
+    def __init__(self, store: Store, run: str, token: str = "", place: str = "") -> None:
+        """`token`: of the run that writes there; another of the same id has another. `place`: what people call it."""
         self._store = store
         self.run = run
+        self._token, self._place = token, place
         self._records: dict[str, Record] = {}  # they never change
         self._sending: Id | None = None  # the last that was sent,
         self._sent: dict[str, Sent] = {}  # and by task what was sent before it failed
@@ -58,10 +69,11 @@ class Snapshots:
     # ---- what there is
 
     def known(self) -> Known:
+        self.claim()
         for name in self._store.names(f"{self.run}/generations/"):
             if name not in self._records and (data := self._store.read(name, _RECORD_BYTES)) is not None:
                 self._records[name] = chain.parse(data, name)  # without it nobody can tell what counts: no guess
-        records = {record.generation: record for record in self._records.values()}
+        records = {record.generation: record for record in self._records.values() if record.generation}
         found = filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/")))
         return Known(records, frozenset(id for id in found if self.has(id)))
 
@@ -78,6 +90,27 @@ class Snapshots:
     def has(self, id: Id) -> bool:
         return self._store.has(self._manifest(id))
 
+    def taken(self) -> bool:
+        """Whether a run of this id has been there. Parts of a snapshot alone are nothing: a member may have sent them
+        to a place that was lost with its captain, and is made anew."""
+        if self._store.names(f"{self.run}/generations/"):
+            return True
+        return any(map(self.has, filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/")))))
+
+    def claim(self) -> None:
+        """Before the run writes anything: two runs of one id would go on from each other's snapshots, and delete them.
+        Its own captains, each of which has its token, come back as often as they like."""
+        if not self._token:
+            return
+        name = self._record(0)
+        data = self._store.read(name, _RECORD_BYTES)
+        if data is None:
+            if not self.taken():
+                self._store.create(name, Record(0, None, self._token).to_bytes())
+            data = self._store.read(name, _RECORD_BYTES)  # of whoever was first
+        if data is None or chain.parse(data, name).by != self._token:
+            raise StoreError(taken(self._place, self.run))
+
     # ---- a generation begins
 
     def begin(self, generation: int, parent: Id | None, seen: Iterable[Id] = (), by: str = "") -> list[Id]:
@@ -88,6 +121,7 @@ class Snapshots:
         wrote it may have been told so, before this record could tell it that it is late. The caller begins one
         generation more, from the newest of these.
         """
+        self.claim()
         self._still_newest(generation)
         name, data = self._record(generation), Record(generation, parent, by or os.urandom(8).hex()).to_bytes()
         if not self._store.create(name, data) and self._store.read(name, _RECORD_BYTES) != data:

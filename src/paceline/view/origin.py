@@ -58,6 +58,19 @@ def check(plan: Plan) -> None:
                 raise StoreError(f"there is no snapshot {origin.id} to start from at {origin.place}/{origin.run}")
 
 
+def taken(plan: Plan, run: str) -> str:
+    """Why there can be no other run of that id where its snapshots would go; empty: there can."""
+    to = plan.snapshots.to
+    if not to or plan.snapshots.claimed[0]:
+        return ""
+    from paceline.storage import snapshots
+    from paceline.storage.places import open_store
+
+    with _settings(plan):
+        found = snapshots.Snapshots(open_store(to, PATIENCE_S), run).taken()
+    return snapshots.taken(to, run) if found else ""
+
+
 @contextmanager
 def _settings(plan: Plan) -> Iterator[None]:
     """What the job says of its buckets, as agents have it."""

@@ -65,6 +65,8 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
         _give_credentials(plan, container, told, volumes, mounts)
     else:
         container["env"] = _env(told)
+    uid = {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}
+    container["env"].append({"name": "PACELINE_JOB_UID", "valueFrom": {"fieldRef": uid}})
     container["volumeMounts"] = _mounts(mounts)
     spec = _spec(plan, run, container, volumes, "captain")
     return {**spec, "restartPolicy": "Never"}  # what a podFailurePolicy asks for

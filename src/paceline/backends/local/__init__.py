@@ -20,6 +20,7 @@ from paceline.backends.local import control
 from paceline.backends.local.resources import CannotRun, assign, caveats, interpreter
 from paceline.backends.local.supervisor import supervise
 from paceline.plan import Plan, to_json
+from paceline.view import origin
 from paceline.view.runs import alive, runs_folder, taken
 
 __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "start", "stop"]
@@ -34,12 +35,15 @@ def create(plan: Plan, job_text: str, wanted: str | None = None) -> tuple[str, P
         while True:
             run = new_run(plan.name, wanted)
             folder = runs / run
+            why = taken(folder) if folder.exists() else origin.taken(plan, run)
             try:
-                folder.mkdir(mode=0o700)
-                break
+                if not why:
+                    folder.mkdir(mode=0o700)
+                    break
             except FileExistsError:
-                if wanted:
-                    raise CannotRun(taken(folder)) from None
+                why = taken(folder)
+            if wanted:
+                raise CannotRun(why)
         for name in ("logs", "snapshots", "tensorboard"):
             (folder / name).mkdir()
         (folder / "plan.json").write_text(to_json(plan))

@@ -55,7 +55,14 @@ class Supervisor:
         self._run = run
         self._options = {
             CAPTAIN: Options(
-                run, CAPTAIN, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain, starter=os.getpid()
+                run,
+                CAPTAIN,
+                str(folder / "plan.json"),
+                str(folder),
+                str(folder / "tls"),
+                captain,
+                token=os.urandom(8).hex(),
+                starter=os.getpid(),
             )
         }
         for host in plan.hosts:
