@@ -66,6 +66,12 @@ def test_from_a_run_that_trains_to_one_that_is_deleted(me: Person, to: str) -> N
     refused = me.call("snapshots", "rm", run, "2", "--yes")
     assert refused.returncode == 1 and "is the newest of" in refused.stderr
     assert me.call("snapshots", "rm", run, "1", "--yes").returncode == 0
+    (me.folder / "another-machine").mkdir()
+    other = Person(me.folder / "another-machine")
+    for words in (["snapshots", "rm", f"{place}/{run}", "2"], ["delete", "--snapshots", f"{place}/{run}"]):
+        refused = other.call(*words, "--yes")
+        assert refused.returncode == 1 and f"nothing at {place}/{run} says that {run} has ended" in refused.stderr
+    assert names(me) == ["step-2-g1"]
     assert me.call("stop").returncode == 0
     assert re.search(rf"  snapshots    step 2 committed .* ago: {place}/{run}/step-2-g1\n", me.call("status").stdout)
 

@@ -77,7 +77,14 @@ def test_all_that_can_be_done_with_snapshots_at_a_bucket(s3: Store, home: Path, 
     bucket(s3).delete(f"{RUN}/step-40-g2/worker-0/step")
     done = call(home, s3, "snapshots", "verify", there)
     assert (done.returncode, done.stdout) == (1, f"step-40-g2: {RUN}/step-40-g2/worker-0/step is gone\n")
-    assert call(home, s3, "snapshots", "rm", there, "40", "--yes").stderr == "deleted step-40-g2\n"
+    refused = call(home, s3, "snapshots", "rm", there, "40", "--yes")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"error: nothing at {there} says that {RUN} has ended: it may still train on another machine, and would go on "
+        "from step-40-g2; --force deletes it all the same\n",
+    )
+    assert call(home, s3, "snapshots", "rm", there, "30", "--yes").stderr == "deleted step-30-g1\n"
+    assert call(home, s3, "snapshots", "rm", there, "40", "--yes", "--force").stderr == "deleted step-40-g2\n"
     assert call(home, s3, "snapshots", "ls", there, "-o", "name").stdout.split() == NAMES[1:]
 
 
@@ -120,7 +127,9 @@ def test_delete_leaves_a_bucket_alone_unless_asked_to(s3: Store, home: Path, the
         f"deleted {RUN}; its snapshots stay at {there}: `paceline delete --snapshots {there}` deletes them\n",
     )
     assert bucket(s3).names("") == before
-    done = call(home, s3, "delete", "--snapshots", there, "--yes")
+    assert call(home, s3, "delete", "--snapshots", there, "--yes").returncode == 1
+    assert bucket(s3).names("") == before
+    done = call(home, s3, "delete", "--snapshots", there, "--yes", "--force")
     assert (done.returncode, done.stderr) == (0, f"deleted the snapshots of {RUN} at {there}\n")
     assert bucket(s3).names("") == [name for name in before if name.startswith(f"{RUN}b/")]
 

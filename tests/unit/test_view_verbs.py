@@ -312,7 +312,14 @@ def test_snapshots_elsewhere_stay_and_are_named(home: Path, tmp_path: Path) -> N
     assert call(home, "delete", str(where), "--yes").stderr == (
         f"error: no run '{where}': a place is for --snapshots, which deletes the run's snapshots there\n"
     )
-    last = call(home, "delete", "--snapshots", str(where), "--yes")
+    refused = call(home, "delete", "--snapshots", str(where), "--yes")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"error: nothing at {where} says that translate-0001 has ended: it may still train on another machine; "
+        "--force deletes its snapshots all the same\n",
+    )
+    assert (where / "step-40-g2" / "manifest.json").exists()
+    last = call(home, "delete", "--snapshots", str(where), "--yes", "--force")
     assert (last.returncode, last.stderr) == (0, f"deleted the snapshots of translate-0001 at {where}\n")
     assert [path.name for path in where.parent.iterdir()] == ["translate-0002"]
 

@@ -402,7 +402,10 @@ class Captaincy:
             self.connections.discard(connection)
             connection.link.close()
         self.loop.unwatch(self._listener)
-        self._keeping.close(self.loop.stop)
+        if self._captain.generation or self._options.echo:
+            self._keeping.close(self.loop.stop)
+        else:
+            self.loop.stop()  # there is nothing at the place, which may be what does not answer
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:

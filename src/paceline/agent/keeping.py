@@ -31,8 +31,11 @@ class Keeping:
     ) -> None:  # fmt: skip
         """`files`: name -> path, of those that this host alone writes, and only at their ends."""
         outlives = plan.snapshots.in_bucket or plan.snapshots.claimed[0]
-        # Where nothing is echoed, the run's folder is on the machine of whoever reads it.
         self._files = dict(files) if options.echo and outlives else {}
+        if not options.echo and plan.snapshots.to and not plan.snapshots.claimed[0]:
+            # The run's folder is on the machine of whoever reads it. But the place is seen by others, who must be able
+            # to tell whether the run is over before they delete anything there.
+            self._files = {name: path for name, path in files.items() if name == "report.json"}
         self._place = plan.snapshots.to
         self._noted = f"{options.folder}/.{options.host}.kept"
         self._porting, self._loop, self._warn = porting, loop, warn

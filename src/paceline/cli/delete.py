@@ -32,7 +32,10 @@ def main(
         bool, typer.Option("--snapshots", help="Also their snapshots, wherever they are; also of runs deleted before.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also runs that still run: they are ended first.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also runs that still run: they are ended first; and at a place, those that may."),
+    ] = False,
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
@@ -65,6 +68,8 @@ def main(
         names = [*running_there, *running]
         forced = "" if running_there else ", or say --force"
         fail(f"{', '.join(names)} still runs: `paceline stop {names[0]}` first{forced}", 1)
+    if not force and (doubts := list(filter(None, (source.doubt() for source in at_places)))):
+        fail(f"{doubts[0]}; --force deletes its snapshots all the same", 1)
     elsewhere = {each.name: _elsewhere(each) if snapshots else None for each in chosen}
     if not yes:
         _ask(chosen, [*filter(None, elsewhere.values()), *at_places], snapshots)

@@ -200,6 +200,7 @@ def rm(
     snapshot: Annotated[list[str], typer.Argument(metavar="SNAPSHOT", help="As `paceline snapshots ls` names them.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted; delete nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also the newest of a run that may still train.")] = False,
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
@@ -211,8 +212,11 @@ def rm(
     with _source(run, on, context, namespace) as source:
         known = source.reader.known()
         chosen = list(dict.fromkeys(snapshots.find(source, known, each) for each in snapshot))
-        if source.alive and (newest := known.counted()[:1]) and newest[0] in chosen:
-            fail(f"{newest[0]} is the newest of {source.run}, which still runs: it would go on from there", 1)
+        if (newest := known.counted()[:1]) and newest[0] in chosen:
+            if source.alive:
+                fail(f"{newest[0]} is the newest of {source.run}, which still runs: it would go on from there", 1)
+            if not force and (doubt := source.doubt()):
+                fail(f"{doubt}, and would go on from {newest[0]}; --force deletes it all the same", 1)
         found = snapshots.look_up(source.reader, known, chosen)
         what = f"{join([str(each.id) for each in found])} of {source.run} ({size(snapshots.sizes(found))})"
         if dry_run:

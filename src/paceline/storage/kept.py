@@ -65,6 +65,12 @@ class Kept:
             found[file], rest = rest[:size], rest[size:]
         return found
 
+    def ended(self, captain: str) -> bool:
+        """Whether the run has said that it is over, which is the last that its captain says."""
+        pieces = self.pieces(captain)
+        last = self.read(pieces[-1]) if pieces else {}
+        return "report.json" in last or b'"event": "run-ended"' in last.get("events.jsonl", b"")
+
 
 def part(path: str, begin: int, end: int) -> bytes:
     with open(path, "rb") as file:

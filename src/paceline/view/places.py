@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.plan import CAPTAIN
 from paceline.view import runs
 from paceline.view.runs import Run
 
@@ -74,6 +75,12 @@ class Source:
     def alive(self) -> bool:
         """As far as this machine can tell."""
         return self.folder is not None and runs.alive(self.folder)
+
+    def doubt(self) -> str:
+        """Why it may still be alive, where this machine does not know; empty: it is not, or this machine knows."""
+        if self.folder is not None or self.kept.ended(CAPTAIN):
+            return ""
+        return f"nothing at {self.where} says that {self.run} has ended: it may still train on another machine"
 
 
 def is_bucket(place: str) -> bool:
