@@ -75,6 +75,15 @@ def test_what_does_not_fit_is_listed_and_the_rest_is_restored_on_request(tmp_pat
     }
 
 
+def test_another_learning_rate_is_told_and_counts_where_a_run_starts_from_another(tmp_path: Path) -> None:
+    told = "paceline: settings differ, and those {} count: optimizer/_learning_rate (0.5 in the snapshot, 0.25 here)\n"
+    assert run("tf_stories.py", "rates", folder=tmp_path) == [
+        [0.125, ""],
+        [0.125, told.format("in the snapshot")],
+        [0.25, told.format("of the program")],
+    ]
+
+
 def test_another_position_in_the_data_does_not_fit(tmp_path: Path) -> None:
     alone, other = run("tf_stories.py", "orders", folder=tmp_path)
     assert "in the snapshot alone: order (" in alone

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import socket
 import sys
 import threading
@@ -152,6 +153,30 @@ def mismatch() -> object:
         step = two.restore(partial=True)
     partial = [value.numpy().tolist() for value in ours.values()]
     return {"error": error, "strict": strict, "step": step, "partial": partial, "said": said.getvalue()}
+
+
+def rates() -> object:
+    """A rate that has fallen since is no difference; one that the program gives otherwise is."""
+
+    def made(rate: float) -> keras.optimizers.Optimizer:
+        optimizer = keras.optimizers.SGD(rate)
+        optimizer.build([tf.Variable(1.0)])
+        return optimizer
+
+    first = made(0.5)
+    with Snapshots({"optimizer": first}) as one:
+        one.restore()
+        first.learning_rate = 0.125
+        one.save(1)
+    seen = []
+    for name, rate in (("step-1-g1", 0.5), ("step-1-g1", 0.25), ("step-1-g0", 0.25)):
+        (FOLDER / name).exists() or shutil.copytree(FOLDER / "step-1", FOLDER / name)
+        os.environ["PACELINE_RESTORE"] = str(FOLDER / name)
+        optimizer = made(rate)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            Snapshots({"optimizer": optimizer}).restore()
+        seen.append([float(optimizer.learning_rate), said.getvalue()])
+    return seen
 
 
 def orders() -> object:

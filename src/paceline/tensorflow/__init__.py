@@ -26,6 +26,7 @@ import tensorflow as tf
 from paceline.runtime import contract
 from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
+from paceline.runtime.report import say
 from paceline.runtime.shards import Shards
 from paceline.tensorflow import randomness, state
 from paceline.tensorflow.group import Group
@@ -86,6 +87,7 @@ class Snapshots:
         self._at = 0
         self.due = False  # whether the next step takes a snapshot; may be set
         self._put_off = False
+        self._rates: dict[str, float] = {}  # as the program gave them
         self._restored = False  # the Keras callback may do so twice
         self._metrics: dict[str, Any] = {}
 
@@ -95,8 +97,14 @@ class Snapshots:
         All variables must have been made before: `model.build(...)`, `optimizer.build(model.trainable_variables)`.
         Where the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: the
         variables that fit are restored all the same, the rest stays as the program made it, and a warning lists it.
+
+        A learning rate that the program gives otherwise than the one that took the snapshot is told in a warning. That
+        of the snapshot counts; but where a run starts from another's (`snapshots.from`), the program's does. Settings
+        that are no variables, as all others of Keras' optimizers, are always the program's.
         """
         self._state.copy().drop()  # the first time takes far longer than later ones: now, training does not wait
+        if not self._restored:
+            self._rates = {name: float(tf.convert_to_tensor(rate)) for name, rate in self._state.rates().items()}
         folder = contract.restored()
         if folder is None:
             return 0
@@ -108,12 +116,27 @@ class Snapshots:
         says = group.chief and not self._restored
         misfits.tell(int(kept["step"]), partial, says, " (before restoring, build model and optimizer)")
         self._state.restore(folder, fitting if misfits else None)
+        self._settle_rates(kept["rates"], fitting, says)
         if ordered:
             self.order.load(kept["order"])
         if group.rank < len(kept["random"]):
             randomness.load(kept["random"][group.rank])
         self._at, self.due, self._restored = int(kept["step"]), False, True
         return self._at
+
+    def _settle_rates(self, theirs: dict[str, float], fitting: set[str], says: bool) -> None:
+        anew, told = contract.from_another_run(), []
+        for name, rate in self._state.rates().items():
+            ours = self._rates.get(name)
+            if name in fitting and name in theirs and ours is not None and theirs[name] != ours:
+                told.append(f"{name} ({theirs[name]} in the snapshot, {ours} here)")
+                if anew:
+                    rate.assign(ours)
+                else:
+                    self._rates[name] = theirs[name]
+        if told and says:
+            whose = "of the program" if anew else "in the snapshot"
+            say(f"settings differ, and those {whose} count: {', '.join(told)}")
 
     def step(self, n: int, **metrics: Any) -> bool:
         """After every step, in every worker: takes a snapshot when it is time. True: it was taken since one of
@@ -189,7 +212,7 @@ class Snapshots:
         if group.chief:
             step, metrics = self._at, {name: float(value) for name, value in self._metrics.items()}
             position = None if self.order is None else self.order.state()
-            rest = {"step": step, "order": position, "random": random}
+            rest = {"step": step, "order": position, "random": random, "rates": self._rates}
             self._background.start(step, lambda: self._write(step, copy, rest, metrics))
 
     def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:

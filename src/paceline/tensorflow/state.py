@@ -168,6 +168,11 @@ class State:
         if own is not None and _written(folder, REPLICAS) and (names is None or names.issuperset(own.names)):
             own.scatter(tf.train.load_checkpoint(str(folder / REPLICAS)))
 
+    def rates(self) -> dict[str, Any]:
+        """The learning rates of Keras' optimizers that are variables, by name."""
+        found = self.settle().owners()
+        return {name: piece.owner for name, piece in found.items() if name.endswith("/_learning_rate")}
+
     def compare(self, folder: Path, misfits: Misfits) -> set[str]:
         """What fits, by name."""
         here = self.settle().words()
@@ -219,7 +224,7 @@ def kept(folder: Path) -> dict[str, Any]:
     """What a snapshot holds besides variables."""
     try:
         found = json.loads((folder / STATE).read_text())
-        return {name: found[name] for name in ("step", "order", "random")}
+        return {"rates": {}, **{name: found[name] for name in ("step", "order", "random")}, **found}
     except (OSError, ValueError, KeyError, TypeError) as error:
         told = f"{folder} holds no {STATE} of ours: it was not written by paceline.tensorflow"
         raise SnapshotRefused(told) from error
