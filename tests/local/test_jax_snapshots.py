@@ -150,7 +150,7 @@ def test_mistakes_are_told_at_once(place: Path) -> None:
 
 
 def test_when_the_group_is_leaving_a_snapshot_is_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.jax.leaving", lambda: True)
+    monkeypatch.setattr("paceline.jax.leaving", lambda _: True)
     with Snapshots() as snapshots:
         assert snapshots.step(3, {"a": 1}) is True
     assert [path.name for path in place.iterdir()] == ["step-3"]

@@ -276,7 +276,7 @@ def test_plain_values_and_all_kinds_of_tensors_come_back(place: Path, monkeypatc
 
 
 def test_when_the_group_is_leaving_a_snapshot_is_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.torch.leaving", lambda: True)
+    monkeypatch.setattr("paceline.torch.leaving", lambda _: True)
     with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
         assert snapshots.step(3) is True
     assert [path.name for path in place.iterdir()] == ["step-3"]

@@ -76,7 +76,7 @@ def fit(
             if done == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             if done == leave_at:
-                paceline.tensorflow.leaving = iter([True, *[False] * 1000]).__next__
+                paceline.tensorflow.leaving = lambda step: step == leave_at
             if done == hold_at and (os.environ["PACELINE_GENERATION"], os.environ["PACELINE_RANK"]) == ("1", "1"):
                 signal.pause()
 
