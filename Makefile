@@ -37,7 +37,7 @@ demo: .venv/demo
 # One after the other: beside clusters, frameworks take so long to start that tests of hangs see one. Without root, those
 # that need a cluster are left out.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/cluster
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/cluster
 	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/cluster
 
 lint: .venv/dev
