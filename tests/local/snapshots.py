@@ -14,9 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from runs import PROGRAMS, SOURCE
 
+from paceline import Shards
+
 LIMIT_S = 120
+
+other_positions = pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (Shards(9, 3), None, "in the snapshot alone: order"),
+        (None, Shards(9, 3), "not in the snapshot: order"),
+        (Shards(9, 3), Shards(8, 3), r"different: order/size \(9 in the snapshot, 8 here\)"),
+    ],
+)
 
 
 @dataclass

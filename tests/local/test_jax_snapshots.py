@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from snapshots import Group
+from snapshots import Group, other_positions
 from snapshots import group as any_group
 
 from paceline import Shards
@@ -102,14 +102,7 @@ def test_shapes_are_enough_to_restore(place: Path, monkeypatch: pytest.MonkeyPat
     assert not again["array"].committed
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "said"),
-    [
-        (Shards(9, 3), None, "in the snapshot alone: order"),
-        (None, Shards(9, 3), "not in the snapshot: order"),
-        (Shards(9, 3), Shards(8, 3), r"different: order/size \(9 in the snapshot, 8 here\)"),
-    ],
-)
+@other_positions
 def test_another_position_in_the_data_does_not_fit(
     theirs: Shards | None, ours: Shards | None, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

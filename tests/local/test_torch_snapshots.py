@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from snapshots import group
+from snapshots import group, other_positions
 from torch import nn
 
 from paceline import Shards
@@ -212,14 +212,7 @@ class Keeper:
         self.kept = state["kept"]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "said"),
-    [
-        (Shards(9, 3), None, "in the snapshot alone: order"),
-        (None, Shards(9, 3), "not in the snapshot: order"),
-        (Shards(9, 3), Shards(8, 3), r"different: order/size \(9 in the snapshot, 8 here\)"),
-    ],
-)
+@other_positions
 def test_another_position_in_the_data_does_not_fit(
     theirs: Shards | None, ours: Shards | None, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

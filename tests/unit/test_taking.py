@@ -16,7 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage.snapshots import Unfit
+from paceline.agent.porter import Porter
+from paceline.storage import watched
+from paceline.storage.folder import Folder as Files
+from paceline.storage.snapshots import Snapshots, Unfit
 from paceline.storage.store import Unwanted
 from paceline.storage.taking import REST, RESTLESS, Taking
 from paceline.storage.watched import Later
@@ -308,36 +311,41 @@ def half_written(path: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("reaped", [True, False])
 def test_nothing_is_taken_of_what_a_task_left_that_died(folder: Folder, task: str, reaped: bool) -> None:
     folder.write("model.pt", "whole")
-    process = half_written(folder.path / "half.pt")
-    folder.runs(task, process.pid)
-    refused(folder)
-    process.kill()
-    if reaped:
-        process.wait()
-    else:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(Later, match=f"{task} has died"):
-        folder.once()
-    process.wait()
-    assert process.stdout
-    process.stdout.close()
+    with half_written(folder.path / "half.pt") as process:
+        folder.runs(task, process.pid)
+        refused(folder)
+        process.kill()
+        if reaped:
+            process.wait()
+        else:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(Later, match=f"{task} has died"):
+            folder.once()
 
 
 def test_killed_while_it_is_looked_at(folder: Folder) -> None:
     """In a write that stalls, so that only the death can give it away: what is taken is never half."""
     folder.write("model.pt", "whole")
     for number in range(10):
-        process = half_written(folder.path / "half.pt")
-        folder.runs(LEADER, process.pid)
-        killer = threading.Timer(number * 0.005, process.kill)
-        killer.start()
-        for _ in range(4):
-            with pytest.raises(Later):
-                folder.once("")
-        killer.join()
-        process.wait()
-        assert process.stdout
-        process.stdout.close()
+        with half_written(folder.path / "half.pt") as process:
+            folder.runs(LEADER, process.pid)
+            killer = threading.Timer(number * 0.005, process.kill)
+            killer.start()
+            for _ in range(4):
+                with pytest.raises(Later):
+                    folder.once("")
+            killer.join()
+
+
+def test_nor_by_a_porter_that_came_after_the_one_that_was_told(folder: Folder, tmp_path: Path) -> None:
+    known = watched.signature(folder.write("model.pt", "ha").stat())
+    snapshots = Snapshots(Files(str(tmp_path / "place")), "run")
+    words = {"folder": str(folder.path), "own": str(tmp_path / "own"), "copies": str(tmp_path / "copies")}
+    request = {"do": "take", **words, "to": str(tmp_path / "to"), "metrics": {}, "leader": "", "id": 0}
+    answer = Porter(snapshots, snapshots, lambda _: None, lanes=()).done(
+        {**request, "doubtful": {"model.pt": list(known)}}, 0
+    )
+    assert answer["error"]["kind"] == "unfit" and "was written by a task that died" in answer["error"]["text"]
 
 
 def test_what_a_task_left_that_died_is_not_taken_later_either(folder: Folder) -> None:
