@@ -27,7 +27,7 @@ from paceline.jax import files
 from paceline.jax.host import Host
 from paceline.jax.leaves import described, flat, held
 from paceline.runtime import chance
-from paceline.runtime.contract import Background, in_a_run, restored, writing
+from paceline.runtime.contract import Background, give_way, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
@@ -98,7 +98,7 @@ class Snapshots:
             self._host.prepare(held(state))
         due = self._every is not None and n % self._every == 0
         if going:
-            self.save(n, state, **metrics)
+            self._save(n, state, metrics, urgent=True)
         elif due or self._late is not None:
             if _all_are(not self._background.busy()):
                 self._take(n, state, metrics)
@@ -109,9 +109,12 @@ class Snapshots:
 
     def save(self, n: int, state: Any, **metrics: Any) -> None:
         """Take one now; where the last one is still being written, once it is."""
+        self._save(n, state, metrics, urgent=False)
+
+    def _save(self, n: int, state: Any, metrics: dict[str, Any], urgent: bool) -> None:
         if in_a_run():
             self._background.settle()
-            self._take(n, state, metrics)
+            self._take(n, state, metrics, urgent)
 
     def close(self) -> None:
         """Waits until all is written, with the last one that was due; raises where that failed."""
@@ -133,7 +136,7 @@ class Snapshots:
             self._background.settle()
             self._host.free()
 
-    def _take(self, n: int, state: Any, metrics: dict[str, Any]) -> None:
+    def _take(self, n: int, state: Any, metrics: dict[str, Any], urgent: bool = False) -> None:
         self._late = None
         numbers = {name: float(value) for name, value in metrics.items()}
         leaves = held(state)
@@ -144,6 +147,8 @@ class Snapshots:
         versions = {"python": platform.python_version(), "jax": jax.__version__}
 
         def write() -> None:
+            if not urgent:
+                give_way()
             with writing(n, processes, numbers, versions) as folder:
                 files.write(folder, leaves, about, process, processes)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any, Callable
 
 from paceline.runtime import report
 
+_GIVES_WAY = 19  # niceness: the last; it still gets a share of a core that others want, too
 ABOUT = "paceline.json"  # beside the files of a snapshot: how many tasks write a part of it, metrics, versions
 
 
@@ -60,6 +62,12 @@ def writing(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     report.tell({"_": "saved"})
+
+
+def give_way() -> None:
+    """Where training needs all cores, it comes before the thread that calls this."""
+    if sys.platform == "linux":  # elsewhere it is the whole process, or nothing
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GIVES_WAY)
 
 
 class Background:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 _PIECE = 1 << 20
 _SHARE = 8 << 20  # bytes that one thread more is worth its start for
@@ -28,27 +28,40 @@ def block(size: int) -> mmap.mmap:
     return memory
 
 
-def copy(spans: Iterable[tuple[int, int, int]], threads: int) -> None:
-    """Spans of memory: (to, from, bytes), as addresses.
+class Copying:
+    """Spans of memory, (to, from, bytes) as addresses, on their way by all threads that come to help."""
 
-    Threads take piece after piece. Torch's own threads halve each tensor and wait for the slower one, which was five
-    times as long where others used the cores.
-    """
-    pieces = [
-        (into + at, out + at, min(_PIECE, size - at)) for into, out, size in spans for at in range(0, size, _PIECE)
-    ]
-    left = iter(pieces)
+    def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
+        pieces = [
+            (into + at, out + at, min(_PIECE, size - at)) for into, out, size in spans for at in range(0, size, _PIECE)
+        ]
+        self.size = sum(size for _, _, size in pieces)
+        self._left = iter(pieces)
+        self._helping = 0
+        self._changed = threading.Condition()
 
-    def work() -> None:
-        for into, out, size in left:
+    def finish(self) -> None:
+        """Help until nothing is left, and wait for who else helps: all is there."""
+        with self._changed:
+            self._helping += 1
+        for into, out, size in self._left:
             ctypes.memmove(into, out, size)  # without the lock of Python
+        with self._changed:
+            self._helping -= 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._helping)
 
-    helpers = min(threads, _MOST, sum(size for _, _, size in pieces) // _SHARE) - 1
-    if helpers < 1:
-        work()
-        return
-    with ThreadPoolExecutor(helpers) as pool:
-        others = [pool.submit(work) for _ in range(helpers)]
-        work()
-    for other in others:
-        other.result()
+
+def copy(spans: Iterable[tuple[int, int, int]], threads: int) -> None:
+    """At once, by so many threads, which take piece after piece. Torch's own threads halve each tensor and wait for the
+    slower one, which was five times as long where others used the cores."""
+    copying = Copying(spans)
+    helpers = [
+        threading.Thread(target=copying.finish, name="paceline-copy")
+        for _ in range(min(threads, _MOST, copying.size // _SHARE) - 1)
+    ]
+    for helper in helpers:
+        helper.start()
+    copying.finish()
+    for helper in helpers:
+        helper.join()

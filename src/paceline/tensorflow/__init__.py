@@ -149,7 +149,8 @@ class Snapshots:
         self._at, self._metrics = n, metrics
         self.due = self.due or now
         if going:
-            self.save(n, **metrics)
+            self._settle()
+            self._take(self._group().chiefs(self._answer()), urgent=True)
         elif self.due:
             answer = self._group().chiefs(self._answer())
             if answer == _BUSY:
@@ -202,7 +203,7 @@ class Snapshots:
             return _NOWHERE
         return _BUSY if self._background.busy() else _TAKE
 
-    def _take(self, answer: int) -> None:
+    def _take(self, answer: int, urgent: bool = False) -> None:
         self.due = self._put_off = False
         group = self._group()
         if answer == _NOWHERE or not (group.chief or group.together):
@@ -213,10 +214,12 @@ class Snapshots:
             step, metrics = self._at, {name: float(value) for name, value in self._metrics.items()}
             position = None if self.order is None else self.order.state()
             rest = {"step": step, "order": position, "random": random, "rates": self._rates}
-            self._background.start(step, lambda: self._write(step, copy, rest, metrics))
+            self._background.start(step, lambda: self._write(step, copy, rest, metrics, urgent))
 
-    def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:
-        """In the background."""
+    def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float], urgent: bool) -> None:
+        """In the background. Urgent: training does not come before it."""
+        if not urgent:
+            contract.give_way()
         versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
         for name in ("keras", "tf_keras"):
             if name in sys.modules:

@@ -27,14 +27,16 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from paceline.runtime.contract import Background, from_another_run, in_a_run, restored, writing
+from paceline.runtime.contract import Background, from_another_run, give_way, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.report import say
 from paceline.runtime.shards import Shards
 from paceline.torch import buckets, files, fit, group
 from paceline.torch.host import Host
+from paceline.torch.rest import Changed, Rest, optimized
 from paceline.torch.tree import SnapshotUnsafe
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "SnapshotUnsafe", "Snapshots"]
@@ -46,8 +48,12 @@ class Snapshots:
     """Takes and restores snapshots of anything with `state_dict` and `load_state_dict`.
 
     Rank 0 writes for all. Where tensors are sharded (`fully_shard`: DTensors), every rank writes its part, and any
-    number of ranks can restore it; what is not sharded is taken to be the same in all, and rank 0's counts. Training is
-    held while the state is copied to host memory; a thread writes.
+    number of ranks can restore it; what is not sharded is taken to be the same in all, and rank 0's counts.
+
+    Training is not held while a snapshot is written, and hardly while it is copied to host memory: what an optimizer of
+    the items changes is copied by a thread, and its next `step()` waits for that. So between two of these, nobody else
+    should change weights. Where somebody does, the snapshot is dropped with a warning, and later ones are copied at
+    once.
     """
 
     def __init__(self, items: Mapping[str, Any], every: int | None = None, order: Shards | None = None) -> None:
@@ -64,6 +70,9 @@ class Snapshots:
         self._background, self._host = Background(), Host()
         self._late: tuple[int, dict[str, Any]] | None = None  # was due, and is still to be taken
         self._prepared = False
+        self._at_once = False
+        self._rest: Rest | None = None
+        self._hook = register_optimizer_step_pre_hook(self._before_changes) if in_a_run() else None
         self._given: dict[str, Any] = {}  # settings of optimizers, before anything was restored
 
     def restore(self, partial: bool = False) -> int:
@@ -129,7 +138,7 @@ class Snapshots:
         if not in_a_run():
             return going
         if going:
-            self.save(n, **metrics)
+            self._save(n, metrics, urgent=True)
             return True
         if not self._prepared and self._every is not None:
             self._prepared = True  # not earlier: now the optimizer has its state, too
@@ -146,21 +155,24 @@ class Snapshots:
 
     def save(self, n: int, **metrics: Any) -> None:
         """Take one now; where the last one is still being written, once it is."""
+        self._save(n, metrics, urgent=False)
+
+    def _save(self, n: int, metrics: dict[str, Any], urgent: bool) -> None:
         if in_a_run():
             self._background.settle()
             states = group.meet(True)
             assert states is not None
-            self._take(n, metrics, states)
+            self._take(n, metrics, states, urgent)
 
     def close(self) -> None:
         """Waits until all is written, with the last one that was due; raises where that failed."""
         if self._late is not None:
             n, metrics = self._late
-            self.save(n, **metrics)
+            self._save(n, metrics, urgent=True)
         try:
             self._background.wait()
         finally:
-            self._host.free()
+            self._free()
 
     def __enter__(self) -> Snapshots:
         return self
@@ -170,18 +182,40 @@ class Snapshots:
             self.close()
         else:  # others may be gone: nothing that needs them
             self._background.settle()
-            self._host.free()
+            self._free()
 
-    def _take(self, n: int, metrics: dict[str, Any], states: list[bytes]) -> None:
+    def _free(self) -> None:
+        self._host.free()
+        if self._hook is not None:
+            self._hook.remove()
+            self._at_once = True
+
+    def _before_changes(self, *_: Any) -> None:
+        """An optimizer is about to change values."""
+        if self._rest is not None and not torch.compiler.is_compiling():
+            self._rest.finish()
+            self._rest = None
+
+    def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], urgent: bool = False) -> None:
+        """Urgent: training does not come before it."""
         self._late = None
-        numbers = {name: float(value) for name, value in metrics.items()}
+        numbers = {name: _number(value) for name, value in metrics.items()}
         mine, parts = self._mine(self._tree(n, states))
         if not mine:
             return
-        held = self._host.hold(mine)
+        optimizers = [item for item in self._items.values() if isinstance(item, torch.optim.Optimizer)]
+        held, rest = self._host.hold(mine, () if urgent or self._at_once else optimized(optimizers))
+        self._rest = rest
         versions = {"python": platform.python_version(), "torch": torch.__version__}
 
         def write() -> None:
+            try:
+                rest.verify()
+            except Changed:
+                self._at_once = True
+                raise
+            if not urgent:
+                give_way()
             with writing(n, parts, numbers, versions) as folder:
                 for name, content in held.items():
                     torch.save(content, folder / name)
@@ -208,6 +242,10 @@ class Snapshots:
         if parts is not None:
             mine[files.shard_name(rank, world)] = parts
         return mine, 1 if parts is None else world
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _step_of(name: str) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from paceline.runtime.memory import block
+from paceline.torch.rest import LEAST, Pair, Rest
 from paceline.torch.tree import SnapshotUnsafe, mapped
 
 _ALIGN = 64  # as torch.save aligns its records
@@ -21,13 +23,14 @@ class Host:
         self._slots: list[torch.Tensor] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def hold(self, tree: Any) -> Any:
-        """The tree as it is now, in memory of our own. What an earlier call gave is overwritten."""
+    def hold(self, tree: Any, optimized: Collection[int] = ()) -> tuple[Any, Rest]:
+        """The tree as it is now, in memory of our own, once the rest is finished: what lies in memory that begins at
+        these addresses. What an earlier call gave is overwritten."""
         tensors, numbers = self._prepared(tree)
         with torch.no_grad():
-            self._copy(tensors)
+            rest = self._copy(tensors, optimized)
         left = iter(numbers)
-        return mapped(tree, lambda *_: self._slots[next(left)])
+        return mapped(tree, lambda *_: self._slots[next(left)]), rest
 
     def prepare(self, tree: Any) -> None:
         """Take the memory now, so that the first snapshot does not wait for it."""
@@ -80,21 +83,31 @@ class Host:
         if int(code) == 0:  # else it is slower, and that is all
             self._pinned = whole.data_ptr()
 
-    def _copy(self, tensors: list[torch.Tensor]) -> None:
+    def _copy(self, tensors: list[torch.Tensor], optimized: Collection[int]) -> Rest:
         """By torch's own threads: others would wait for these, which look for work for a while after each step."""
-        pairs = list(zip(self._slots, tensors))
+        first: list[Pair] = []
+        later: list[Pair] = []
+        for slot, tensor in zip(self._slots, tensors):
+            waits = (
+                tensor.nbytes >= LEAST
+                and tensor.untyped_storage().data_ptr() in optimized
+                and tensor.stride() == slot.stride()  # dense
+            )
+            (later if waits else first).append((slot, tensor))
+        streams = {}
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
-            stream.wait_stream(torch.cuda.current_stream(device))  # what training has asked for comes first
+            stream = streams[device] = self._streams.setdefault(device, torch.cuda.Stream(device))
+            training = torch.cuda.current_stream(device)
+            stream.wait_stream(training)  # what training has asked for comes first
             with torch.cuda.stream(stream):
-                for slot, tensor in pairs:
+                for slot, tensor in first:
                     if tensor.device == device:
                         slot.copy_(tensor, non_blocking=True)
-        for slot, tensor in pairs:
+            training.wait_stream(stream)
+        for slot, tensor in first:
             if not tensor.is_cuda:
                 slot.copy_(tensor)
-        for stream in self._streams.values():
-            stream.synchronize()
+        return Rest(later, streams)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
