@@ -6,6 +6,9 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Iterable
+from typing import Callable, Generic, TypeVar
+
+T = TypeVar("T")
 
 _PIECE = 1 << 20
 _SHARE = 8 << 20  # bytes that one thread more is worth its start for
@@ -28,40 +31,46 @@ def block(size: int) -> mmap.mmap:
     return memory
 
 
-class Copying:
-    """Spans of memory, (to, from, bytes) as addresses, on their way by all threads that come to help."""
+class Copying(Generic[T]):
+    """Pieces on their way, moved by all threads that come to help."""
 
-    def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
-        pieces = [
-            (into + at, out + at, min(_PIECE, size - at)) for into, out, size in spans for at in range(0, size, _PIECE)
-        ]
-        self.size = sum(size for _, _, size in pieces)
-        self._left = iter(pieces)
+    def __init__(self, pieces: Iterable[T]) -> None:
+        self._left = iter(list(pieces))
         self._helping = 0
         self._changed = threading.Condition()
 
-    def finish(self) -> None:
+    def finish(self, move: Callable[[T], object]) -> None:
         """Help until nothing is left, and wait for who else helps: all is there."""
         with self._changed:
             self._helping += 1
-        for into, out, size in self._left:
-            ctypes.memmove(into, out, size)  # without the lock of Python
-        with self._changed:
-            self._helping -= 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._helping)
+        try:
+            for piece in self._left:
+                move(piece)
+        finally:
+            with self._changed:
+                self._helping -= 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._helping)
 
 
 def copy(spans: Iterable[tuple[int, int, int]], threads: int) -> None:
-    """At once, by so many threads, which take piece after piece. Torch's own threads halve each tensor and wait for the
-    slower one, which was five times as long where others used the cores."""
-    copying = Copying(spans)
-    helpers = [
-        threading.Thread(target=copying.finish, name="paceline-copy")
-        for _ in range(min(threads, _MOST, copying.size // _SHARE) - 1)
+    """Spans of memory: (to, from, bytes), as addresses.
+
+    Threads take piece after piece. Torch's own threads halve each tensor and wait for the slower one, which was five
+    times as long where others used the cores.
+    """
+    pieces = [
+        (into + at, out + at, min(_PIECE, size - at)) for into, out, size in spans for at in range(0, size, _PIECE)
     ]
+    copying = Copying(pieces)
+
+    def help() -> None:
+        copying.finish(lambda piece: ctypes.memmove(*piece))  # without the lock of Python
+
+    count = min(threads, _MOST, sum(size for _, _, size in pieces) // _SHARE) - 1
+    helpers = [threading.Thread(target=help, name="paceline-copy") for _ in range(count)]
     for helper in helpers:
         helper.start()
-    copying.finish()
+    help()
     for helper in helpers:
         helper.join()

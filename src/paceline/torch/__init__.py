@@ -209,13 +209,13 @@ class Snapshots:
         versions = {"python": platform.python_version(), "torch": torch.__version__}
 
         def write() -> None:
+            if not urgent:
+                give_way()
             try:
                 rest.verify()
             except Changed:
                 self._at_once = True
                 raise
-            if not urgent:
-                give_way()
             with writing(n, parts, numbers, versions) as folder:
                 for name, content in held.items():
                     torch.save(content, folder / name)

@@ -7,6 +7,7 @@ values of each.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -17,6 +18,7 @@ from paceline.runtime.memory import Copying
 from paceline.torch.files import is_dtensor
 
 LEAST = 1 << 20  # bytes: smaller ones are copied before anybody could look after them
+_PIECE = 4 << 20
 _VALUES = 16  # of each tensor, evenly spread, and the last
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -43,18 +45,23 @@ class Rest:
                 for slot, tensor in there:
                     slot.copy_(tensor, non_blocking=True)
                 self._copied[device] = stream.record_event()
-        self._copying = Copying((slot.data_ptr(), tensor.data_ptr(), tensor.nbytes) for slot, tensor in here)
+        self._copying = Copying(piece for pair in here for piece in _pieces(pair))
 
     def finish(self) -> None:
-        """Before values change: what is asked of a GPU after this comes after the copy, too."""
-        self._copying.finish()
+        """Before values change: what is asked of a GPU after this comes after the copy, too.
+
+        By torch's own threads: others would wait for these, which look for work for a while after a step has used
+        them.
+        """
+        with torch.no_grad():
+            self._copying.finish(lambda piece: piece[0].copy_(piece[1]))
         for device, copied in self._copied.items():
             torch.cuda.current_stream(device).wait_event(copied)
         self._count()
 
     def verify(self) -> None:
         """All is in host memory now. Changed, where a tensor was changed before that."""
-        self._copying.finish()
+        self._copying.finish(_move)
         for copied in self._copied.values():
             copied.synchronize()
         self._count()
@@ -88,11 +95,28 @@ def optimized(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     return found
 
 
+def _line(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a dense tensor, all values in a row, as they lie in memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def _pieces(pair: Pair) -> Iterable[Pair]:
+    """Not too small, as to make them takes time as well."""
+    if pair[1].nbytes <= _PIECE:
+        return [pair]
+    slot, tensor = (torch.split(_line(each).view(torch.uint8), _PIECE) for each in pair)
+    return zip(slot, tensor)
+
+
+def _move(piece: Pair) -> None:
+    ctypes.memmove(piece[0].data_ptr(), piece[1].data_ptr(), piece[0].nbytes)  # one thread, without Python's lock
+
+
 def _sample(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Some values of each, by kind: taken one by one they would need longer than the copy."""
     kinds: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
-        line = tensor.as_strided((tensor.numel(),), (1,))
+        line = _line(tensor)
         kinds.setdefault(tensor.dtype, []).extend([line[:: max(1, len(line) // _VALUES)], line[-1:]])
     return [torch.cat(some) for some in kinds.values()]
 
