@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ COMMIT = 600.0
 KEEP = 3
 BUCKETS = ("s3://", "gs://", "az://")
 CLAIM = "claim://"
+# Variables that hold the path of a file, of those that clients of buckets read.
+_FILE = re.compile(r"GOOGLE_(APPLICATION_CREDENTIALS|SERVICE_ACCOUNT_PATH)|(AWS|AZURE|GOOGLE|SSL)_\w+_FILE")
 
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with a chief its workers
@@ -105,6 +109,18 @@ def in_claim(place: str) -> tuple[str, str]:
         return "", ""
     name, _, path = place[len(CLAIM) :].partition("/")
     return name, path
+
+
+def absolute(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
+    """With the whole path of credentials that it names relative to `folder`, for processes that work elsewhere.
+
+    >>> absolute({"GOOGLE_APPLICATION_CREDENTIALS": "key.json", "AWS_REGION": "here"}, "/home/ada")
+    {'GOOGLE_APPLICATION_CREDENTIALS': '/home/ada/key.json', 'AWS_REGION': 'here'}
+    """
+    return {
+        name: os.path.abspath(os.path.join(folder, value)) if value and _FILE.fullmatch(name) else value  # noqa: PTH100, PTH118
+        for name, value in environment.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,24 @@ def test_what_is_lost_without_a_right_is_only_a_warning(person: Person) -> None:
     assert code == 0 and "ends the pods instead of asking the captain" in checks["pods/exec"]["found"]
 
 
+def test_without_the_right_to_make_claims_a_run_that_asks_for_one_is_refused_before_there_is_anything(
+    person: Person,
+) -> None:
+    allow(person, without("persistentvolumeclaims", "create"))
+    eventually("the right is gone", lambda: doctor(person)[1]["persistentvolumeclaims"]["result"] == "warn")
+    found = doctor(person)[1]["persistentvolumeclaims"]["found"]
+    assert found.endswith("; without, `snapshots.claim` is refused: name one that is there already"), found
+    job = person.job(snapshots={"to": "claim://fresh", "claim": {"size": "1Gi"}})
+    done = person.call("run", str(job), "--on", "kubernetes")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "error: cannot create the PersistentVolumeClaim fresh: " in done.stderr
+    assert f"`paceline doctor --on kubernetes` shows which rights are missing in {person.namespace}" in done.stderr
+    asked = [each["objectRef"] for each in person.cluster.requests("ada") if each["verb"] == "create"]
+    made = {each["resource"] for each in asked if each.get("namespace") == person.namespace}
+    assert made == {"persistentvolumeclaims", "pods"}  # the last by the doctor, who makes none
+    assert not list((person.home / "runs").iterdir())
+
+
 def test_the_rights_that_are_asked_for_are_enough_for_a_run(person: Person, start: Callable[..., Run]) -> None:
     needed = [right for right in RIGHTS if not right.without]
     allow(person, [{"apiGroups": [r.group], "resources": [r.resource], "verbs": list(r.verbs)} for r in needed])

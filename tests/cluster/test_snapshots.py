@@ -188,7 +188,9 @@ def test_a_folder_that_is_watched_comes_back_on_pods_that_never_had_it(
     assert "warning" not in run.said(), run.said()
 
 
-def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, start: Callable[..., Run]) -> None:
+def test_in_a_claim_snapshots_outlive_their_run_and_its_pods_and_others_start_from_them(
+    person: Person, start: Callable[..., Run]
+) -> None:
     node = person.cluster.nodes[0]
     folder = person.cluster.local_volume(person.namespace, "kept", node)
     run = start(program=IN_TURNS, snapshots={"to": "claim://kept/of digits", "keep": 2})
@@ -213,11 +215,13 @@ def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, sta
     everything = ("exec", "-n", person.namespace, captain, "--", "/bin/sh", "-c", "cat /proc/[0-9]*/cmdline || true")
     eventually("what looked has gone", lambda: "tempfile" not in person.cluster.kubectl(*everything))
     (person.shared / "more").touch()
+    person.cluster.kubectl("delete", "pod", captain, "-n", person.namespace, "--grace-period=1")
+    run.wait("captain-returned")
     pid = run.events("task-started", task="worker-0")[-1]["pid"]
     pod = run.pods("worker")[0]["metadata"]["name"]
     person.cluster.kubectl("exec", "-n", person.namespace, pod, "--", "/bin/sh", "-c", f"kill -9 {pid}")
     run.wait("committed", generation=2)
-    assert restored(run) > 0
+    assert restored(run) >= 40
     person.finish()
     assert run.ends() == 0, run.said()
     last = run.events("committed")[-1]["step"]
@@ -229,8 +233,21 @@ def test_in_a_claim_snapshots_outlive_their_run_and_its_pods(person: Person, sta
     ]
     assert len(kept) == 2 and max(each["step"] for each in kept) == last
     assert all(set(each["parts"]) == {"worker-0", "worker-1", "worker-2"} for each in kept)
-    assert listed(person, run.name)[0].startswith(f"step-{last}-")
-    assert printed(person, f"claim://kept/of digits/{run.name}")["worker-2"][-1] == "done"
+    where = f"claim://kept/of digits/{run.name}"
+    assert printed(person, where)["worker-2"][-1] == "done"
+    named = f"{where}/{listed(person, run.name)[0]}"
+    assert named.startswith(f"{where}/step-{last}-g")
+    alone = "import os; print('start', open(os.environ['PACELINE_RESTORE'] + '/part-2').read())"
+    by_id = start(program=alone, workers=1, snapshots={"from": run.name})
+    by_place = start(program=alone, workers=1, snapshots={"from": named, "to": "claim://kept/next"})
+    for other, given in ((by_id, where), (by_place, named)):
+        assert other.ends() == 0, other.said()
+        assert [each["origin"] for each in other.events("committed")] == [named]
+        assert (restored(other), begun(other, "worker-0")) == (last, [last])
+        assert f"from         {given}\n" in person.call("status", other.name).stdout
+    copy = folder / "next" / by_place.name / f"step-{last}-g0"
+    assert json.loads((copy / "manifest.json").read_text())["origin"] == named
+    assert person.call("delete", "--yes", by_id.name, by_place.name).returncode == 0
     done = person.call("delete", "--snapshots", "--yes", run.name)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, f"deleted the snapshots of {run.name}"), done.stderr
     assert list((folder / "of digits").iterdir()) == []

@@ -156,3 +156,25 @@ def test_a_bucket_that_does_not_answer_is_said_before_anything_starts(
     done = paceline(tmp_path / "home", "run", "job.yaml", cwd=tmp_path)
     assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / "home" / "runs").exists()
+
+
+SAVES = """
+import os, pathlib
+saves = pathlib.Path(os.environ["PACELINE_SNAPSHOT_DIR"])
+(saves / "new").mkdir()
+(saves / "new" / "key").write_text(pathlib.Path(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
+(saves / "new").rename(saves / "step-1")
+"""
+
+
+@pytest.mark.parametrize("named", ["where the command is typed", "in the job file"])
+def test_a_file_of_credentials_is_found_by_agents_which_work_elsewhere(tmp_path: Path, gcs: Server, named: str) -> None:
+    typed = named == "where the command is typed"
+    settings, key = dict(gcs.options), {"GOOGLE_APPLICATION_CREDENTIALS": "key.json"}
+    (tmp_path / "work").mkdir()
+    (tmp_path / ("" if typed else "work") / "key.json").write_text(settings.pop("GOOGLE_SERVICE_ACCOUNT_KEY"))
+    wanted = job(["python", "-c", SAVES], snapshots={"to": gcs.url}, env={} if typed else key)
+    (tmp_path / "work" / "job.yaml").write_text(json.dumps(wanted))
+    settings |= key if typed else {}
+    done = paceline(tmp_path / "home", "run", "work/job.yaml", cwd=tmp_path, **settings)
+    assert done.returncode == 0 and "step 1 committed: gs://" in done.stderr, done.stderr

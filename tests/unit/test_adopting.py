@@ -71,6 +71,17 @@ def test_a_damaged_one_is_passed_over_for_an_older_one_unless_it_was_named(own: 
     assert "step 20 is passed over" in found.passed[0] and "step-20-g1/worker-1/epoch is damaged" in found.passed[0]
 
 
+def test_in_a_volume_it_is_called_as_people_call_it(own: Snapshots, before: Path, tmp_path: Path) -> None:
+    claim = "claim://kept/of digits/first-1"
+    (before / "step-20-g1" / "worker-1" / "epoch").write_text("21")
+    found = adopt(own, str(before), "", called=claim)
+    assert (found.origin, own.manifest(found.id).origin) == (f"{claim}/step-10-g1", f"{claim}/step-10-g1")
+    assert found.passed == (f"the snapshot of step 20 is passed over: {claim}/step-20-g1/worker-1/epoch is damaged",)
+    assert adopt(own, f"{before}/step-10-g1", "", called=f"{claim}/step-10-g1").origin == f"{claim}/step-10-g1"
+    with pytest.raises(StoreError, match="there is no folder claim://kept/second-1 to start from"):
+        adopt(own, str(tmp_path / "place" / "second-1"), "", called="claim://kept/second-1")
+
+
 def test_where_all_are_damaged_it_says_so(own: Snapshots, before: Path) -> None:
     for file in before.glob("step-*/worker-0/epoch"):
         file.unlink()

@@ -61,13 +61,18 @@ class Porting:
         self._porter = Porter(snapshots, snapshots, lambda _: None, lanes=(), kept=Kept(store, RUN))
         self._loop = loop
         self.away = False
+        self.broken = 0  # so many answers do not come
         self.asked: list[str] = []
 
     def ask(self, request: Mapping[str, Any], answered: Callable[[Mapping[str, Any]], None]) -> int:
         self.asked.append(request["piece"])
         carried = json.loads(json.dumps({**request, "id": 0}))
-        self._loop.after(0.0, lambda: answered(AWAY if self.away else self._porter.done(carried, 0)))
+        self._loop.after(0.0, lambda: answered(AWAY if self._fails() else self._porter.done(carried, 0)))
         return 0
+
+    def _fails(self) -> bool:
+        self.broken -= 1
+        return self.away or self.broken >= 0
 
 
 class Pod:
@@ -268,6 +273,14 @@ def test_a_place_that_fails_at_the_end_holds_nobody_up(place: Path, tmp_path: Pa
     pod.write("worker-0", line(1))
     pod.close()
     assert len(pod.warned) == 1
+
+
+def test_a_connection_that_breaks_at_the_end_costs_nothing(place: Path, tmp_path: Path) -> None:
+    pod = Pod(place, tmp_path / "pod")
+    pod.porting.broken = 1
+    pod.write("worker-0", line(1))
+    pod.close()
+    assert brought(place, tmp_path / "here") == pod.written()
 
 
 def test_what_is_written_once_is_as_the_last_captain_has_it(place: Path, tmp_path: Path) -> None:

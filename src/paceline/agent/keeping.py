@@ -42,6 +42,7 @@ class Keeping:
         self._warned = False
         self._asked = False
         self._then: Callable[[], None] | None = None
+        self._failed = False  # at the end
         if not self._files:
             return
         try:
@@ -112,8 +113,10 @@ class Keeping:
             self._warned = True
             what, _, why = str(error["text"]).partition(": ")  # each host has names of its own: they say it alike
             self._warn(f"what the run writes is not kept at {self._place} for now ({why or what}): it is tried again")
-        more = error is None and self._keep(1 if self._then else LARGE)
-        if self._then is not None and not more:
+        # At the end it is tried twice: that the captain was replaced may show only now, where it has the place.
+        again = error is None or (self._then is not None and not self._failed)
+        self._failed = self._then is not None and error is not None
+        if not (again and self._keep(1 if self._then else LARGE)) and self._then is not None:
             self._done()
 
     def _turn(self) -> None:

@@ -55,14 +55,15 @@ class Porter:
         lanes: Iterable[str] = ("short", *LANES.values()),
         kept: Kept | None = None,
         origin: str = "",
+        called: str = "",
         scratch: str = "",
     ) -> None:
-        """`rate`: bytes a second that may be sent. `lanes`: each has a thread. `origin`: what the run starts from; it
-        passes through `scratch`."""
+        """`rate`: bytes a second that may be sent. `lanes`: each has a thread. `origin`: what the run starts from, and
+        what people call it; it passes through `scratch`."""
         self._short, self._transfers, self._kept = short, transfers, kept
         self._answer = answer
         self._rate = rate
-        self._origin, self._scratch = origin, scratch
+        self._origin, self._called, self._scratch = origin, called, scratch
         self._next = 0.0  # when the next piece may be sent
         self._turn = threading.Lock()
         self._unwanted: set[int] = set()
@@ -166,7 +167,7 @@ class Porter:
     def _adopt(self, request: Request) -> Request:
         from paceline.storage.origin import adopt
 
-        found = adopt(self._transfers, self._origin, self._scratch, self._wanted(request))
+        found = adopt(self._transfers, self._origin, self._scratch, self._wanted(request), self._called)
         return {"snapshot": _pair(found.id), "from": found.origin, "bytes": found.size, "passed": list(found.passed)}
 
     def _keep(self, request: Request) -> Request:
@@ -247,7 +248,8 @@ class Errand:
     folder: str = ""  # for it
     origin: str = ""  # what the run starts from
     token: str = ""  # of the run, where the place is its own to write to
-    to: str = ""  # the place, as people call it
+    to: str = ""  # the place, as people call it,
+    called: str = ""  # and what the run starts from
 
 
 PEER = "peer://"
@@ -345,8 +347,10 @@ def main(words: str) -> int:
                 _bring_obstore(errand)
                 short = Snapshots(_open(errand, PATIENCE), errand.run, errand.token, errand.to)
                 transfers = Snapshots(_open(errand, None), errand.run)
-                kept, scratch = Kept(_open(errand, PATIENCE), errand.run), f"{errand.folder}/.origin"
-                porter = Porter(short, transfers, answer, errand.rate, kept=kept, origin=errand.origin, scratch=scratch)
+                porter = Porter(
+                    short, transfers, answer, errand.rate, kept=Kept(_open(errand, PATIENCE), errand.run),
+                    origin=errand.origin, called=errand.called, scratch=f"{errand.folder}/.origin",
+                )  # fmt: skip
             porter.ask(request)
         except (StoreError, OSError, KeyError, zipfile.BadZipFile) as error:
             text = str(error) if isinstance(error, StoreError) else f"obstore cannot be put in place here: {error!r}"

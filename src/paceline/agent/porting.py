@@ -37,6 +37,7 @@ def errand(plan: Plan, options: Options) -> Errand:
     return Errand(
         place, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder,
         options.origin or plan.snapshots.origin, options.token, plan.snapshots.to or place,
+        plan.snapshots.origin,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.job.errors import Finding, did_you_mean, nearest, visible
 from paceline.job.models import Job
-from paceline.plan import CODE_IN_IMAGE
+from paceline.plan import CODE_IN_IMAGE, absolute
 
 Steps = tuple[str | int, ...]
 
@@ -27,6 +27,17 @@ def code_of(job: Job, folder: Path) -> str:
 
 def _code_folder(job: Job, folder: Path) -> Path:
     return Path(os.path.abspath(folder / os.path.expanduser(job.code)))  # noqa: PTH100, PTH111 (these never raise)
+
+
+def with_credentials(job: Job) -> Job:
+    """With the whole path of those that variables name, as its tasks would find them: agents work in other folders."""
+    if job.code == CODE_IN_IMAGE:
+        return job
+    roles = {
+        name: [group.model_copy(update={"env": absolute(group.env, job.code)}) for group in groups]
+        for name, groups in job.roles.items()
+    }
+    return job.model_copy(update={"env": absolute(job.env, job.code), "roles": roles})
 
 
 def check(job: Job, folder: Path, broken: Sequence[Steps], cluster: bool) -> list[Finding]:

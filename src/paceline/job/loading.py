@@ -64,6 +64,8 @@ def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overr
         raise JobError(sorted(_distinct(problems), key=_order))
     placed = {"code": files.code_of(job, folder), "snapshots": snapshots.placed(job.snapshots, folder)}
     job = checks.with_defaults(job).model_copy(update=placed)
+    if not cluster:
+        job = files.with_credentials(job)
     return Loaded(job, write(data) if overridden else text, checks.notes(job, cluster))
 
 

@@ -21,7 +21,7 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
 
 @dataclass(frozen=True)
 class Origin:
-    where: str  # as it was written
+    where: str  # as people call it
     place: str = ""  # empty: a folder that is no run's
     run: str = ""
     id: Id | None = None  # None: the newest that can be read
@@ -35,24 +35,27 @@ class Adopted:
     passed: tuple[str, ...] = ()  # why newer ones were not taken
 
 
-def find(where: str) -> Origin:
-    """
+def find(where: str, called: str = "") -> Origin:
+    """`called`: what people call it, where that is another path, as that of a folder in a volume claim.
+
     >>> find("s3://training/digits/digits-3f9a/step-120-g3").id
     Id(step=120, generation=3)
     """
-    above, _, name = where.rstrip("/").rpartition("/")
+    where = where.rstrip("/") or "/"
+    called = called.rstrip("/") or where
+    above, _, name = where.rpartition("/")
     if where.startswith("/"):
         if not os.path.isdir(where):
-            raise StoreError(f"there is no folder {where} to start from")
+            raise StoreError(f"there is no folder {called} to start from")
         if not _is_run(where) and not os.path.isfile(f"{where}/{MANIFEST}"):
             if runs := [each for each in sorted(os.listdir(where)) if _is_run(f"{where}/{each}")]:
-                raise StoreError(f"{where} holds runs and is none: {', '.join(runs[:5])}; write {where}/{runs[0]}")
-            return Origin(where)
+                raise StoreError(f"{called} holds runs and is none: {', '.join(runs[:5])}; write {called}/{runs[0]}")
+            return Origin(called)
     id = parse_id(name)
     if id is None:
-        return Origin(where, above, name)
+        return Origin(called, above, name)
     place, _, run = above.rpartition("/")
-    return Origin(where, place, run, id)
+    return Origin(called, place, run, id)
 
 
 def _is_run(folder: str) -> bool:
@@ -67,13 +70,13 @@ def candidates(origin: Origin, source: Snapshots) -> list[Id]:
     return found
 
 
-def adopt(own: Snapshots, where: str, scratch: str, wanted: Wanted = always) -> Adopted:
-    """`scratch`: a folder for what passes through this machine."""
-    origin = find(where)
+def adopt(own: Snapshots, where: str, scratch: str, wanted: Wanted = always, called: str = "") -> Adopted:
+    """`scratch`: a folder for what passes through this machine. `called`: as for `find`."""
+    origin = find(where, called)
     if not origin.place:
         named = _STEP.fullmatch(os.path.basename(where.rstrip("/")))
         id = Id(int(named[1]) if named else 0, 0)
-        return _plain(own, where, id, wanted)
+        return _plain(own, where, id, wanted, origin.where)
     source = Snapshots(open_store(origin.place), origin.run)
     passed: list[str] = []
     for each in candidates(origin, source):
@@ -84,31 +87,31 @@ def adopt(own: Snapshots, where: str, scratch: str, wanted: Wanted = always) -> 
             if origin.id is not None:
                 raise
             passed.append(f"the snapshot of step {each.step} is passed over: {error}")
-    raise Damaged(f"no snapshot at {where} can be read: {passed[0]}")
+    raise Damaged(f"no snapshot at {origin.where} can be read: {passed[0]}")
 
 
-def _plain(own: Snapshots, where: str, id: Id, wanted: Wanted) -> Adopted:
+def _plain(own: Snapshots, where: str, id: Id, wanted: Wanted, called: str) -> Adopted:
     if own.has(id):
-        return Adopted(id, where, own.manifest(id).size)
+        return Adopted(id, called, own.manifest(id).size)
     part = own.send(id, PLAIN, where, wanted)
     if not part.files:
-        raise StoreError(f"the folder {where}, which the run should start from, is empty")
-    made = Manifest(own.run, id, 0, (part,), origin=where)
+        raise StoreError(f"the folder {called}, which the run should start from, is empty")
+    made = Manifest(own.run, id, 0, (part,), origin=called)
     own.create(made)
-    return Adopted(id, where, made.size)
+    return Adopted(id, called, made.size)
 
 
 def _copy(own: Snapshots, source: Snapshots, origin: Origin, found: Manifest, scratch: str, wanted: Wanted) -> Adopted:
-    id, name = Id(found.id.step, 0), f"{origin.place}/{origin.run}/{found.id}"
+    id, name = Id(found.id.step, 0), origin.where if origin.id is not None else f"{origin.where}/{found.id}"
     if not own.has(id):
         for part in found.parts:
-            folder = f"{name}/{part.task}"
+            folder = f"{origin.place}/{origin.run}/{found.id}/{part.task}"
             if not origin.place.startswith("/"):
                 folder = f"{scratch}/{part.task}"
                 shutil.rmtree(folder, ignore_errors=True)
                 source.fetch(replace(found, parts=(part,)), folder, wanted)
             try:
-                _compare(own.send(id, part.task, folder, wanted), part, folder)
+                _compare(own.send(id, part.task, folder, wanted), part, f"{name}/{part.task}")
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
         own.create(replace(found, run=own.run, id=id, origin=name))

@@ -49,6 +49,7 @@ RIGHTS = (
         "`paceline stop` ends the pods instead of asking the captain, and snapshots in pods and claims cannot be read",
     ),
     Right("", "events", ("list", "watch"), "why a pod cannot be made, or a volume cannot be mounted, is not said"),
+    Right("", "persistentvolumeclaims", ("create",), "`snapshots.claim` is refused: name one that is there already"),
     Right("apps", "deployments", ("create", "get", "patch"), "`tensorboard: true` is refused"),
     Right("", "pods/portforward", ("create", "get"), "`paceline tensorboard` opens no port to the cluster"),
 )

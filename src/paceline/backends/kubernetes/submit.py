@@ -35,6 +35,8 @@ def submit(
     """`objects` as rendered, suspended: the captain's Job comes first. What a failure leaves behind is deleted.
     `begun` is told the uid of the captain's Job as soon as there is one."""
     captain, others = objects[0], objects[1:]
+    for claim in (each for each in others if _outlives(each)):
+        _create(cluster, claim, {}, dry_run=True)  # a right that a person may lack, though all others are there
     try:
         made = cluster.ask(f"create the Job {run}", lambda: cluster.client.create(codecs.from_dict(captain)))
     except Refused as refused:
@@ -73,13 +75,18 @@ def _name(each: Object) -> str:
     return str(each["metadata"]["name"])
 
 
-def _create(cluster: Cluster, each: Object, owner: Object) -> None:
-    name, outlives = each["metadata"]["name"], each["kind"] == "PersistentVolumeClaim"
-    owned = each if outlives else {**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}}
+def _outlives(each: Object) -> bool:
+    """Whether it is not the run's own."""
+    return bool(each["kind"] == "PersistentVolumeClaim")
+
+
+def _create(cluster: Cluster, each: Object, owner: Object, dry_run: bool = False) -> None:
+    owned = each if _outlives(each) else {**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}}
+    create = partial(cluster.client.create, codecs.from_dict(owned), dry_run=dry_run)
     try:
-        cluster.ask(f"create the {each['kind']} {name}", lambda: cluster.client.create(codecs.from_dict(owned)))
+        cluster.ask(f"create the {each['kind']} {_name(each)}", create)
     except Refused as refused:
-        if not outlives or refused.reason != "AlreadyExists":
+        if not _outlives(each) or refused.reason != "AlreadyExists":
             raise
 
 

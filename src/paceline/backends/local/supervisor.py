@@ -17,7 +17,7 @@ from paceline.agent.loop import Loop
 from paceline.agent.options import FAILED, Options
 from paceline.backends.local.lastwords import write_last_words
 from paceline.backends.local.resources import Share
-from paceline.plan import CAPTAIN, Plan
+from paceline.plan import CAPTAIN, Plan, absolute
 
 RUN_OVER = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to leave after the captain
@@ -31,6 +31,7 @@ def supervise(
     code = 70
     try:
         os.setsid()
+        os.environ.update(absolute(os.environ))  # agents and tasks work in other folders
         _quiet(folder)
         machine.become_subreaper()
         code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe).run()
