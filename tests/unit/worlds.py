@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent import events as ev
-from paceline.agent.captain import OVER, Captain
+from paceline.agent.captain import Captain
+from paceline.agent.ledger import OVER
 from paceline.agent.porter import Porter
 from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
 from paceline.plan import Snapshots as Settings

@@ -9,18 +9,30 @@ from typing import Any, Callable
 from paceline.agent import events as ev
 from paceline.agent.beginning import READY, RECORDING, Beginning
 from paceline.agent.budget import Failure, blame
-from paceline.agent.ledger import DONE, RUNNING, STOPPING, WAITING, Ledger, Member, Unit
+from paceline.agent.ending import Ending
+from paceline.agent.ledger import (
+    CLOSING,
+    DONE,
+    ENDING,
+    LIVE,
+    OVER,
+    RETURNING,
+    RUNNING,
+    STOPPING,
+    WAITING,
+    Ledger,
+    Member,
+    Unit,
+)  # fmt: skip
 from paceline.agent.progress import Watch
 from paceline.agent.shelf import Shelf, restoring
 from paceline.agent.together import Together
 from paceline.plan import ALONE, LEAD, Plan
 from paceline.storage.manifest import Id
 
-RETURNING, LIVE, CLOSING, ENDING, OVER = "returning", "live", "closing", "ending", "over"
 WAIT_WORDS_EVERY = 10.0
 UNKILLABLE = 120.0  # seconds after which a task that was killed and is still there ends the run
 NEARLY_FULL = 0.95  # share of memory
-FAREWELL = 5.0  # how long members may take to say that they have left
 
 
 class Captain:
@@ -43,8 +55,6 @@ class Captain:
         self.units = self.books.units
         self._unit_of = self.books.unit_of
         self._task = self.books.task
-        self._deciding = [task.name for task in plan.tasks if plan.role(task.role).decides]
-        self.generation = 0
         self.restarts: list[dict[str, Any]] = []
         self.stacks: dict[str, str] = {}
         self.watch = Watch(plan)
@@ -52,17 +62,11 @@ class Captain:
         self._beginning: Beginning | None = None
         self._together = Together(self.books, self.shelf, self.watch.rate, self._put)
         self._recorded = 0  # the highest generation that may have a record
-        self.phase = LIVE
+        self._ending = Ending(plan, self.books, self.shelf, lease, self._put, self._emit)
         self.hold_until = 0.0
-        self.outcome: tuple[str, str, str | None] = ("", "", None)
         self._runtime_until: float | None = None
         self._first_generation_wall: float | None = None
         self._first_joined: float | None = None
-        self._closing_until = 0.0
-        self._commit_until: float | None = None
-        self._how, self._grace_until = "kill", 0.0
-        self._farewell_until = 0.0
-        self._finished_at: float | None = None
         self._said_waiting = 0.0
         self._said: set[str] = set()
         self._recovering: list[dict[str, Any]] = []
@@ -72,6 +76,14 @@ class Captain:
         if saved and saved.get("generation"):
             self._load(saved)
             self._return(now)
+
+    @property
+    def generation(self) -> int:
+        return self.books.generation
+
+    @property
+    def phase(self) -> str:
+        return self.books.phase
 
     # ---- in and out
 
@@ -100,7 +112,7 @@ class Captain:
             self._first_joined = now
         if self.generation == 0 and told.generation > 0 and self.phase == LIVE:
             self._return(now)  # a captain before this one has led the run, and its notes are lost
-        self.generation = max(self.generation, told.generation)
+        self.books.generation = max(self.generation, told.generation)
         held = self.books.held(told.host)
         if member.instance and told.instance != member.instance and held:
             if told.replaces or (told.place and told.place == member.place):
@@ -120,7 +132,7 @@ class Captain:
             if unwanted:
                 self._out.append(ev.End(told.host, {name: attempt}, "kill"))
             elif self.phase == ENDING:
-                self._out.append(ev.End(told.host, {name: attempt}, self._how, max(0.0, self._grace_until - now)))
+                self._ending.end_too(told.host, name, attempt, now)
         self.books.withdraw(member)
         member.connected, member.left = True, False
         member.instance, member.place = told.instance, told.place
@@ -128,8 +140,7 @@ class Captain:
         self.books.offer(member, told.offers)
         self._emit("member-joined", host=told.host)
         self._take_stock(told, now)
-        if self.phase == ENDING and not self.books.anything_live():
-            self._out.append(ev.Finish(told.host, self.outcome[0], self.outcome[1]))
+        self._ending.joined(told.host)
 
     def _take_stock(self, told: ev.Joined, now: float) -> None:
         """Of the snapshots that are on a host that has joined."""
@@ -199,10 +210,7 @@ class Captain:
             self._emit("warning" if told.warning else "note", text=told.text)
 
     def _on_stop(self, told: ev.Stop, now: float) -> None:
-        if self.phase == RETURNING:  # once it is known what runs, that gets its grace
-            self.outcome = self.outcome if self.outcome[0] else ("stopped", told.reason, None)
-        elif self.phase in (LIVE, CLOSING):
-            self._end("stopped", told.reason, None, now, "term")
+        self._ending.stop(told.reason, now)
 
     def _on_tick(self, told: ev.Tick, now: float) -> None:
         for member in self.members.values():
@@ -338,7 +346,7 @@ class Captain:
     def _on_answered(self, told: ev.Answered, now: float) -> None:
         error = told.answer.get("error")
         if error is not None and error["kind"] == "superseded":
-            self.phase = OVER
+            self.books.phase = OVER
             self._out.append(ev.Leave(str(error["text"])))
         elif "_number" not in told.request:
             before = self.shelf.newest()
@@ -348,7 +356,7 @@ class Captain:
         elif self.generation == 0 and told.answer.get("generation"):
             # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
             self.shelf.take(told.answer)
-            self.generation, self._beginning = int(told.answer["generation"]), None
+            self.books.generation, self._beginning = int(told.answer["generation"]), None
             self._return(now)
         elif self._beginning is not None:
             self._beginning.answered(told.request, told.answer, now)
@@ -379,8 +387,7 @@ class Captain:
         return [each for each in self.units if chief and each.tasks[0].role == "worker"]
 
     def _end_tasks(self, names: Iterable[str], how: str, grace: float = 0.0) -> None:
-        for host, tasks in self.books.by_host(names).items():
-            self._out.append(ev.End(host, tasks, how, grace))
+        self._out += self.books.ends(names, how, grace)
 
     def _settle(self, unit: Unit, now: float) -> None:
         """All tasks of a failed unit are gone: say why, and start again or give up."""
@@ -395,7 +402,7 @@ class Captain:
                 unit.phase = DONE
                 self._emit("warning", text=f"{unit.name} is given up and training goes on without it: {verdict.reason}")
                 return
-            self._end("failed", verdict.reason, failure.cause, now, "kill")
+            self._ending.end("failed", verdict.reason, failure.cause, now, "kill")
             return
         unit.not_before = now + verdict.delay
         record = {
@@ -446,12 +453,7 @@ class Captain:
         self._together.advance()
         if self.phase != OVER:
             self.shelf.advance(now, all_there=self.phase != RETURNING)
-        if self.phase == LIVE and self._training_succeeded():
-            self._close(now)
-        if self.phase == CLOSING:
-            self._closing(now)
-        if self.phase == ENDING:
-            self._ending(now)
+        self._ending.advance(now)
 
     def _start_ready(self, now: float) -> None:
         waiting = [unit for unit in self.units if unit.phase == WAITING]
@@ -482,10 +484,10 @@ class Captain:
         if begun.trouble is not None:
             text, passing = begun.trouble
             if self.generation == 0 or not passing or now - begun.since >= self.plan.limits.start:
-                self._end("failed", text, "store", now, "kill")
+                self._ending.end("failed", text, "store", now, "kill")
         elif begun.stage == READY:
             self._beginning = None
-            self.generation = begun.number
+            self.books.generation = begun.number
             self.shelf.descend(begun.choice)
             if begun.owed is not None:
                 self.shelf.owe(begun.owed, now)
@@ -510,7 +512,7 @@ class Captain:
         if now - since >= limit:
             tasks = [task for host in missing for task in self.plan.host(host).tasks]
             reason = f"missing {', '.join(tasks)} after {limit:g} s (limits.start)"
-            self._end("failed", reason, "start-timeout", now, "kill")
+            self._ending.end("failed", reason, "start-timeout", now, "kill")
         elif now - max(self._said_waiting, since) >= WAIT_WORDS_EVERY:
             self._said_waiting = now
             self._emit("waiting", missing=missing, since_s=round(now - since, 1), limit_s=limit)
@@ -518,13 +520,13 @@ class Captain:
     def _judge(self, now: float) -> None:
         if self._runtime_until is not None and now >= self._runtime_until:
             reason = f"the run took {self.plan.limits.runtime:g} s, which is limits.runtime"
-            self._end("failed", reason, "runtime-limit", now, "term")
+            self._ending.end("failed", reason, "runtime-limit", now, "term")
             return
         for unit in self.units:
             if unit.phase == STOPPING and unit.since is not None and now - unit.since > UNKILLABLE:
                 stuck = ", ".join(sorted(unit.live))
                 reason = f"{stuck}: not gone {UNKILLABLE:g} s after it was ended; something in the kernel holds it"
-                self._end("failed", reason, "hang", now, "kill")
+                self._ending.end("failed", reason, "hang", now, "kill")
                 return
             if unit.phase != RUNNING:
                 continue
@@ -539,17 +541,17 @@ class Captain:
     # ---- a captain that returns
 
     def _return(self, now: float) -> None:
-        self.phase = RETURNING
+        self.books.phase = RETURNING
         self.shelf.returned = True
         self.hold_until = now + self.lease
 
     def _settle_return(self, now: float) -> None:
         if now < self.hold_until and not all(member.connected for member in self.members.values()):
             return
-        self.phase = LIVE
-        if self.outcome[0]:  # the captain before this one had decided how the run ends
+        self.books.phase = LIVE
+        if self._ending.outcome[0]:  # the captain before this one had decided how the run ends
             self._emit("captain-returned", adopted=True)
-            self._end(*self.outcome, now, "term")
+            self._ending.end(*self._ending.outcome, now, "term")
             return
         complete = True
         for unit in self.units:
@@ -572,92 +574,12 @@ class Captain:
             self.hold_until = 0.0
         self._emit("captain-returned", adopted=complete)
 
-    # ---- ending
-
-    def _training_succeeded(self) -> bool:
-        return all(name in self.books.succeeded for name in self._deciding)
-
-    def _close(self, now: float) -> None:
-        """Training has succeeded: servers end at once, evaluator and peers may finish what they do."""
-        self.phase = CLOSING
-        self.outcome = ("succeeded", "training succeeded", None)
-        if self.plan.strategy == "parameter-server":
-            servers = [task.name for task in self.plan.tasks if task.role in ("ps", "worker")]
-            self._end_tasks(servers, "term", self.plan.limits.grace)
-        self._commit_until = now + self.plan.limits.commit
-        self._closing_until = now + self.plan.limits.grace
-        beside = [name for name in self.books.live if self._task[name].role == "evaluator"]
-        if beside:
-            text = f"training has succeeded; {', '.join(beside)} may finish"
-            self._emit("ending", reason=text, grace_s=self.plan.limits.grace)
-
-    def _closing(self, now: float) -> None:
-        if self._committing(now):
-            self._closing_until = now + self.plan.limits.grace  # what stands beside training gets the last snapshot too
-            return
-        if not self.books.anything_live() or now >= self._closing_until:
-            self._end(*self.outcome, now, "term")
-
-    def _committing(self, now: float) -> bool:
-        """Whether a snapshot that is saved should still be waited for."""
-        if self._commit_until is None:
-            self._commit_until = now + self.plan.limits.commit
-        return self.shelf.busy() and now < self._commit_until
-
-    def _deleting(self, now: float) -> bool:
-        """What is not to be kept is gone when the run is over, too."""
-        return bool(self.shelf.deleting) and self._commit_until is not None and now < self._commit_until
-
-    def _end(self, status: str, reason: str, cause: str | None, now: float, how: str) -> None:
-        self.phase = ENDING
-        self.outcome = (status, reason, cause)
-        grace = self.plan.limits.grace if how == "term" else 0.0
-        if self.books.anything_live():
-            self._emit("ending", reason=reason, grace_s=grace)
-        self._end_tasks(list(self.books.live), how, grace)
-        self._how, self._grace_until = how, now + grace
-        self._farewell_until = now + grace + self.lease + FAREWELL
-
-    def _ending(self, now: float) -> None:
-        gone = not self.books.anything_live() or now >= self._farewell_until
-        if self._finished_at is None and gone and not self._committing(now) and not self._deleting(now):
-            self._finished_at = now
-            self._check_last_snapshot()
-            self.shelf.close()
-            for member in self.members.values():
-                if member.connected:
-                    self._out.append(ev.Finish(member.host, self.outcome[0], self.outcome[1]))
-        if self._finished_at is None:
-            return
-        staying = any(member.connected and not member.left for member in self.members.values())
-        if not staying or now >= self._finished_at + FAREWELL:
-            self.phase = OVER
-            status, reason, cause = self.outcome
-            self._emit("run-ended", status=status, reason=reason, cause=cause)
-            self._out.append(ev.Over(status, reason, cause, dict(self.stacks)))
-
-    def _check_last_snapshot(self) -> None:
-        """Training that has succeeded and whose result is not where it should be has not succeeded."""
-        draft, gone = self.shelf.unfinished(), self.shelf.gone
-        if draft is not None:
-            why = draft.failed or self.shelf.trouble or f"{self.plan.limits.commit:g} s (limits.commit) were not enough"
-            hosts = ", ".join(sorted({piece.host for piece in draft.pieces.values()}))
-            text = f"the last snapshot (step {draft.id.step}) is not committed and is on {hosts} only: {why}"
-        elif gone is not None and not self.shelf.past(gone[0]):
-            text = f"the last snapshot (step {gone[0].step}) is not committed: it was lost with {gone[1]}"
-        else:
-            return
-        if self.outcome[0] == "succeeded":
-            self.outcome = ("failed", f"training succeeded, but {text}", "store")
-        else:
-            self._emit("warning", text=text)
-
     # ---- notes for the next captain
 
     def milestone(self) -> tuple[object, ...]:
         """Differs when something happened that the next captain must know and no member could tell it."""
         owes = self.shelf.owed is not None
-        return self.generation, len(self.restarts), len(self._recovering), self.outcome, self.phase, owes
+        return self.generation, len(self.restarts), len(self._recovering), self._ending.outcome, self.phase, owes
 
     def saved(self) -> dict[str, Any]:
         return {
@@ -670,13 +592,13 @@ class Captain:
             "skipped": self.shelf.skipped,
             "first_generation": self._first_generation_wall,
             "stacks": self.stacks,
-            "outcome": list(self.outcome),
+            "outcome": list(self._ending.outcome),
             "books": self.books.saved(),
             "watch": self.watch.saved(),
         }
 
     def _load(self, saved: dict[str, Any]) -> None:
-        self.generation = saved["generation"]
+        self.books.generation = saved["generation"]
         self.restarts = [dict(record) for record in saved["restarts"]]
         self._recovering = [self.restarts[number] for number in saved["recovering"]]
         for record in self._recovering:
@@ -687,7 +609,7 @@ class Captain:
         self.shelf.skipped = saved["skipped"]
         self.stacks = dict(saved["stacks"])
         status, reason, cause = saved["outcome"]
-        self.outcome = (status, reason, cause)
+        self._ending.outcome = (status, reason, cause)
         self.books.load(saved["books"])
         self.watch.load(saved["watch"])
         self._first_generation_wall = saved["first_generation"]

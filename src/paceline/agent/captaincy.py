@@ -387,7 +387,7 @@ class Captaincy:
             "started": self._started,
             "ended": stamp(),
             "folder": self._folder,
-            "stacks": over.stacks,
+            "stacks": self._captain.stacks,
         }
         try:
             replace(f"{self._folder}/report.json", report)

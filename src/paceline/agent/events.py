@@ -249,7 +249,6 @@ class Over:
     status: str
     reason: str
     cause: str | None
-    stacks: dict[str, str]
 
 
 Told = Any
