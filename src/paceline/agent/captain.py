@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from paceline.agent import events as ev
-from paceline.agent.beginning import READY, RECORDING, Beginning
 from paceline.agent.ending import Ending
 from paceline.agent.failing import Failing, failure_of
+from paceline.agent.forming import Forming
 from paceline.agent.ledger import DONE, ENDING, LIVE, OVER, RETURNING, RUNNING, STOPPING, WAITING, Ledger, Unit
 from paceline.agent.progress import Watch
-from paceline.agent.shelf import Shelf, restoring
+from paceline.agent.shelf import Shelf
 from paceline.agent.together import Together
 from paceline.plan import ALONE, Plan
 from paceline.storage.manifest import Id
-
-WAIT_WORDS_EVERY = 10.0
 
 
 class Captain:
@@ -41,18 +39,14 @@ class Captain:
         self._wall_offset = wall - now
         self.watch = Watch(plan)
         self.shelf = Shelf(plan, run, self._put, self._emit, copies)
-        self._beginning: Beginning | None = None
         self._together = Together(self.books, self.shelf, self.watch.rate, self._put)
-        self._recorded = 0  # the highest generation that may have a record
         self._ending = Ending(plan, self.books, self.shelf, lease, self._put, self._emit)
         self.failing = Failing(
             plan, self.books, self.watch, self._ending, lease, self._wall_offset, self._put, self._emit
         )
-        self.hold_until = 0.0
+        self._forming = Forming(plan, self.books, self.shelf, self._ending, self._start, self._put, self._emit)
         self._runtime_until: float | None = None
         self._first_generation_wall: float | None = None
-        self._first_joined: float | None = None
-        self._said_waiting = 0.0
         self._said: set[str] = set()
         self._out: ev.Instructions = []
         if saved and saved.get("generation"):
@@ -90,8 +84,7 @@ class Captain:
         member = self.members.get(told.host)
         if member is None:
             return
-        if self._first_joined is None:
-            self._first_joined = now
+        self._forming.joined(now)
         if self.generation == 0 and told.generation > 0 and self.phase == LIVE:
             self._return(now)  # a captain before this one has led the run, and its notes are lost
         self.books.generation = max(self.generation, told.generation)
@@ -125,15 +118,15 @@ class Captain:
 
     def _take_stock(self, told: ev.Joined, now: float) -> None:
         """Of the snapshots that are on a host that has joined."""
-        if self._beginning is None:
-            self.shelf.learn(max(self.generation, self._recorded))
+        if self._forming.beginning is None:
+            self.shelf.learn(max(self.generation, self._forming.recorded))
         self.shelf.joined(told.host, told.held)
         for saved in told.held:
             self._on_saved(saved, now)
         if self.plan.host(told.host).role == "evaluator":
             self.shelf.tell_evaluator(told.host)
-        if self._beginning is not None:
-            self._beginning.joined(told.host)
+        if self._forming.beginning is not None:
+            self._forming.beginning.joined(told.host)
 
     def _compare(self, told: ev.Joined, held: dict[str, int], now: float) -> None:
         """A member that dialled again: what it ran before may have ended meanwhile."""
@@ -201,7 +194,7 @@ class Captain:
         if self.phase == LIVE:
             self.failing.judge(now)
         if self.phase == LIVE:
-            self._check_waits(now)
+            self._forming.check(now)
 
     # ---- tasks
 
@@ -250,8 +243,8 @@ class Captain:
         self.shelf.stored(told, now)
 
     def _on_prepared(self, told: ev.Prepared, now: float) -> None:
-        if self._beginning is not None:
-            self._beginning.prepared(told, now)
+        if self._forming.beginning is not None:
+            self._forming.beginning.prepared(told, now)
 
     def _on_answered(self, told: ev.Answered, now: float) -> None:
         error = told.answer.get("error")
@@ -266,10 +259,12 @@ class Captain:
         elif self.generation == 0 and told.answer.get("generation"):
             # A captain before this one has led the run, its notes are lost, and nobody who joined knows of it.
             self.shelf.take(told.answer)
-            self.books.generation, self._beginning = int(told.answer["generation"]), None
+            self.books.generation, self._forming.beginning = int(told.answer["generation"]), None
             self._return(now)
-        elif self._beginning is not None:
-            self._beginning.answered(told.request, told.answer, now)
+        elif self._forming.beginning is not None:
+            self._forming.beginning.answered(told.request, told.answer, now)
+
+    # ---- starting
 
     def _begin_again(self, now: float) -> None:
         """With nothing that this generation has saved."""
@@ -301,88 +296,26 @@ class Captain:
     def _advance(self, now: float) -> None:
         if self.phase == RETURNING:
             self._settle_return(now)
-        if self.phase == LIVE and self._beginning is None and self.generation and self.shelf.stuck():
+        if self.phase == LIVE and self._forming.beginning is None and self.generation and self.shelf.stuck():
             self._begin_again(now)
         if self.phase == LIVE:
             self.failing.advance(now)
         if self.phase == LIVE:
-            self._start_ready(now)
+            self._forming.advance(now)
         self._together.advance()
         if self.phase != OVER:
             self.shelf.advance(now, all_there=self.phase != RETURNING)
         self._ending.advance(now)
-
-    def _start_ready(self, now: float) -> None:
-        waiting = [unit for unit in self.units if unit.phase == WAITING]
-        free = [unit for unit in waiting if not unit.lacking and not unit.live]
-        ready = [unit for unit in free if now >= max(unit.not_before, self.hold_until)]
-        if self.generation == 0:
-            self._begin(ready if len(ready) == len(self.units) else [], now)
-            return
-        if alone := [unit for unit in ready if unit.kind == ALONE]:
-            self._start(alone, None, now)
-        self._begin([unit for unit in ready if unit.kind != ALONE], now)
-
-    def _begin(self, units: list[Unit], now: float) -> None:
-        """A generation of these, once everything is there; from the start again where they have changed meanwhile."""
-        hosts = restoring(self.plan, units)
-        if self._beginning is not None and (not units or hosts != self._beginning.hosts):
-            self._beginning = None
-        if not units:
-            return
-        if self._beginning is None:
-            number = max(self.generation, self._recorded, self.shelf.recorded) + 1
-            grace = self.plan.limits.grace
-            self._beginning = Beginning(self.shelf, number, hosts, self._put, self._emit, now, grace)
-        begun = self._beginning
-        begun.advance(now)
-        if begun.stage in (RECORDING, READY):
-            self._recorded = max(self._recorded, begun.number)
-        if begun.trouble is not None:
-            text, passing = begun.trouble
-            if self.generation == 0 or not passing or now - begun.since >= self.plan.limits.start:
-                self._ending.end("failed", text, "store", now, "kill")
-        elif begun.stage == READY:
-            self._beginning = None
-            self.books.generation = begun.number
-            self.shelf.descend(begun.choice)
-            if begun.owed is not None:
-                self.shelf.owe(begun.owed, now)
-            elif self.generation > 1:
-                self._put(ev.Ask({"do": "sweep", "generation": self.generation}))
-            self._start(units, begun.choice, now)
-
-    def _check_waits(self, now: float) -> None:
-        missing = self.books.missing()
-        since: float | None
-        if self._beginning is not None and not missing:
-            if self._beginning.trouble is not None:
-                return  # the place is missing, no host
-            missing, since = self._beginning.missing(), self._beginning.since
-        elif self.generation == 0:
-            since = self._first_joined
-        else:
-            since = min((u.since for u in self.units if u.phase == WAITING and u.since is not None), default=None)
-        if not missing or since is None:
-            return
-        limit = self.plan.limits.start
-        if now - since >= limit:
-            tasks = [task for host in missing for task in self.plan.host(host).tasks]
-            reason = f"missing {', '.join(tasks)} after {limit:g} s (limits.start)"
-            self._ending.end("failed", reason, "start-timeout", now, "kill")
-        elif now - max(self._said_waiting, since) >= WAIT_WORDS_EVERY:
-            self._said_waiting = now
-            self._emit("waiting", missing=missing, since_s=round(now - since, 1), limit_s=limit)
 
     # ---- a captain that returns
 
     def _return(self, now: float) -> None:
         self.books.phase = RETURNING
         self.shelf.returned = True
-        self.hold_until = now + self.lease
+        self._forming.hold_until = now + self.lease
 
     def _settle_return(self, now: float) -> None:
-        if now < self.hold_until and not all(member.connected for member in self.members.values()):
+        if now < self._forming.hold_until and not all(member.connected for member in self.members.values()):
             return
         self.books.phase = LIVE
         if self._ending.outcome[0]:  # the captain before this one had decided how the run ends
@@ -409,7 +342,7 @@ class Captain:
                     name = lacking[0].name
                     self.failing.lost(name, f"{name} was gone when the captain came back", now)
         if complete:
-            self.hold_until = 0.0
+            self._forming.hold_until = 0.0
         self._emit("captain-returned", adopted=complete)
 
     # ---- notes for the next captain
@@ -423,7 +356,7 @@ class Captain:
         return {
             "generation": self.generation,
             **self.failing.saved(),
-            "recorded": self._recorded,
+            "recorded": self._forming.recorded,
             "owed": self.shelf.owed,
             "skipped": self.shelf.skipped,
             "first_generation": self._first_generation_wall,
@@ -435,7 +368,7 @@ class Captain:
     def _load(self, saved: dict[str, Any]) -> None:
         self.books.generation = saved["generation"]
         self.failing.load(saved)
-        self._recorded = saved["recorded"]
+        self._forming.recorded = saved["recorded"]
         self.shelf.owed = saved["owed"]
         self.shelf.skipped = saved["skipped"]
         status, reason, cause = saved["outcome"]
