@@ -8,7 +8,7 @@ import pytest
 from worlds import LEASE, World, make_plan, up
 
 from paceline.agent import events as ev
-from paceline.storage.manifest import File, Id, Part
+from paceline.storage.manifest import File, Id
 
 
 def generations(world: World) -> set[int]:
@@ -487,7 +487,7 @@ def commits(world: World, step: int) -> None:
     id = Id(step, 1)
     world.tell(ev.Saved("worker-host-0", "worker-0", id, 1, {}))
     world.place.sent.add(("worker-0", id))
-    world.tell(ev.Stored("worker-host-0", "worker-0", id, Part("worker-0", (File("state", 1, "0" * 64),)), None))
+    world.tell(ev.Stored("worker-host-0", "worker-0", id, (File("state", 1, "0" * 64),)))
     world.answer()
 
 
