@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.agent import events as ev
 from paceline.agent.wire import PROTOCOL, Message, WireError
-from paceline.storage.manifest import File, Id, fit, is_digest
+from paceline.storage.manifest import File, Id, fit, is_digest, pair
 
 TEXT_LIMIT = 64 * 1024
 MANY = 100_000
@@ -24,7 +24,7 @@ def stored(task: str, id: Id, files: list[Any]) -> Iterator[Message]:
     """All of these files, however many they are."""
     for at in range(0, max(1, len(files)), FILES_AT_ONCE):
         some = files[at : at + FILES_AT_ONCE]
-        words = {"task": task, "snapshot": [id.step, id.generation], "files": some}
+        words = {"task": task, "snapshot": pair(id), "files": some}
         yield {"type": "stored", **words, "at": at, "more": at + FILES_AT_ONCE < len(files)}
 
 
@@ -155,10 +155,10 @@ def _stored(message: Mapping[str, Any], host: str) -> ev.Stored:
 
 
 def _id(message: Mapping[str, Any]) -> Id:
-    pair = message.get("snapshot")
-    if not isinstance(pair, list) or len(pair) != 2 or not all(type(n) is int and 0 <= n < 2**53 for n in pair):
+    given = message.get("snapshot")
+    if not isinstance(given, list) or len(given) != 2 or not all(type(n) is int and 0 <= n < 2**53 for n in given):
         raise WireError("snapshot is no step and generation")
-    return Id(*pair)
+    return Id(*given)
 
 
 def _error(message: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import Any, Callable
 from paceline.agent import events as ev
 from paceline.agent.journal import stamp
 from paceline.plan import Plan, Task
-from paceline.storage.manifest import File, Id, Manifest, Part
+from paceline.storage.manifest import File, Id, Manifest, Part, pair
 from paceline.storage.retention import to_delete
 
 PAUSE = 2.0  # seconds until a place that does not answer is asked again
@@ -246,9 +246,9 @@ class Shelf:
         """What there is at the place."""
         self.known = True
         self.recorded = max(self.recorded, int(answer["generation"]))
-        self.counted = [Id(*pair) for pair in answer["counted"]]
-        self._committed = {Id(*pair) for pair in answer["committed"]}
-        self._values = {Id(*pair): float(value) for pair, value in answer["metrics"]}
+        self.counted = [Id(*each) for each in answer["counted"]]
+        self._committed = {Id(*each) for each in answer["committed"]}
+        self._values = {Id(*each): float(value) for each, value in answer["metrics"]}
         for id in [id for id in self._drafts if self.past(id)]:
             self._held[id] = self._drafts.pop(id)
         self._let_go()
@@ -415,10 +415,6 @@ def _add(draft: Draft, told: ev.Saved) -> None:
 def _record(generation: int, parent: Id | None) -> dict[str, Any]:
     before = [] if parent is None else [pair(parent)]
     return {"do": "begin", "generation": generation, "parent": before[0] if before else None, "seen": before}
-
-
-def pair(id: Id) -> list[int]:
-    return [id.step, id.generation]
 
 
 def _drop(host: str, task: str, id: Id) -> ev.Say:

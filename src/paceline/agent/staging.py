@@ -25,7 +25,7 @@ from paceline.agent.porting import Answer, Porting, errand
 from paceline.agent.watching import Watching
 from paceline.agent.wire import Message
 from paceline.plan import Plan
-from paceline.storage.manifest import Id, parse_id
+from paceline.storage.manifest import Id, pair, parse_id
 from paceline.storage.watched import ABOUT
 
 ABOUT_LIMIT = 8 * 1024 * 1024
@@ -190,7 +190,7 @@ class Staging:
             return
         if (task, id) in self._sending or task not in self._tasks:
             return
-        words = {"task": task, "snapshot": [id.step, id.generation]}
+        words = {"task": task, "snapshot": pair(id)}
 
         def sent(answer: Answer) -> None:
             self._sending.pop((task, id), None)
@@ -221,7 +221,7 @@ class Staging:
             if self._preparing[0] == id:
                 return
             self.porting.forget(self._preparing[1])
-        words: Message = {"type": "prepared", "snapshot": None if id is None else [id.step, id.generation]}
+        words: Message = {"type": "prepared", "snapshot": None if id is None else pair(id)}
         if self._prepared == (id,):
             self._tell(words)
             return
@@ -277,7 +277,7 @@ class Staging:
             if wanted is not None:
                 self._fetch_for_evaluators(wanted)
 
-        request = {"do": "fetch", "snapshot": [id.step, id.generation], "folder": f"{self._committed}/step-{id.step}"}
+        request = {"do": "fetch", "snapshot": pair(id), "folder": f"{self._committed}/step-{id.step}"}
         self.porting.ask(request, fetched)
 
     def _remove(self, folders: Iterable[str]) -> None:
@@ -347,6 +347,6 @@ def _items(found: Any) -> Iterable[tuple[Any, Any]]:
 
 def _words(saved: Saved) -> Message:
     return {
-        "task": saved.task, "snapshot": [saved.id.step, saved.id.generation], "parts": saved.parts,
+        "task": saved.task, "snapshot": pair(saved.id), "parts": saved.parts,
         "metrics": dict(saved.metrics), "versions": dict(saved.versions),
     }  # fmt: skip

@@ -52,6 +52,11 @@ def parse_id(text: str) -> Id | None:
     return Id(int(found[1]), int(found[2])) if found else None
 
 
+def pair(id: Id) -> list[int]:
+    """As messages have it; `Id(*pair)` is the way back."""
+    return [id.step, id.generation]
+
+
 @dataclass(frozen=True)
 class File:
     path: str  # below the folder that the task wrote
