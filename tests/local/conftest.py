@@ -1,9 +1,27 @@
-"""Object stores for tests of runs: see tests/stores."""
+"""What tests of runs start from; object stores: see tests/stores."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from runs import Starter, starter
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("stores.fixtures")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    with starter(tmp_path) as starts:
+        yield starts
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The folder by which a program is told what to do: orders.py, saves.py."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder

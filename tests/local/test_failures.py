@@ -48,20 +48,6 @@ sys.exit(main())
 SHORT = [sys.executable, "-c", SHORT_LEASE]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs.starter(tmp_path) as starter:
-        yield starter
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """The folder of orders.py."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    return folder
-
-
 # ---- the program's own errors
 
 

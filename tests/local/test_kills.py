@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, Starter, causes, eventually, kill, starter
+from runs import PROGRAMS, Run, Starter, causes, eventually, kill
 
 from paceline.storage.manifest import parse_id
 
@@ -29,12 +28,6 @@ COMMANDS = {
     "jax": ["jax_snapshots.py", json.dumps(OPTIONS)],
 }
 SAID = re.compile(r" g(\d+) \| (step|restored|counter) (\d+) ?(\w*)$", re.MULTILINE)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with starter(tmp_path) as start:
-        yield start
 
 
 def job(framework: str, snapshots: dict[str, str], **more: Any) -> dict[str, Any]:

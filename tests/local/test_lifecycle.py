@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.timeout(180)
 
 FOREVER = misbehave("--steps", 10**6, "--report")
 WITH_FAMILY = [*FOREVER, "--children", "1", "--strays", "1"]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs.starter(tmp_path) as starter:
-        yield starter
 
 
 def family(run: Run, tasks: int = 2) -> set[int]:

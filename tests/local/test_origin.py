@@ -6,24 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
 from runs import SOURCE, Run, Starter, eventually, job, kill
 from test_snapshots import Place, a_job, bucket, commit, finish, folder, restores, starts
 
 from stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs.starter(tmp_path) as starter:
-        yield starter
 
 
 def state_of(tmp_path: Path, name: str) -> Path:

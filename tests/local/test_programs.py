@@ -6,13 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from runs import PROGRAMS, Report, Run, Starter, kill, processes, starter
+from runs import PROGRAMS, Report, Run, Starter, kill, processes
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -20,12 +19,6 @@ LIMIT_S = 120.0  # for a framework to start twice, beside another
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 LINE = re.compile(r"^\S+Z g\d+ [|~] (.*)$")
 UNEQUAL = [{"replicas": 1, "tasks_per_host": 1}, {"replicas": 1, "tasks_per_host": 2}]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with starter(tmp_path) as start:
-        yield start
 
 
 def job(framework: str, *command: object, **more: Any) -> dict[str, Any]:

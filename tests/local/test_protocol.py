@@ -416,15 +416,15 @@ WRONG_WORDS: dict[str, list[Message]] = {
     "snapshots of what never ran": [
         {"type": "saved", "task": "worker-9", "snapshot": [5, 1], "parts": 1, "metrics": {}, "versions": {}},
         {"type": "saved", "task": "worker-1", "snapshot": [5, 1], "parts": 1, "metrics": {}, "versions": {}},
-        {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": []},
-        {"type": "stored", "task": "worker-9", "snapshot": [5, 7], "files": [["a", 1, "0" * 64]]},
+        {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [], "at": 0},
+        {"type": "stored", "task": "worker-9", "snapshot": [5, 7], "files": [["a", 1, "0" * 64]], "at": 0},
         {"type": "prepared", "snapshot": [5, 1]},
         {"type": "prepared", "snapshot": [5, 1], "error": {"kind": "damaged", "text": "x"}},
     ],
     "a file that leads out": [
-        {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["../a", 1, "0" * 64]]}
+        {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["../a", 1, "0" * 64]], "at": 0}
     ],
-    "files that are none": [{"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["a", 1]]}],
+    "files that are none": [{"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["a", 1]], "at": 0}],
     "an error that is none": [{"type": "prepared", "snapshot": [5, 1], "error": "x"}],
     "parts without end": [{"type": "saved", "task": "worker-0", "snapshot": [5, 1], "parts": 10**9}],
     "snapshots beyond all": [{"type": "saved", "task": "worker-0", "snapshot": [-1, 10**400], "parts": 1}],

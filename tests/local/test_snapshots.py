@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,6 @@ pytestmark = pytest.mark.timeout(180)
 MB = 1_000_000
 AT_ONCE_S = 30.0  # for a run that cannot begin to say so: one request has 8 s, and a transfer a minute
 OF_HOSTS = ("staging", "held", "restored", "committed")  # what is there only while the run is
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs.starter(tmp_path) as starter:
-        yield starter
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """The folder of saves.py."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    return folder
 
 
 class Place:

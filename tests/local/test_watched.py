@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.timeout(180)
 
 WATCH = {"watch": "ckpt/", "keep": 100}
 FRAMEWORK_S = 120.0  # for four processes of one to start at once
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs.starter(tmp_path) as starter:
-        yield starter
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from worlds import LEASE, World, make_plan, up
 
 from paceline.agent import events as ev
-from paceline.storage.manifest import File, Id, Part
+from paceline.storage.manifest import File, Id
 
 
 def generations(world: World) -> set[int]:
@@ -72,7 +72,7 @@ def test_parameter_server_worker_restarts_alone_and_all_with_ps_or_chief() -> No
     world.deliver_all()
     assert {n: p.attempt for n, p in world.running()} == {"worker-0": 2, "worker-1": 3, "chief-0": 2, "ps-0": 2}
     assert world.captain.generation == 2
-    assert [(record["cause"], record["task"]) for record in world.captain.restarts] == [
+    assert [(record["cause"], record["task"]) for record in world.captain.failing.restarts] == [
         ("signal", "worker-1"),
         ("signal", "ps-0"),
     ]
@@ -135,7 +135,7 @@ def test_the_same_program_error_after_progress_is_tried_again() -> None:
         world.exit("worker-0", "program-error", "train.py:10")
         world.deliver_all()
         assert len(world.running()) == 2
-    assert [record["cause"] for record in world.captain.restarts] == ["program-error"] * 3
+    assert [record["cause"] for record in world.captain.failing.restarts] == ["program-error"] * 3
 
 
 def test_the_loss_of_a_peer_twice_is_no_such_error() -> None:
@@ -386,7 +386,7 @@ def test_recovery_is_timed_from_failure_to_the_next_step() -> None:
     world.now += 1.5
     world.step(11)
     assert world.last("recovered")["first_step_after_s"] == pytest.approx(1.5)
-    assert world.captain.restarts[0]["first_step_after_s"] == pytest.approx(1.5)
+    assert world.captain.failing.restarts[0]["first_step_after_s"] == pytest.approx(1.5)
 
 
 def test_a_stop_while_the_captain_returns_still_gives_grace() -> None:
@@ -418,12 +418,12 @@ def test_a_captain_that_dies_in_a_back_off_counts_nothing_twice() -> None:
     for _ in range(2):
         world.exit("worker-0", "signal")
         world.deliver_all()
-    assert len(world.captain.restarts) == 2, "the second restart waits"
+    assert len(world.captain.failing.restarts) == 2, "the second restart waits"
     world.restart_captain()
     world.join_all()
     world.pass_time(LEASE + 5)
     world.deliver_all()
-    assert [record["cause"] for record in world.captain.restarts] == ["signal", "signal"]
+    assert [record["cause"] for record in world.captain.failing.restarts] == ["signal", "signal"]
     assert len(world.running()) == 2
 
 
@@ -455,7 +455,7 @@ def test_a_recovery_is_timed_though_the_captain_died_in_between() -> None:
     world.join_all()
     world.now += 2
     world.step(11)
-    assert world.captain.restarts[0]["first_step_after_s"] == pytest.approx(2)
+    assert world.captain.failing.restarts[0]["first_step_after_s"] == pytest.approx(2)
 
 
 def test_a_snapshot_of_the_group_that_is_asked_for_early_is_agreed_on_once_all_tasks_listen() -> None:
@@ -487,7 +487,7 @@ def commits(world: World, step: int) -> None:
     id = Id(step, 1)
     world.tell(ev.Saved("worker-host-0", "worker-0", id, 1, {}))
     world.place.sent.add(("worker-0", id))
-    world.tell(ev.Stored("worker-host-0", "worker-0", id, Part("worker-0", (File("state", 1, "0" * 64),)), None))
+    world.tell(ev.Stored("worker-host-0", "worker-0", id, (File("state", 1, "0" * 64),)))
     world.answer()
 
 

@@ -9,9 +9,13 @@ import pytest
 from worlds import LEASE, World, make_plan, up
 
 from paceline.agent import events as ev
+from paceline.agent.captaincy import MEMBER_LIMIT
+from paceline.agent.messages import FILES_AT_ONCE, read_member, stored
 from paceline.agent.shelf import restores
+from paceline.agent.wire import Decoder, encode
 from paceline.plan import Plan, Snapshots
-from paceline.storage.manifest import Id, Manifest
+from paceline.storage import manifest
+from paceline.storage.manifest import PATH_LIMIT, Id, Manifest
 
 AWAY = {"kind": "store", "text": "the bucket does not answer", "passing": True}
 REFUSED = {"kind": "store", "text": "the credentials are not accepted", "passing": False}
@@ -55,6 +59,16 @@ def asked(world: World, do: str) -> list[dict[str, Any]]:
 def words(world: World, host: str) -> list[str]:
     """What the captain has said to a host and it has not heard yet."""
     return [word.message["type"] for word in world.machines[host].inbox if isinstance(word, ev.Say)]
+
+
+def tell_stored(world: World, files: list[Any], lost: int | None = None) -> None:
+    """By worker-0, of step 10, in messages of which one may be lost."""
+    world.place.sent.add(("worker-0", Id(10, 1)))
+    for number, message in enumerate(stored("worker-0", Id(10, 1), files)):
+        (received,) = Decoder(MEMBER_LIMIT).feed(encode(message))
+        if number != lost:
+            world.tell(read_member(received, HOSTS[0]))
+    world.answer()
 
 
 def ends_well(world: World) -> None:
@@ -140,11 +154,49 @@ def test_a_folder_that_cannot_be_a_snapshot_is_dropped_with_its_reason() -> None
     world = committed(up(a_plan()), 10)
     world.save("worker-0", 20)
     unfit = {"kind": "unfit", "text": "'odd' is no file", "passing": False}
-    world.tell(ev.Stored(HOSTS[0], "worker-0", Id(20, 1), None, unfit))
+    world.tell(ev.Stored(HOSTS[0], "worker-0", Id(20, 1), error=unfit))
     world.deliver_all()
     assert warnings(world) == ["the snapshot of step 20 by worker-0 on worker-host-0 is not taken: 'odd' is no file"]
     assert held(world)[HOSTS[0]] == [Id(10, 1)]
     assert counted(committed(world, 30)) == [Id(30, 1), Id(10, 1)]
+
+
+def test_a_snapshot_of_90_000_files_is_told_in_messages_that_the_captain_takes() -> None:
+    files = [[f"of/rank-0/{number:06d}.array", 1, f"{number:064x}"] for number in range(90_000)]
+    world = up(a_plan())
+    world.save("worker-0", 10)
+    tell_stored(world, files)
+    assert [file.path for file in world.place.snapshots.manifest(Id(10, 1)).parts[0].files] == [f[0] for f in files]
+    longest = [["\U0001f6b4" * PATH_LIMIT, 2**50, "0" * 64]] * FILES_AT_ONCE
+    assert all(len(encode(message)) < MEMBER_LIMIT for message in stored("worker-0", Id(10, 1), longest))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_files_whose_message_is_lost_are_told_again_with_the_others(lost: int) -> None:
+    files = [[f"{number:06d}", 1, "0" * 64] for number in range(2 * FILES_AT_ONCE + 1)]
+    world = up(a_plan())
+    world.save("worker-0", 10)
+    tell_stored(world, files, lost)
+    assert counted(world) == []
+    world.disconnect(HOSTS[0])
+    world.join(HOSTS[0])
+    assert "send" in words(world, HOSTS[0])
+    tell_stored(world, files)
+    assert len(world.place.snapshots.manifest(Id(10, 1)).parts[0].files) == len(files)
+
+
+def test_a_snapshot_whose_manifest_would_be_too_large_is_dropped_with_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(manifest, "MOST_BYTES", 2**20)
+    files = [[f"{number:0{PATH_LIMIT}d}", 1, "0" * 64] for number in range(1000)]
+    world = committed(up(a_plan()), 5)
+    world.save("worker-0", 10)
+    tell_stored(world, files)
+    world.deliver_all()
+    limit = "its 1000 files take 2 MiB in a manifest, which may have 1 MiB, room for about 400,000"
+    assert warnings(world) == [f"the snapshot of step 10 by all its tasks is not taken: {limit}"]
+    assert counted(committed(world, 20)) == [Id(20, 1), Id(5, 1)]
 
 
 def test_a_task_that_saves_an_earlier_step_takes_nothing_back() -> None:

@@ -347,6 +347,15 @@ def test_a_file_cannot_be_a_folder_too() -> None:
         manifest.parse(Manifest(RUN, Id(1, 1), 1, (Part("worker-0", files),)).to_bytes(), "name")
 
 
+def test_more_files_than_a_manifest_may_name_are_not_sent(
+    snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "MOST_BYTES", 300)
+    with pytest.raises(Unfit, match=r"^its 3 files take 1 MiB in a manifest, which may have"):
+        snapshots.send(Id(1, 1), "worker-0", str(written(tmp_path, 1)))
+    assert not (tmp_path / "store").exists()
+
+
 # ---- retention
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent import events as ev
-from paceline.agent.captain import OVER, Captain
+from paceline.agent.captain import Captain
+from paceline.agent.ledger import OVER
 from paceline.agent.porter import Porter
 from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
 from paceline.plan import Snapshots as Settings
-from paceline.storage.manifest import File, Id, Part, parse, parse_id
+from paceline.storage.manifest import File, Id, parse, parse_id
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import Sent, Wanted
 
@@ -326,7 +327,7 @@ class World:
             return
         id = Id(*message["snapshot"])
         if kind == "send" and (message["task"], id) in machine.held:
-            part = Part(message["task"], (File("state", 1, "0" * 64),))
+            files = (File("state", 1, "0" * 64),)
             error = self.place.fails or self.place.read_only
             if message["anew"] or (message["task"], id) not in machine.stored:
                 if error is None:
@@ -334,7 +335,7 @@ class World:
                     self.place.sent.add((message["task"], id))
             else:
                 error = None
-            self.tell(ev.Stored(machine.host, message["task"], id, part, error))
+            self.tell(ev.Stored(machine.host, message["task"], id, () if error else files, error))
         elif kind == "drop":
             machine.held.pop((message["task"], id), None)
             machine.stored.discard((message["task"], id))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 from paceline.agent import events as ev
-from paceline.agent.shelf import PAUSE, Shelf, pair
-from paceline.storage.manifest import Id
+from paceline.agent.shelf import PAUSE, Shelf
+from paceline.storage.manifest import Id, pair
 
 SETTLING, ASKING, ADOPTING, FETCHING, RECORDING, READY = (
     "settling", "asking", "adopting", "fetching", "recording", "ready"

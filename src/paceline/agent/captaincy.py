@@ -379,7 +379,7 @@ class Captaincy:
             "reason": over.reason,
             "cause": over.cause,
             "generations": self._captain.generation,
-            "restarts": [_shown(record) for record in self._captain.restarts],
+            "restarts": [_shown(record) for record in self._captain.failing.restarts],
             "steps": watch.steps,
             "steps_per_s": watch.steps_per_second(),
             "metrics": watch.metrics,
@@ -387,7 +387,7 @@ class Captaincy:
             "started": self._started,
             "ended": stamp(),
             "folder": self._folder,
-            "stacks": over.stacks,
+            "stacks": self._captain.failing.stacks,
         }
         try:
             replace(f"{self._folder}/report.json", report)

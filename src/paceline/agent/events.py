@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.storage.manifest import Id, Part
+from paceline.storage.manifest import File, Id
 
 # ---- told to the captain
 
@@ -115,8 +115,10 @@ class Stored:
     host: str
     task: str
     id: Id
-    part: Part | None = None
+    files: tuple[File, ...] = ()
     error: Mapping[str, Any] | None = None  # kind, text, passing
+    at: int = 0  # how many files were told of before these
+    more: bool = False  # others follow
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,6 @@ class Over:
     status: str
     reason: str
     cause: str | None
-    stacks: dict[str, str]
 
 
 Told = Any

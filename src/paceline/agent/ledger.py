@@ -1,4 +1,6 @@
-"""The captain's books: which hosts are there, which attempts may be running, and what each unit still lacks."""
+"""The captain's books: how far the run is, which hosts are there, which attempts may be running, and what each unit
+still lacks.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.agent import events as ev
 from paceline.agent.budget import Budget, Failure
 from paceline.plan import ALONE, Plan, Task
 
-WAITING, RUNNING, STOPPING, DONE = "waiting", "running", "stopping", "done"
+RETURNING, LIVE, CLOSING, ENDING, OVER = "returning", "live", "closing", "ending", "over"  # the run
+WAITING, RUNNING, STOPPING, DONE = "waiting", "running", "stopping", "done"  # a unit of it
 
 
 @dataclass
@@ -46,6 +50,8 @@ class Unit:
 class Ledger:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self.phase = LIVE
+        self.generation = 0
         self.members = {host.name: Member(host.name) for host in plan.hosts}
         self.units = _units(plan)
         self.unit_of = {task.name: unit for unit in self.units for task in unit.tasks}
@@ -99,14 +105,14 @@ class Ledger:
             self.addresses[task.name] = offer  # a chief holds on to the addresses of its servers
         return self.attempts[task.name]
 
-    def by_host(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Those of these tasks that can be asked to end, for each connected host."""
+    def ends(self, names: Iterable[str], how: str, grace: float = 0.0) -> list[ev.End]:
+        """To those of these tasks that can be asked to end: what runs on a connected host."""
         wanted: dict[str, dict[str, int]] = {}
         ghosts = self.ghostly()
         for name in names:
             if name in self.live and name not in ghosts and self.members[self.task[name].host].connected:
                 wanted.setdefault(self.task[name].host, {})[name] = self.live[name]
-        return wanted
+        return [ev.End(host, tasks, how, grace) for host, tasks in wanted.items()]
 
     def missing(self) -> list[str]:
         """Hosts that some unit waits for."""

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from paceline.agent import events as ev
 from paceline.agent.wire import PROTOCOL, Message, WireError
-from paceline.storage.manifest import File, Id, Part, fit, is_digest
+from paceline.storage.manifest import File, Id, fit, is_digest, pair
 
 TEXT_LIMIT = 64 * 1024
 MANY = 100_000
+FILES_AT_ONCE = 500  # of a snapshot, in one message: with the longest paths that is less than a message may have
 
 
 def join(run: str, joined: ev.Joined) -> Message:
     held = [{**saved, "snapshot": list(saved.pop("id").values())} for saved in map(asdict, joined.held)]
     return {"type": "join", "protocol": PROTOCOL, "run": run, **asdict(joined), "held": held}
+
+
+def stored(task: str, id: Id, files: list[Any]) -> Iterator[Message]:
+    """All of these files, however many they are."""
+    for at in range(0, max(1, len(files)), FILES_AT_ONCE):
+        some = files[at : at + FILES_AT_ONCE]
+        words = {"task": task, "snapshot": pair(id), "files": some}
+        yield {"type": "stored", **words, "at": at, "more": at + FILES_AT_ONCE < len(files)}
 
 
 def read_join(message: Message, run: str) -> ev.Joined:
@@ -82,9 +91,7 @@ def read_member(message: Message, host: str) -> ev.Told | None:
     if kind == "saved":
         return _saved(message, host)
     if kind == "stored":
-        error = _error(message)
-        part = None if error is not None else Part(_text(message, "task"), _files(message))
-        return ev.Stored(host, _text(message, "task"), _id(message), part, error)
+        return _stored(message, host)
     if kind == "prepared":
         id = None if message.get("snapshot") is None else _id(message)
         return ev.Prepared(host, id, _error(message))
@@ -140,11 +147,18 @@ def _saved(message: Mapping[str, Any], host: str) -> ev.Saved:
     return ev.Saved(host, _text(message, "task"), _id(message), parts, numbers, _texts(message, "versions"))
 
 
+def _stored(message: Mapping[str, Any], host: str) -> ev.Stored:
+    task, id, error = _text(message, "task"), _id(message), _error(message)
+    if error is not None:
+        return ev.Stored(host, task, id, error=error)
+    return ev.Stored(host, task, id, _files(message), at=_number(message, "at"), more=bool(message.get("more")))
+
+
 def _id(message: Mapping[str, Any]) -> Id:
-    pair = message.get("snapshot")
-    if not isinstance(pair, list) or len(pair) != 2 or not all(type(n) is int and 0 <= n < 2**53 for n in pair):
+    given = message.get("snapshot")
+    if not isinstance(given, list) or len(given) != 2 or not all(type(n) is int and 0 <= n < 2**53 for n in given):
         raise WireError("snapshot is no step and generation")
-    return Id(*pair)
+    return Id(*given)
 
 
 def _error(message: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from typing import Any, Callable
 from paceline.agent.options import endpoint
 from paceline.storage.folder import Folder
 from paceline.storage.kept import Kept
-from paceline.storage.manifest import Damaged, Id, Newer, parse
+from paceline.storage.manifest import Damaged, Id, Newer, pair, parse
 from paceline.storage.places import open_store
 from paceline.storage.putting import TASKS, begin
 from paceline.storage.snapshots import Snapshots, Superseded, Unfit, always
@@ -115,13 +115,13 @@ class Porter:
         metrics = []
         for id in counted if metric else ():
             try:
-                metrics.append([_pair(id), self._short.manifest(id).metrics[str(metric)]])
+                metrics.append([pair(id), self._short.manifest(id).metrics[str(metric)]])
             except (KeyError, Damaged, Newer):
                 continue
         return {
             "generation": known.generation,
-            "counted": [_pair(id) for id in counted],
-            "committed": [_pair(id) for id in sorted(known.committed)],
+            "counted": [pair(id) for id in counted],
+            "committed": [pair(id) for id in sorted(known.committed)],
             "metrics": metrics,
         }
 
@@ -131,7 +131,7 @@ class Porter:
             int(request["generation"]), None if parent is None else _id(parent), map(_id, request["seen"]),
             str(request.get("by") or ""),
         )  # fmt: skip
-        return {"late": [_pair(id) for id in late]}
+        return {"late": [pair(id) for id in late]}
 
     def _commit(self, request: Request) -> Request:
         return {"new": self._short.commit(parse(str(request["manifest"]).encode(), "a manifest"))}
@@ -168,7 +168,7 @@ class Porter:
         from paceline.storage.origin import adopt
 
         found = adopt(self._transfers, self._origin, self._scratch, self._wanted(request), self._called)
-        return {"snapshot": _pair(found.id), "from": found.origin, "bytes": found.size, "passed": list(found.passed)}
+        return {"snapshot": pair(found.id), "from": found.origin, "bytes": found.size, "passed": list(found.passed)}
 
     def _keep(self, request: Request) -> Request:
         assert self._kept is not None
@@ -229,10 +229,6 @@ def _failed(kind: str, text: str, passing: bool) -> Request:
 def _id(given: Any) -> Id:
     step, generation = given
     return Id(int(step), int(generation))
-
-
-def _pair(id: Id) -> list[int]:
-    return [id.step, id.generation]
 
 
 @dataclass(frozen=True)

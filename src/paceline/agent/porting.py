@@ -49,8 +49,8 @@ class Porting:
         self._environment = environment
         self._loop = loop
         self._process: subprocess.Popen[bytes] | None = None
-        self._unsent = b""
-        self._read = b""
+        self._unsent = bytearray()
+        self._read = bytearray()
         self._asked = 0
         self._closed = False
         self._waiting: dict[int, Callable[[Answer], None]] = {}
@@ -108,7 +108,7 @@ class Porting:
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
-        self._unsent = self._read = b""
+        self._unsent, self._read = bytearray(), bytearray()
         self._loop.watch(process.stdout, selectors.EVENT_READ, self._answers)
 
     def _flush(self) -> None:
@@ -116,7 +116,7 @@ class Porting:
         pipe = self._process.stdin
         try:
             while self._unsent:
-                self._unsent = self._unsent[os.write(pipe.fileno(), self._unsent) :]
+                del self._unsent[: os.write(pipe.fileno(), self._unsent)]
         except BlockingIOError:
             self._loop.watch(pipe, selectors.EVENT_WRITE, self._flush)
             return
@@ -133,7 +133,10 @@ class Porting:
         if not data:
             self._gone("it ended")
             return
-        *lines, self._read = (self._read + data).split(b"\n")
+        self._read += data
+        if b"\n" not in data:
+            return  # a long answer comes in many pieces
+        *lines, self._read = self._read.split(b"\n")
         for line in lines:
             answer = json.loads(line)
             answered = self._waiting.pop(int(answer.pop("id")), None)

@@ -13,7 +13,7 @@ from typing import Any, Callable
 from paceline.agent import events as ev
 from paceline.agent.journal import stamp
 from paceline.plan import Plan, Task
-from paceline.storage.manifest import Id, Manifest, Part
+from paceline.storage.manifest import File, Id, Manifest, Part, pair
 from paceline.storage.retention import to_delete
 
 PAUSE = 2.0  # seconds until a place that does not answer is asked again
@@ -26,6 +26,7 @@ Answer = Mapping[str, Any]
 class Piece:
     host: str
     part: Part | None = None  # once it is at the place
+    told: list[File] = field(default_factory=list)  # of a part, until all of its files are
 
 
 @dataclass
@@ -185,8 +186,15 @@ class Shelf:
         if told.error is not None:
             self._fails(draft, told.error, f"{told.task} on {told.host}", now)
             return
-        draft.pieces[told.task].part = told.part
-        self._commit_if_stored(draft)
+        piece = draft.pieces[told.task]
+        if told.at == 0:
+            piece.told = []
+        if told.at != len(piece.told):
+            return  # those before were lost with a connection: when its host joins, it is asked again
+        piece.told += told.files
+        if not told.more:
+            piece.part, piece.told = Part(told.task, tuple(piece.told)), []
+            self._commit_if_stored(draft)
 
     def joined(self, host: str, has: Iterable[ev.Saved]) -> None:
         """What it had not sent and does not have any more is gone."""
@@ -238,9 +246,9 @@ class Shelf:
         """What there is at the place."""
         self.known = True
         self.recorded = max(self.recorded, int(answer["generation"]))
-        self.counted = [Id(*pair) for pair in answer["counted"]]
-        self._committed = {Id(*pair) for pair in answer["committed"]}
-        self._values = {Id(*pair): float(value) for pair, value in answer["metrics"]}
+        self.counted = [Id(*each) for each in answer["counted"]]
+        self._committed = {Id(*each) for each in answer["committed"]}
+        self._values = {Id(*each): float(value) for each, value in answer["metrics"]}
         for id in [id for id in self._drafts if self.past(id)]:
             self._held[id] = self._drafts.pop(id)
         self._let_go()
@@ -258,7 +266,7 @@ class Shelf:
         if draft is None:
             return
         if "error" in answer:
-            self._fails(draft, answer["error"], "the captain", now)
+            self._fails(draft, answer["error"], "all its tasks", now)
             return
         del self._drafts[id]
         self._moving = None
@@ -407,10 +415,6 @@ def _add(draft: Draft, told: ev.Saved) -> None:
 def _record(generation: int, parent: Id | None) -> dict[str, Any]:
     before = [] if parent is None else [pair(parent)]
     return {"do": "begin", "generation": generation, "parent": before[0] if before else None, "seen": before}
-
-
-def pair(id: Id) -> list[int]:
-    return [id.step, id.generation]
 
 
 def _drop(host: str, task: str, id: Id) -> ev.Say:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
-from paceline.agent import machine
+from paceline.agent import machine, messages
 from paceline.agent.events import Saved
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options
@@ -25,7 +25,7 @@ from paceline.agent.porting import Answer, Porting, errand
 from paceline.agent.watching import Watching
 from paceline.agent.wire import Message
 from paceline.plan import Plan
-from paceline.storage.manifest import Id, parse_id
+from paceline.storage.manifest import Id, pair, parse_id
 from paceline.storage.watched import ABOUT
 
 ABOUT_LIMIT = 8 * 1024 * 1024
@@ -63,7 +63,7 @@ class Staging:
         self.porting = Porting(errand(plan, options), environment, loop)
         self.watching = Watching(plan, options, loop, self.porting, self._take, said)
         self._sending: dict[tuple[str, Id], int] = {}
-        self._stored: dict[tuple[str, Id], Message] = {}  # what was told, should the captain ask again
+        self._stored: dict[tuple[str, Id], list[Any]] = {}  # the files that were told, should the captain ask again
         self._preparing: tuple[Id | None, int] | None = None
         self._prepared: tuple[Id | None] | None = None  # not used by a task yet
         self._fetching = False
@@ -186,21 +186,26 @@ class Staging:
     def _send(self, task: str, id: Id, anew: bool) -> None:
         """`anew`: what was there is lost."""
         if (task, id) in self._stored and not anew:
-            self._tell(self._stored[task, id])
+            self._tell_stored(task, id)
             return
         if (task, id) in self._sending or task not in self._tasks:
             return
-        words: Message = {"type": "stored", "task": task, "snapshot": [id.step, id.generation]}
+        words = {"task": task, "snapshot": pair(id)}
 
         def sent(answer: Answer) -> None:
             self._sending.pop((task, id), None)
-            told = {**words, **answer}
-            if "error" not in answer:
-                self._stored[task, id] = told
-            self._tell(told)
+            if "error" in answer:
+                self._tell({"type": "stored", **words, **answer})
+            else:
+                self._stored[task, id] = answer["files"]
+                self._tell_stored(task, id)
 
-        request = {"do": "send", "snapshot": words["snapshot"], "task": task, "folder": f"{self._held}/{task}/{id}"}
+        request = {"do": "send", **words, "folder": f"{self._held}/{task}/{id}"}
         self._sending[task, id] = self.porting.ask(request, sent)
+
+    def _tell_stored(self, task: str, id: Id) -> None:
+        for message in messages.stored(task, id, self._stored[task, id]):
+            self._tell(message)
 
     def _drop(self, task: str, id: Id) -> None:
         self._stored.pop((task, id), None)
@@ -216,7 +221,7 @@ class Staging:
             if self._preparing[0] == id:
                 return
             self.porting.forget(self._preparing[1])
-        words: Message = {"type": "prepared", "snapshot": None if id is None else [id.step, id.generation]}
+        words: Message = {"type": "prepared", "snapshot": None if id is None else pair(id)}
         if self._prepared == (id,):
             self._tell(words)
             return
@@ -272,7 +277,7 @@ class Staging:
             if wanted is not None:
                 self._fetch_for_evaluators(wanted)
 
-        request = {"do": "fetch", "snapshot": [id.step, id.generation], "folder": f"{self._committed}/step-{id.step}"}
+        request = {"do": "fetch", "snapshot": pair(id), "folder": f"{self._committed}/step-{id.step}"}
         self.porting.ask(request, fetched)
 
     def _remove(self, folders: Iterable[str]) -> None:
@@ -342,6 +347,6 @@ def _items(found: Any) -> Iterable[tuple[Any, Any]]:
 
 def _words(saved: Saved) -> Message:
     return {
-        "task": saved.task, "snapshot": [saved.id.step, saved.id.generation], "parts": saved.parts,
+        "task": saved.task, "snapshot": pair(saved.id), "parts": saved.parts,
         "metrics": dict(saved.metrics), "versions": dict(saved.versions),
     }  # fmt: skip

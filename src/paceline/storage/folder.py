@@ -60,12 +60,9 @@ class Folder:
             raise self._failed("write", name, error) from None
 
     def read(self, name: str, most: int) -> bytes | None:
-        try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        fd = self._open(name)
+        if fd is None:
             return None
-        except OSError as error:
-            raise self._failed("read", name, error) from None
         try:
             found = bytearray()
             while len(found) <= most:
@@ -215,13 +212,16 @@ class Folder:
 
     def give(self, name: str) -> Iterator[bytes] | None:
         """For somebody else; None: there is no such name."""
+        fd = self._open(name)
+        return None if fd is None else pieces(fd)
+
+    def _open(self, name: str) -> int | None:
         try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._failed("read", name, error) from None
-        return pieces(fd)
 
     def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
         try:

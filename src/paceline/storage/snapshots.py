@@ -144,6 +144,7 @@ class Snapshots:
         if id != self._sending:
             self._sending, self._sent = id, {}
         names = {path: self._file(id, task, path) for path in sorted(_files(folder))}
+        _room_for(len(names), sum(map(len, names)) + manifest.FILE_BYTES * len(names))
         sent = self._sent.setdefault(task, {})
         self._store.send_all([(f"{folder}/{path}", name) for path, name in names.items()], wanted, sent)
         del self._sent[task]  # whoever asks once more has lost it there
@@ -156,7 +157,9 @@ class Snapshots:
         return new
 
     def create(self, made: Manifest) -> bool:
-        return self._store.create(self._manifest(made.id), made.to_bytes())
+        data = made.to_bytes()
+        _room_for(sum(len(part.files) for part in made.parts), len(data))
+        return self._store.create(self._manifest(made.id), data)
 
     # ---- restore
 
@@ -235,6 +238,13 @@ class Snapshots:
 
     def _file(self, id: Id, task: str, path: str) -> str:
         return f"{self.run}/{id}/{task}/{path}"
+
+
+def _room_for(files: int, size: int) -> None:
+    """`size`: what they take in a manifest."""
+    if size > manifest.MOST_BYTES:
+        most = f"{manifest.MOST_BYTES >> 20} MiB, room for about 400,000"
+        raise Unfit(f"its {files} files take {-(-size >> 20)} MiB in a manifest, which may have {most}")
 
 
 def _copied(source: str, file: File, target: str, still: Wanted) -> bool:
