@@ -467,7 +467,10 @@ def test_a_record_that_cannot_be_written_is_owed_and_training_goes_on() -> None:
     world = owing(committed(up(a_plan()), 10))
     assert len(world.running()) == 2
     (text,) = warnings(world)
-    assert "cannot be written to: training goes on, and nothing is committed until it can" in text
+    assert text == (
+        "the place for snapshots cannot be written to: training goes on, and nothing is committed until it can: "
+        + AWAY["text"]
+    )
 
 
 def test_nothing_is_committed_before_a_record_that_is_owed_is_there() -> None:

@@ -488,7 +488,7 @@ class Captain:
             self.generation = begun.number
             self.shelf.descend(begun.choice)
             if begun.owed is not None:
-                self.shelf.owe(begun.owed, now)
+                self.shelf.owe(*begun.owed, now)
             elif self.generation > 1:
                 self._put(ev.Ask({"do": "sweep", "generation": self.generation}))
             self._start(units, begun.choice, now)
