@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import runs
-from runs import PROGRAMS, Run, Starter, alive, causes, eventually, fill, job, kill, misbehave, small_disk
+from runs import PROGRAMS, Run, Starter, alive, causes, eventually, fill, fill_names, job, kill, misbehave, small_disk
 
 from paceline.storage.folder import Folder
 from paceline.storage.manifest import VERSION, Damaged, Id
@@ -646,16 +646,6 @@ def test_where_tasks_have_no_room_to_save_training_goes_on(state: Path, tmp_path
         commit(run, state, 30)
         finish(run, state)
         assert committed_steps(run) == [10, 30]
-
-
-def fill_names(folder: Path) -> Path:
-    """No file or folder can be made any more, though there is room."""
-    ballast = folder / "ballast"
-    ballast.mkdir()
-    with contextlib.suppress(OSError):
-        for number in range(10**6):
-            (ballast / str(number)).touch()
-    return ballast
 
 
 @pytest.mark.parametrize("full", [fill, fill_names])
