@@ -33,8 +33,10 @@ class Captain:
         wall: float,
         saved: dict[str, Any] | None = None,
         copies: bool = False,
+        ahead: float = 0.0,
     ) -> None:
-        """`copies`: hosts keep the newest snapshot."""
+        """`wall`: for people alone; it may be set to anything at any time. `copies`: hosts keep the newest snapshot.
+        `ahead`: by how much `now` is ahead of the clock of the captain that has saved."""
         self.plan = plan
         self.run = run
         self.lease = lease
@@ -56,7 +58,6 @@ class Captain:
         self.hold_until = 0.0
         self.outcome: tuple[str, str, str | None] = ("", "", None)
         self._runtime_until: float | None = None
-        self._first_generation_wall: float | None = None
         self._first_joined: float | None = None
         self._closing_until = 0.0
         self._commit_until: float | None = None
@@ -70,7 +71,7 @@ class Captain:
         self._out: ev.Instructions = []
         self._wall_offset = wall - now
         if saved and saved.get("generation"):
-            self._load(saved)
+            self._load(saved, ahead)
             self._return(now)
 
     # ---- in and out
@@ -424,7 +425,6 @@ class Captain:
                 self._together.begins(task.name, unit.kind == ALONE)
                 self.watch.begin(task.name, now)
         if self._runtime_until is None and self.plan.limits.runtime is not None:
-            self._first_generation_wall = now + self._wall_offset
             self._runtime_until = now + self.plan.limits.runtime
         self._out.append(ev.Start(self.generation, len(self.restarts), dict(self.books.addresses), restore, hosts))
         tasks = [name for names in hosts.values() for name in names]
@@ -662,25 +662,25 @@ class Captain:
     def saved(self) -> dict[str, Any]:
         return {
             "generation": self.generation,
-            "restarts": [{k: v for k, v in record.items() if k != "_at"} for record in self.restarts],
+            "restarts": self.restarts,
             "recovering": [number for number, record in enumerate(self.restarts) if record in self._recovering],
             "best": self._best,
             "recorded": self._recorded,
             "owed": self.shelf.owed,
             "skipped": self.shelf.skipped,
-            "first_generation": self._first_generation_wall,
+            "runtime_until": self._runtime_until,
             "stacks": self.stacks,
             "outcome": list(self.outcome),
             "books": self.books.saved(),
             "watch": self.watch.saved(),
         }
 
-    def _load(self, saved: dict[str, Any]) -> None:
+    def _load(self, saved: dict[str, Any], ahead: float) -> None:
         self.generation = saved["generation"]
         self.restarts = [dict(record) for record in saved["restarts"]]
         self._recovering = [self.restarts[number] for number in saved["recovering"]]
         for record in self._recovering:
-            record["_at"] = record["at"] - self._wall_offset
+            record["_at"] += ahead
         self._best = saved["best"]
         self._recorded = saved["recorded"]
         self.shelf.owed = saved["owed"]
@@ -690,9 +690,8 @@ class Captain:
         self.outcome = (status, reason, cause)
         self.books.load(saved["books"])
         self.watch.load(saved["watch"])
-        self._first_generation_wall = saved["first_generation"]
-        if self._first_generation_wall is not None and self.plan.limits.runtime is not None:
-            self._runtime_until = self._first_generation_wall + self.plan.limits.runtime - self._wall_offset
+        if saved["runtime_until"] is not None:
+            self._runtime_until = saved["runtime_until"] + ahead
 
 
 def _failure(exit: ev.Exit, now: float) -> Failure:
