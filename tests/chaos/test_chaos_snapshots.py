@@ -1,7 +1,7 @@
 """Faults without end while a program saves all the time: nothing that was committed is lost, nothing is half-loaded.
 
 One run, at a real bucket: its processes are killed and stopped, the store fails in the middle of requests, snapshots
-are damaged, the disk of the hosts is full.
+are damaged, the disk of the hosts is full, clocks jump.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from clocks import Clocks
 from runs import PROGRAMS, Event, Run, eventually, fill_names, job, kill, small_disk
 
 from paceline.storage.manifest import Id, parse_id
@@ -39,10 +40,10 @@ STORE = {  # what becomes of a few requests; how many may be hit
     "slow": (Fault(late=0.1), 6),
 }
 FAULTS = {
-    "task": 113, "both tasks": 12, "agent": 14, "host": 8, "captain": 16, "captain's host": 4, "all hosts": 1,
+    "task": 103, "both tasks": 12, "agent": 14, "host": 8, "captain": 16, "captain's host": 4, "all hosts": 1,
     **dict.fromkeys(STORE, 12), "store restarts": 6,
     "newest damaged": 16, "own copy damaged": 8, "damaged at the place": 8,
-    "disk full": 12, "agent stopped": 10,
+    "disk full": 12, "agent stopped": 10, "clock jumps": 10,
 }  # fmt: skip
 
 
@@ -114,8 +115,9 @@ def snapshot(text: str) -> Id:
 
 
 class Chaos:
-    def __init__(self, run: Run, state: Path, way: Proxy, server: Server, dice: random.Random) -> None:
-        self.run, self.state, self.way, self.server, self.dice = run, state, way, server, dice
+    def __init__(self, run: Run, state: Path, way: Proxy, server: Server, clocks: Clocks, dice: random.Random) -> None:
+        self.run, self.state, self.dice = run, state, dice
+        self.way, self.server, self.clocks = way, server, clocks
         self.told, self.history = Told(run), History()
         self.generation = 1
         self.place = Objects(server.url, **server.config)
@@ -230,10 +232,23 @@ class Chaos:
             self._task(rank)
             self.told.wait("somebody notices", after, lambda event: event["event"] == "restart")
         else:
-            before = self._done()
-            eventually("steps go on", lambda: self._done() > before + 2, LIMIT_S, self.run.story)
+            self._trains()
         shutil.rmtree(ballast)
         return "generation" if kills else ""
+
+    def _clock_jumps(self, rank: int) -> str:
+        """That of one agent, and stays so; or all others', whose requests the store refuses until it is right again."""
+        process = self.dice.choice(["captain", HOSTS[rank], "all"])
+        self.clocks.set(self.dice.uniform(-20, 20), process)
+        if process == "all":
+            self._trains()
+            self.clocks.set(0)
+        return ""
+
+    def _trains(self) -> None:
+        """A few steps, committed or not."""
+        before = self._done()
+        eventually("steps go on", lambda: self._done() > before + 2, LIMIT_S, self.run.story)
 
     def _done(self) -> int:
         return int((self.state / "done-0").read_text())
@@ -307,10 +322,11 @@ def test_nothing_that_was_committed_is_lost(s3: Server, tmp_path: Path) -> None:
     program = ["python", str(PROGRAMS / "saves.py"), str(state), "--every", "0.03", "--size", str(SIZE)]
     made = job(program, snapshots={"to": s3.url, "keep": KEEP}, restart={"limit": 3})
     began = time.monotonic()
+    clocks = Clocks(tmp_path)
     with small_disk(home, "1g,nr_inodes=1500"), proxy(s3.port) as way, runs.starter(tmp_path) as start:
-        run = start(made, home=home, env=s3.through(way).options)
+        run = start(made, home=home, env={**clocks.env, **s3.through(way).options})
         run.wait("committed")
-        chaos = Chaos(run, state, way, s3, dice)
+        chaos = Chaos(run, state, way, s3, clocks, dice)
         for fault in faults:
             chaos.strike(fault)
         eventually("what was not committed is swept up", lambda: not chaos.left(), LIMIT_S, run.story)

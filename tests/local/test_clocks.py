@@ -1,44 +1,22 @@
-"""Clocks on the wall that jump by hours, for one host or all of them: nothing is lost, chosen or ended by them.
-
-A library that is loaded before all others (clock.c) lies to agents, tasks, those that carry snapshots and the command
-line, also where OpenSSL or obstore asks; the clock of the machine stays as it is.
-"""
+"""Clocks on the wall that jump by hours, for one host or all of them: nothing is lost, chosen or ended by them."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import runs
+from clocks import HOUR, Clocks
 from runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
 
 from stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(180)
 
-HOUR = 3600
 CAPTAIN, HOST = "captain", "worker-host-0"
-
-
-class Clocks:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "clocks"
-        self._folder.mkdir()
-        library = folder / "clock.so"
-        source = Path(__file__).with_name("clock.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source], check=True)
-        self.env = {"LD_PRELOAD": str(library), "TEST_CLOCKS": str(self._folder)}
-
-    def set(self, hours: float, process: str = "all") -> None:
-        """So many hours ahead of the machine's, at once; `process`: by its name, else those that have none of their
-        own."""
-        partial = self._folder / "partial"
-        partial.write_text(f"{hours * HOUR:.0f}")
-        partial.rename(self._folder / process)
 
 
 @pytest.fixture
