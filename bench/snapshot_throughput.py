@@ -16,8 +16,8 @@ from typing import Any
 import carrying
 import measure
 
-# Memory that a virtual machine has given back to its host takes several times as long to write to as other memory; which
-# one a restore meets goes by turns.
+# Memory that a virtual machine has given back to its host takes several times as long to write to as other memory, and
+# which one a restore meets goes by turns.
 RESTORES = 3
 GOAL = 0.8  # of the best peer's MiB/s
 LIMIT = 300.0

@@ -380,6 +380,16 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
+def fill_names(folder: Path) -> Path:
+    """No file or folder can be made any more, though there is room."""
+    ballast = folder / "ballast"
+    ballast.mkdir()
+    with contextlib.suppress(OSError):
+        for number in range(10**6):
+            (ballast / str(number)).touch()
+    return ballast
+
+
 Starter = Callable[..., Run]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
-from runs import PROGRAMS, Run, Starter, alive, causes, eventually, fill, job, kill, misbehave, small_disk
+from runs import PROGRAMS, Run, Starter, alive, causes, eventually, fill, fill_names, job, kill, misbehave, small_disk
 
 from paceline.storage.folder import Folder
 from paceline.storage.manifest import VERSION, Damaged, Id
@@ -632,16 +634,6 @@ def test_where_tasks_have_no_room_to_save_training_goes_on(state: Path, tmp_path
         assert committed_steps(run) == [10, 30]
 
 
-def fill_names(folder: Path) -> Path:
-    """No file or folder can be made any more, though there is room."""
-    ballast = folder / "ballast"
-    ballast.mkdir()
-    with contextlib.suppress(OSError):
-        for number in range(10**6):
-            (ballast / str(number)).touch()
-    return ballast
-
-
 @pytest.mark.parametrize("full", [fill, fill_names])
 def test_where_hosts_have_no_room_to_restore_the_generation_waits_for_it(
     state: Path, tmp_path: Path, full: Callable[[Path], Path]
@@ -686,3 +678,69 @@ def test_a_full_place_is_a_warning_and_what_waits_is_committed_once_there_is_roo
         recovered(run, "step-30-g1")
         finish(run, state)
     assert causes(run.report()) == [("signal", "worker-1")]
+
+
+@contextlib.contextmanager
+def mounted_read_only(path: Path) -> Iterator[None]:
+    # Whoever has a file open for writing there is not in the way for long.
+    remount = ["mount", "-o", "remount,ro", str(path)]
+    eventually("it is mounted read-only", lambda: subprocess.run(remount, stderr=subprocess.DEVNULL).returncode == 0)
+    try:
+        yield
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def not_allowed(path: Path) -> Iterator[None]:
+    def allow(mode: int) -> None:
+        for each, _, _ in os.walk(path):
+            Path(each).chmod(mode)
+
+    allow(0o500)
+    try:
+        yield
+    finally:
+        allow(0o700)
+
+
+# Root without the right to write whatever it likes.
+BOUND = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "why"), [(mounted_read_only, "Read-only file system"), (not_allowed, "Permission denied")]
+)
+def test_a_folder_that_cannot_be_written_for_a_while(
+    start: Starter, state: Path, tmp_path: Path, closed: Callable[[Path], Any], why: str
+) -> None:
+    path = tmp_path / "place"
+    path.mkdir()
+    with small_disk(path, "2m"):
+        place = folder(path)
+        command = [*BOUND, sys.executable, "-m", "paceline.cli"]
+        run = start(a_job(state, place, limits={"commit": "1s", "grace": "1s"}), command=command)
+        commit(run, state, 10)
+        with closed(path):
+            do(state, 20)
+            warning = run.wait("warning")["text"]
+            assert warning.startswith(f"{not_yet(20)}: cannot write {path}") and warning.endswith(why)
+            kill(run.task("worker-1"))
+            recovered(run, "step-10-g1")
+            done(run, state, 20, rank=1)
+            owed = f"the place for snapshots cannot be written to: training goes on, .*: cannot write {path}.*: {why}"
+            assert re.fullmatch(owed, warnings(run)[1])
+            assert committed_steps(run) == [10]
+        commit(run, state, 30)
+        with closed(path):
+            do(state, 40)
+            eventually("it is said again", lambda: warnings(run)[-1].startswith(not_yet(40)), more=run.story)
+            (state / "finish").touch()
+            report = run.fails()
+        assert report["cause"] == "store" and report["reason"].endswith(why)
+        words = "training succeeded, but the last snapshot (step 40) is not committed and is on worker-host-0 only: "
+        assert report["reason"].startswith(words)
+        kept = run.folder / "held" / "worker-0" / "step-40-g2"
+        assert sorted(each.name for each in kept.iterdir()) == ["paceline.json", "sum-0", "weights-0"]
+        assert place.counted(run)[0] == "step-30-g2" and place.counted(run)[-1] == "step-10-g1"
+        whole(run, place, tmp_path)

@@ -1,7 +1,8 @@
 """Trains nothing and saves all the more: snapshots whose contents it checks when it goes on from one.
 
 It does the step whose number is in the file `step` of its folder, saves it, and waits for the next; with --every it
-does steps by itself, and saves each of them. It ends when there is a file `finish` and nothing else to do.
+does steps by itself, and saves each of them; while there is a file `pause`, it does none, and says where it is in
+`paused`. It ends when there is a file `finish` and nothing else to do.
 """
 
 import argparse
@@ -55,6 +56,10 @@ def main() -> None:
 def target(given: argparse.Namespace, step: int) -> int:
     if given.every is not None:
         if (given.folder / "finish").exists():
+            return step
+        if (given.folder / "pause").exists():
+            if os.environ["PACELINE_RANK"] == "0":
+                note(given.folder / "paused", step)
             return step
         time.sleep(given.every)
         return step + 1

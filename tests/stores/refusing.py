@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Any, Literal
 
 from stores.serving import HOST
 
@@ -35,11 +37,13 @@ class Fault:
     """What becomes of a request."""
 
     status: int = 0
-    """Answered instead of what the server says; 0: what it says."""
+    """Answered instead of what the server says; 0: what it says, or nothing where it has not got all of it."""
     reaches: Literal["no", "half", "all"] = "all"
     """How much of it the server gets."""
     half: bool = False
     """Of the answer's body half comes, then the connection is closed."""
+    late: float = 0.0
+    """Seconds until the server gets it."""
     unconditional: bool = False
     """Nobody knows that it may only create. Where that is signed, as for S3 and Azure, the server refuses it."""
 
@@ -77,6 +81,10 @@ class Proxy(ThreadingHTTPServer):
             self.asked.append(asked)
             return self._wrong(asked) or Fault()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # clients that are killed go without a word
+            super().handle_error(request, client_address)
+
 
 class Request(BaseHTTPRequestHandler):
     """The requests of one connection, one after the other."""
@@ -90,6 +98,7 @@ class Request(BaseHTTPRequestHandler):
         conditional = any(name in self.headers for name in CONDITIONS)
         fault = self.server.fault(self.command, self.path, conditional)
         connection = http.client.HTTPConnection(HOST, self.server.behind, timeout=BEHIND_S)
+        time.sleep(fault.late)
         try:
             if fault.reaches != "no":
                 connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -106,8 +115,10 @@ class Request(BaseHTTPRequestHandler):
                 said = answer.read()
             if fault.status:
                 self._refuse(fault.status)
-            else:
+            elif fault.reaches == "all":
                 self._answer(answer, said, fault.half)
+            else:
+                self.close_connection = True
         except (OSError, http.client.HTTPException):
             self.close_connection = True  # as the server has done
         finally:

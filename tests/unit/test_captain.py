@@ -370,6 +370,20 @@ def test_the_runtime_limit_has_its_own_reason() -> None:
     assert "limits.runtime" in world.over.reason and world.running() == []
 
 
+@pytest.mark.parametrize("clock", [{"wall": 1e9}, {"wall": 1.0}, {"ahead": -900.0}])
+def test_the_runtime_limit_goes_on_with_the_next_captain_whatever_its_clock_says(clock: dict[str, float]) -> None:
+    world = up(make_plan(2, runtime=100, hang_after=None))
+    world.pass_time(60)
+    world.restart_captain(**clock)
+    world.join_all()
+    world.pass_time(39)
+    world.deliver_all()
+    assert world.over is None and len(world.running()) == 2
+    world.pass_time(2)
+    world.deliver_all()
+    assert world.over is not None and world.over.cause == "runtime-limit"
+
+
 def test_stop_ends_everything() -> None:
     world = up(make_plan(2, evaluator=True))
     world.tell(ev.Stop("a person said so"))

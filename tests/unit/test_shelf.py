@@ -519,7 +519,10 @@ def test_a_record_that_cannot_be_written_is_owed_and_training_goes_on() -> None:
     world = owing(committed(up(a_plan()), 10))
     assert len(world.running()) == 2
     (text,) = warnings(world)
-    assert "cannot be written to: training goes on, and nothing is committed until it can" in text
+    assert text == (
+        "the place for snapshots cannot be written to: training goes on, and nothing is committed until it can: "
+        + AWAY["text"]
+    )
 
 
 def test_nothing_is_committed_before_a_record_that_is_owed_is_there() -> None:
@@ -587,6 +590,29 @@ def test_a_record_that_was_written_just_before_the_captain_died_is_not_owed_any_
     world.deliver_all()
     assert world.left is None and world.captain.generation == 2
     assert counted(committed(world, 20)) == [Id(20, 2), Id(10, 1)]
+
+
+def test_a_captain_that_hears_of_a_later_generation_while_an_earlier_one_sends_goes_on_committing() -> None:
+    world = committed(up(a_plan()), 10)
+    world.place.read_only = AWAY
+    world.exit("worker-1", "signal")
+    for host in HOSTS:
+        world.deliver(host)  # they have the snapshot of step 10
+    world.answer()
+    assert world.captain.generation == 2 and world.captain.shelf.owed is not None
+    last = ev.Saved(HOSTS[0], "worker-0", Id(20, 1), 1, {})  # by a task that was ended then: nobody has heard of it
+    world.machines[HOSTS[0]].held["worker-0", last.id] = last
+    world.deliver(HOSTS[1])  # it has begun generation 2, of which the other does not know
+    world.restart_captain(with_notes=False)
+    world.place.read_only = None
+    world.join(HOSTS[0])
+    world.answer()
+    assert "send" in words(world, HOSTS[0]), "as far as the captain knows, this is generation 1"
+    world.join(HOSTS[1])
+    for _ in range(5):
+        world.pass_time(3)
+        world.deliver_all()
+    assert committed(world, 30).told_committed == [Id(10, 1), Id(30, 3)]
 
 
 # ---- the end

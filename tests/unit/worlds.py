@@ -204,14 +204,17 @@ class World:
             else:
                 self.machines[instruction.host].inbox.append(instruction)
 
-    def restart_captain(self, with_notes: bool = True) -> None:
+    def restart_captain(self, with_notes: bool = True, wall: float = 0.0, ahead: float = 0.0) -> None:
+        """`wall`: what the clock on the wall has been set to. `ahead`: the machine has started again, and another clock
+        counts from now on."""
+        self.now += ahead
         saved = self.captain.saved() if with_notes else None
         for machine in self.machines.values():
             machine.connected = False
             machine.inbox.clear()
         self.place.asked.clear()
         self.place.by += "+"
-        self.captain = Captain(self.plan, "run", LEASE, self.now, self.now, saved, self.copies)
+        self.captain = Captain(self.plan, "run", LEASE, self.now, wall or self.now, saved, self.copies, ahead)
 
     def place_is_lost(self) -> None:
         self.place = Place()

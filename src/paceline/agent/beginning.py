@@ -35,7 +35,7 @@ class Beginning:
         self.stage = SETTLING
         self.choice: Id | None = None
         self.trouble: tuple[str, bool] | None = None  # what the place said, and whether it may pass
-        self.owed: dict[str, Any] | None = None  # the record, where the place could not take it
+        self.owed: tuple[dict[str, Any], str] | None = None  # the record, and why the place could not take it
         self._settle_until = now + settle
         self._prepared: set[str] = set()
         self._bad: set[Id] = set()
@@ -162,7 +162,7 @@ class Beginning:
             self.trouble = None
             self.stage = READY  # training need not wait for it: the record is owed, and until then nothing is committed
             # Whoever asks again, it is the same record: it may be there, and only its answer be lost.
-            self.owed = {**self._request_of_record(), "by": by}
+            self.owed = {**self._request_of_record(), "by": by}, str(error["text"])
             return
         self.trouble = str(error["text"]), bool(error["passing"])
         if not self._said and error["passing"] and self.number > 1:

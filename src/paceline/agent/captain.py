@@ -26,8 +26,10 @@ class Captain:
         wall: float,
         saved: dict[str, Any] | None = None,
         copies: bool = False,
+        ahead: float = 0.0,
     ) -> None:
-        """`copies`: hosts keep the newest snapshot."""
+        """`wall`: for people alone; it may be set to anything at any time. `copies`: hosts keep the newest snapshot.
+        `ahead`: by how much `now` is ahead of the clock of the captain that has saved."""
         self.plan = plan
         self.run = run
         self.lease = lease
@@ -46,11 +48,10 @@ class Captain:
         )
         self._forming = Forming(plan, self.books, self.shelf, self._ending, self._start, self._put, self._emit)
         self._runtime_until: float | None = None
-        self._first_generation_wall: float | None = None
         self._said: set[str] = set()
         self._out: ev.Instructions = []
         if saved and saved.get("generation"):
-            self._load(saved)
+            self._load(saved, ahead)
             self._return(now)
 
     @property
@@ -283,7 +284,6 @@ class Captain:
                 self._together.begins(task.name, unit.kind == ALONE)
                 self.watch.begin(task.name, now)
         if self._runtime_until is None and self.plan.limits.runtime is not None:
-            self._first_generation_wall = now + self._wall_offset
             self._runtime_until = now + self.plan.limits.runtime
         self._out.append(
             ev.Start(self.generation, len(self.failing.restarts), dict(self.books.addresses), restore, hosts)
@@ -359,15 +359,15 @@ class Captain:
             "recorded": self._forming.recorded,
             "owed": self.shelf.owed,
             "skipped": self.shelf.skipped,
-            "first_generation": self._first_generation_wall,
+            "runtime_until": self._runtime_until,
             "outcome": list(self._ending.outcome),
             "books": self.books.saved(),
             "watch": self.watch.saved(),
         }
 
-    def _load(self, saved: dict[str, Any]) -> None:
+    def _load(self, saved: dict[str, Any], ahead: float) -> None:
         self.books.generation = saved["generation"]
-        self.failing.load(saved)
+        self.failing.load(saved, ahead)
         self._forming.recorded = saved["recorded"]
         self.shelf.owed = saved["owed"]
         self.shelf.skipped = saved["skipped"]
@@ -375,6 +375,5 @@ class Captain:
         self._ending.outcome = (status, reason, cause)
         self.books.load(saved["books"])
         self.watch.load(saved["watch"])
-        self._first_generation_wall = saved["first_generation"]
-        if self._first_generation_wall is not None and self.plan.limits.runtime is not None:
-            self._runtime_until = self._first_generation_wall + self.plan.limits.runtime - self._wall_offset
+        if saved["runtime_until"] is not None:
+            self._runtime_until = saved["runtime_until"] + ahead

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.agent import events as ev
-from paceline.agent import messages
+from paceline.agent import machine, messages
 from paceline.agent.captain import Captain
 from paceline.agent.journal import Appender, Echo, last_words, replace, replace_text, stamp
 from paceline.agent.keeping import Keeping
@@ -92,10 +92,12 @@ class Captaincy:
         saved = self._read_notes()
         self._started = saved.get("started") or stamp()
         self._beat = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
-        now = self.loop.now()
+        now, self._boot = self.loop.now(), machine.boot()
+        # Another start of the machine has another clock: how long nobody was there is not known, and does not count.
+        ahead = now - saved["now"] if saved and saved["boot"] != self._boot else 0.0
         there = errand(plan, options)
         copies = bool(there.serve) or not there.place.startswith("/")
-        self._captain = Captain(plan, options.run, options.lease, now, time.time(), saved.get("captain"), copies)
+        self._captain = Captain(plan, options.run, options.lease, now, time.time(), saved.get("captain"), copies, ahead)
         environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
         self._name = os.urandom(8).hex()
         self._porting = Porting(there, environment, self.loop)
@@ -362,12 +364,13 @@ class Captaincy:
     def _save(self) -> None:
         self._milestone = self._captain.milestone()
         self._saved_at = self.loop.now()
-        text = json.dumps({"started": self._started, "captain": self._captain.saved()})
-        if text == self._saved:
+        saved = json.dumps(self._captain.saved())
+        if saved == self._saved:
             return
+        when = json.dumps({"started": self._started, "boot": self._boot, "now": self._saved_at})
         try:
-            replace_text(self._notes, text)
-            self._saved = text
+            replace_text(self._notes, f'{when[:-1]}, "captain": {saved}}}')
+            self._saved = saved
         except OSError:
             pass  # a full disk: a captain that returns learns from its members what it can
 

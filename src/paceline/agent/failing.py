@@ -206,17 +206,17 @@ class Failing:
 
     def saved(self) -> dict[str, Any]:
         return {
-            "restarts": [{k: v for k, v in record.items() if k != "_at"} for record in self.restarts],
+            "restarts": self.restarts,
             "recovering": [number for number, record in enumerate(self.restarts) if record in self.recovering],
             "best": self._best,
             "stacks": self.stacks,
         }
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def load(self, saved: dict[str, Any], ahead: float) -> None:
         self.restarts = [dict(record) for record in saved["restarts"]]
         self.recovering = [self.restarts[number] for number in saved["recovering"]]
         for record in self.recovering:
-            record["_at"] = record["at"] - self._wall_offset
+            record["_at"] += ahead
         self._best = saved["best"]
         self.stacks = dict(saved["stacks"])
 

@@ -74,7 +74,7 @@ class Forming:
             books.generation = begun.number
             self._shelf.descend(begun.choice)
             if begun.owed is not None:
-                self._shelf.owe(begun.owed, now)
+                self._shelf.owe(*begun.owed, now)
             elif books.generation > 1:
                 self._put(ev.Ask({"do": "sweep", "generation": books.generation}))
             self._start(units, begun.choice, now)

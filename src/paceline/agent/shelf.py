@@ -154,11 +154,11 @@ class Shelf:
         """It is not for this version to delete."""
         self._committed.discard(id)
 
-    def owe(self, record: dict[str, Any], now: float) -> None:
+    def owe(self, record: dict[str, Any], why: str, now: float) -> None:
         """Before anything of this generation is committed, its record must be at the place."""
-        self.owed, self._owed_at = record, now + PAUSE
+        self.owed, self._owed_at, self.trouble = record, now + PAUSE, why
         text = "the place for snapshots cannot be written to: training goes on, and nothing is committed until it can"
-        self._emit("warning", text=text)
+        self._emit("warning", text=f"{text}: {why}")
 
     # ---- what members tell
 

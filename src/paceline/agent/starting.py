@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Callable
 
@@ -52,6 +51,7 @@ class Starting:
         self.python = understand(self._command, self._interpreter)
         self._static = self._static_environment(len(host.tasks))
         self._record_path = f"{options.folder}/logs/.{options.host}.imports"
+        self._record_seen = 0, 0.0  # as it was last found, and since when
         self._spare: spare.Spare | None = None
         self._spare_ready = False
         self._spare_deaths = 0
@@ -143,9 +143,12 @@ class Starting:
 
     def _imports_done(self) -> bool:
         try:
-            return 0 < os.stat(self._record_path).st_mtime < time.time() - SETTLED
+            written = os.stat(self._record_path).st_mtime_ns
         except OSError:
             return False
+        if written != self._record_seen[0]:
+            self._record_seen = written, self._loop.now()
+        return self._loop.now() - self._record_seen[1] > SETTLED
 
     def _spare_speaks(self) -> None:
         if self._spare is None:

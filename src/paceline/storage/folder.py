@@ -20,6 +20,11 @@ SYNCS = 16  # small files that are synced at once
 MANY = 64  # small files from which on the whole file system is synced instead,
 FLUSH = 1024 * 1024  # where each has no more than this of what is written: that takes as long as a flush
 
+# What was used before may become usable again: a disk has room, a share is back, somebody mounts it for writing again.
+PASSING = (
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN, errno.EROFS,
+    errno.EACCES, errno.EPERM,
+)  # fmt: skip
 LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NO_LINKS = (
     "its file system has no hard links, without which a file cannot get its name only once and only when it is whole; "
@@ -159,7 +164,7 @@ class Folder:
                     sync(folder)
         except BaseException:
             for partial in partials.values():
-                with suppress(FileNotFoundError):
+                with suppress(OSError):
                     os.unlink(partial)
             raise
         sent.update(zip(sizes, found))
@@ -194,20 +199,20 @@ class Folder:
             raise self._failed("write", name, error) from None
         try:
             for data in pieces:
-                try:
+                with self._failing("write", name):
                     write_all(fd, data)
-                except OSError as error:
-                    raise self._failed("write", name, error) from None
                 digest.update(data)
                 size += len(data)
-            os.fsync(fd)
-            os.rename(partial, there)
+            with self._failing("write", name):
+                os.fsync(fd)
+                os.rename(partial, there)
+                sync(os.path.dirname(there))
         except BaseException:
-            os.unlink(partial)
+            with suppress(OSError):
+                os.unlink(partial)
             raise
         finally:
             os.close(fd)
-        sync(os.path.dirname(there))
         return size, digest.hexdigest()
 
     def give(self, name: str) -> Iterator[bytes] | None:
@@ -282,5 +287,4 @@ class Folder:
 
     def _failed(self, verb: str, name: str, error: OSError) -> StoreError:
         why = error.strerror or str(error)
-        passing = error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT)
-        return StoreError(f"cannot {verb} {self._path(name)}: {why}", passing)
+        return StoreError(f"cannot {verb} {self._path(name)}: {why}", error.errno in PASSING)

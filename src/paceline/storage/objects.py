@@ -34,6 +34,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOO
 _PASSING = ("GenericError", "JoinError")
 _TRY_AGAIN = ("408", "429")
 _FORGOTTEN = ("InvalidBlockList", "NoSuchUpload")  # said of parts: where the answer to an earlier try was lost
+_UNTIMELY = "RequestTimeTooSkewed"  # requests are signed with the time
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _ASKED = re.compile(r"Error performing [A-Z]+ (https?://[^/?\s]+).*error sending request", re.DOTALL)
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: ([A-Za-z0-9]{1,60})\)")
@@ -283,9 +284,10 @@ class Objects:
             "503": "the server is too busy, or away: it answers 503",
         }.get(status, _no_answer(text) or _first_line(error))
         why = "the parts that were sent are gone" if code in _FORGOTTEN else why
+        why = "the clock of this machine is wrong" if code == _UNTIMELY else why
         why = f"{why} ({code})" if code and code not in why else why
         again = not status or status in _TRY_AGAIN or (status[0] == "5" and status != "501")
-        passing = code in _FORGOTTEN or (again and type(error).__name__ in _PASSING)
+        passing = code in (*_FORGOTTEN, _UNTIMELY) or (again and type(error).__name__ in _PASSING)
         return StoreError(f"cannot {verb} {self._url}/{name}: {why}", passing)
 
 

@@ -21,6 +21,8 @@ def write_last_words(folder: Path, run: str, status: str, reason: str) -> None:
     captain = notes.get("captain") or {}
     watch = captain.get("watch") or {}
     restarts = [{**record, "at": stamp(record["at"])} for record in captain.get("restarts", [])]
+    for record in restarts:
+        record.pop("_at", None)  # on a clock of the captain's own
     generation = captain.get("generation", 0)
     report = {
         "run": run, "status": status, "reason": reason, "cause": None, "generations": generation, "restarts": restarts,
