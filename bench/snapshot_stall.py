@@ -3,6 +3,7 @@ asynchronous one, in processes of their own, interleaved."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, action="append", help="of state; unless given, 200 and 1024")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each kind")
     parser.add_argument("--saves", type=int, default=4, help="that are counted in each process")
+    parser.add_argument("--spare", type=int, action="append", help="cores that torch leaves; unless given, 0 and 1")
     parser.add_argument("--gpu", action="store_true", help="torch alone, 4 GiB on a GPU")
     given = parser.parse_args()
     frameworks = ["torch"] if given.gpu else given.framework or [*PEERS]
@@ -41,21 +43,26 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     with measure.workspace() as folder:
         for framework in frameworks:
-            for mib in sizes:
+            spares = given.spare or [0, 1] if framework == "torch" and not given.gpu else [0]
+            for mib, spare in itertools.product(sizes, spares):
                 held: dict[str, list[float]] = {how: [] for how in HOWS}
                 slowed: dict[str, list[float]] = {how: [] for how in HOWS}
                 for number in range(given.rounds):
                     for how in HOWS if number % 2 == 0 else HOWS[::-1]:
-                        times = _session(folder, framework, how, mib, given.saves, given.gpu)
+                        times = _session(folder, framework, how, mib, given.saves, given.gpu, spare)
                         held[how] += times["held"]
                         slowed[how] += times["slowed"]
                         measure.progress(f"{framework}, {mib} MiB, {how}: {1000 * held[how][-1]:.1f} ms")
-                found[f"{framework} {mib} MiB"] = _report(framework, mib, held, slowed, given.gpu)
+                where_from = " from a GPU" if given.gpu else f", {spare} cores left" if len(spares) > 1 else ""
+                name = f"{framework}, {mib} MiB{where_from}"
+                found[name] = _report(framework, name, held, slowed, given.gpu)
     print(json.dumps({"bench": "snapshot_stall", "gpu": given.gpu, "machine": where, "held_s": found}))
 
 
-def _session(folder: Path, framework: str, how: str, mib: int, saves: int, gpu: bool) -> Times:
+def _session(folder: Path, framework: str, how: str, mib: int, saves: int, gpu: bool, spare: int) -> Times:
     more = {"STALL_FOLDER": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3", **({"CUDA_VISIBLE_DEVICES": "0"} if gpu else {})}
+    if spare:
+        more["OMP_NUM_THREADS"] = str(measure.cores() - spare)
     words = [sys.executable, str(PROGRAM), framework, how, "--mib", str(mib), "--saves", str(saves)]
     done = subprocess.run(
         [*words, *(["--gpu"] if gpu else [])], capture_output=True, text=True, timeout=LIMIT, check=False,
@@ -67,15 +74,15 @@ def _session(folder: Path, framework: str, how: str, mib: int, saves: int, gpu: 
     return times
 
 
-def _report(framework: str, mib: int, held: Times, slowed: Times, gpu: bool) -> dict[str, float]:
+def _report(framework: str, name: str, held: Times, slowed: Times, gpu: bool) -> dict[str, float]:
     medians = {how: statistics.median(times) for how, times in held.items()}
-    measure.say(f"{framework}, {mib} MiB{' from a GPU' if gpu else ''}")
+    measure.say(name)
     for how in HOWS:
-        times, name = held[how], {"paceline": "Paceline", **PEERS[framework]}[how]
+        times, side = held[how], {"paceline": "Paceline", **PEERS[framework]}[how]
         ratio = f"{medians['paceline'] / medians[how]:.3f}" if how != "paceline" else ""
         spread = f"({1000 * min(times):.1f} .. {1000 * max(times):.1f})"
         whole = f"slowed {1000 * statistics.median(slowed[how]):.1f} ms"
-        measure.say(f"  {name:48} {1000 * medians[how]:9.1f} ms {spread:22} {ratio:6} {whole}")
+        measure.say(f"  {side:48} {1000 * medians[how]:9.1f} ms {spread:22} {ratio:6} {whole}")
     measure.say(f"  must reach {GOAL} of the synchronous one, and not be above the asynchronous one")
     if gpu:
         measure.say(f"  and {1000 * GOAL_GPU_S:g} ms")

@@ -283,6 +283,7 @@ class Trained:
             self.later.append(lambda: real(background, step, write))
 
         real = Background.start
+        monkeypatch.setattr("paceline.torch.host.cores", lambda: torch.get_num_threads() + 1)
         monkeypatch.setattr(Background, "start", start)
 
     def forward(self) -> None:
@@ -365,6 +366,17 @@ def test_before_leaving_nothing_is_put_off(place: Path, monkeypatch: pytest.Monk
     with Snapshots({"model": trained.model, "optimizer": trained.optimizer}) as snapshots:
         values = trained.values()
         snapshots.step(1)
+        trained.model[0].weight.data.add_(1)
+        trained.write()
+    assert_holds(place / "step-1", values)
+
+
+def test_where_all_cores_train_nothing_is_put_off(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Trained(monkeypatch)
+    monkeypatch.setattr("paceline.torch.host.cores", torch.get_num_threads)
+    with Snapshots({"model": trained.model, "optimizer": trained.optimizer}) as snapshots:
+        values = trained.values()
+        snapshots.save(1)
         trained.model[0].weight.data.add_(1)
         trained.write()
     assert_holds(place / "step-1", values)

@@ -51,9 +51,9 @@ class Snapshots:
     number of ranks can restore it; what is not sharded is taken to be the same in all, and rank 0's counts.
 
     Training is not held while a snapshot is written, and hardly while it is copied to host memory: what an optimizer of
-    the items changes is copied by a thread, and its next `step()` waits for that. So between two of these, nobody else
-    should change weights. Where somebody does, the snapshot is dropped with a warning, and later ones are copied at
-    once.
+    the items changes is copied beside training, and its next `step()` waits for that; but not where all cores train.
+    So between two of these, nobody else should change weights. Where somebody does, the snapshot is dropped with a
+    warning, and later ones are copied at once.
     """
 
     def __init__(self, items: Mapping[str, Any], every: int | None = None, order: Shards | None = None) -> None:

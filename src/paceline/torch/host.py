@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -85,11 +86,13 @@ class Host:
 
     def _copy(self, tensors: list[torch.Tensor], optimized: Collection[int]) -> Rest:
         """By torch's own threads: others would wait for these, which look for work for a while after each step."""
+        idle = cores() > torch.get_num_threads()  # else the rest would wait for them, and they for it
         first: list[Pair] = []
         later: list[Pair] = []
         for slot, tensor in zip(self._slots, tensors):
             waits = (
                 tensor.nbytes >= LEAST
+                and (idle or tensor.is_cuda)
                 and tensor.untyped_storage().data_ptr() in optimized
                 and tensor.stride() == slot.stride()  # dense
             )
@@ -108,6 +111,10 @@ class Host:
             if not tensor.is_cuda:
                 slot.copy_(tensor)
         return Rest(later, streams)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
