@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import statistics
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 Save = Callable[[int], None]
-Step = Callable[[], Any]  # may say how long it took to change the values, where that comes last in it
 
 
 def main() -> None:
@@ -38,79 +36,72 @@ def main() -> None:
             os._exit(0)  # its process group has threads that do not end
 
 
-def measured(step: Step, save: Save, settle: Callable[[], Any], saves: int, folder: Path) -> dict[str, Any]:
-    """Held: by the save itself, and by what the change of the values after it takes longer than else, as a copy may be
-    put off until then. Slowed: until that whole step is done, with all that goes on beside it."""
+def measured(
+    step: Callable[[], Any], save: Save, settle: Callable[[], Any], saves: int, folder: Path
+) -> dict[str, Any]:
+    """Held: from before the save until the step after it is done, without what such a step takes else. A copy that is
+    put off until values change is paid for in that step."""
+    steps: list[float] = []
 
-    def timed() -> tuple[float, float]:
+    def timed(act: Callable[[], Any]) -> float:
         begin = time.perf_counter()
-        changing = step()
-        whole = time.perf_counter() - begin
-        return whole, whole if changing is None else changing
+        act()
+        return time.perf_counter() - begin
 
-    step()
-    plain = [timed() for _ in range(4)]
-    after, calls = [], []
+    for _ in range(5):
+        steps.append(timed(step))
+    plain = statistics.median(steps[1:])
+    held, calls = [], []
     for number in range(saves + 1):
-        begin = time.perf_counter()
-        save(number)
-        calls.append(time.perf_counter() - begin)
-        after.append(timed())
+        call = timed(lambda number=number: save(number))  # type: ignore[misc]
+        after = timed(step)
         settle()
         for old in folder.iterdir():
             shutil.rmtree(old, ignore_errors=True)
         step()
-        plain.append(timed())
-    whole, changing = (statistics.median(times) for times in zip(*plain, strict=True))
-    slowed = [call + max(0.0, took[0] - whole) for call, took in zip(calls, after, strict=True)]
-    held = [call + max(0.0, took[1] - changing) for call, took in zip(calls, after, strict=True)]
-    # The first one takes memory that all later ones use again.
-    return {"held": held[1:], "slowed": slowed[1:], "step": whole, "first": slowed[0]}
+        if number:  # the first one takes memory that all later ones use again
+            held.append(max(0.0, call + after - plain))
+            calls.append(call)
+        else:
+            first = call + after - plain
+    return {"held": held, "calls": calls, "step": plain, "first": first}
 
 
-def with_torch(given: argparse.Namespace, folder: Path) -> tuple[Step, Save, Callable[[], Any]]:
-    """Layers and Adam, which has two values more for each weight."""
+def with_torch(given: argparse.Namespace, folder: Path) -> tuple[Callable[[], Any], Save, Callable[[], Any]]:
     import torch
     import torch.distributed as dist
 
     device = torch.device("cuda" if given.gpu else "cpu")
-    width = math.isqrt(given.mib * 2**20 // 4 // 3 // given.arrays)
-    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(given.arrays))).to(device)
-    optimizer = torch.optim.Adam(model.parameters())
-    data = torch.rand(4096 if given.gpu else 128, width, device=device)
+    count = given.mib * 2**20 // 4 // given.arrays
+    model = torch.nn.ParameterList([torch.rand(count, device=device) for _ in range(given.arrays)])
 
-    def step() -> float | None:
-        model(data).sum().backward()
-        begin = time.perf_counter()
-        optimizer.step()
-        optimizer.zero_grad()
+    def step() -> None:
+        with torch.no_grad():
+            for parameter in model:
+                parameter.mul_(0.999)
         if given.gpu:
             torch.cuda.synchronize()
-            return None
-        return time.perf_counter() - begin
-
-    def state() -> dict[str, Any]:
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     if given.how == "paceline":
         from paceline.torch import Snapshots
 
-        snapshots = Snapshots({"model": model, "optimizer": optimizer}, every=10**9)
+        snapshots = Snapshots({"model": model}, every=10**9)
+        snapshots.step(1)
         return step, lambda number: snapshots.save(number + 1), snapshots._background.wait
     if given.how == "sync":
-        return step, lambda number: torch.save(state(), _new(folder, number) / "state.pt"), lambda: None
+        return step, lambda number: torch.save(model.state_dict(), _new(folder, number) / "state.pt"), lambda: None
     import torch.distributed.checkpoint as dcp
 
     dist.init_process_group("gloo", init_method=f"file://{folder}.group", rank=0, world_size=1)
     pending: list[Any] = []
 
     def save(number: int) -> None:
-        pending.append(dcp.async_save(state(), checkpoint_id=str(_new(folder, number))))
+        pending.append(dcp.async_save({"model": model.state_dict()}, checkpoint_id=str(_new(folder, number))))
 
     return step, save, lambda: pending[-1].result()
 
 
-def with_tensorflow(given: argparse.Namespace, folder: Path) -> tuple[Step, Save, Callable[[], Any]]:
+def with_tensorflow(given: argparse.Namespace, folder: Path) -> tuple[Callable[[], Any], Save, Callable[[], Any]]:
     import tensorflow as tf
 
     count = given.mib * 2**20 // 4 // given.arrays

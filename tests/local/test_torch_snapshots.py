@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from collections import OrderedDict
@@ -15,7 +14,6 @@ from snapshots import group, other_positions
 from torch import nn
 
 from paceline import Shards
-from paceline.runtime.contract import Background
 from paceline.torch import SnapshotMismatch, SnapshotRefused, Snapshots, SnapshotUnsafe
 
 PROGRAM = "torch_snapshots.py"
@@ -269,117 +267,6 @@ def test_plain_values_and_all_kinds_of_tensors_come_back(place: Path, monkeypatc
             assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             assert torch.equal(ours.float(), theirs.float())
     assert item.kept["shapes"][2].stride() == values["shapes"][2].stride()
-
-
-class Trained:
-    """A layer large enough to be copied while training goes on, with a buffer that the forward pass changes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.model = nn.Sequential(nn.Linear(600, 600), nn.BatchNorm1d(600))
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
-        self.later: list[Any] = []  # what the thread that writes would do
-
-        def start(background: Background, step: int, write: Any) -> None:
-            self.later.append(lambda: real(background, step, write))
-
-        real = Background.start
-        monkeypatch.setattr("paceline.torch.host.cores", lambda: torch.get_num_threads() + 1)
-        monkeypatch.setattr(Background, "start", start)
-
-    def forward(self) -> None:
-        self.model(torch.rand(4, 600)).sum().backward()
-
-    def step(self) -> None:
-        self.forward()
-        self.optimizer.step()
-
-    def values(self) -> dict[str, Any]:
-        return copy.deepcopy({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
-
-    def write(self) -> None:
-        self.later.pop()()
-
-
-def assert_holds(folder: Path, values: dict[str, Any]) -> None:
-    found = torch.load(folder / "state.pt", weights_only=True)
-    for name, value in values["model"].items():
-        assert torch.equal(found["model"][name], value), name
-    for number, state in values["optimizer"]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(found["optimizer"]["state"][number][name], value), (number, name)
-
-
-def test_values_are_those_of_the_step_though_they_are_copied_until_the_next(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread comes late, so that all is copied when the optimizer is about to change it."""
-    trained = Trained(monkeypatch)
-    trained.step()
-    with Snapshots({"model": trained.model, "optimizer": trained.optimizer}) as snapshots:
-        values = trained.values()
-        snapshots.save(1)
-        trained.step()
-        trained.write()
-    assert_holds(place / "step-1", values)
-
-
-@pytest.mark.parametrize("how", ["counted", "by data", "given back"])
-def test_values_that_others_change_meanwhile_are_not_mixed(
-    how: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As averages of weights that take their place for an evaluation."""
-    told: list[Any] = []
-    monkeypatch.setattr("paceline.runtime.report.tell", told.append)
-    trained = Trained(monkeypatch)
-    trained.step()
-    with Snapshots({"model": trained.model, "optimizer": trained.optimizer}) as snapshots:
-        snapshots.save(1)
-        weight = trained.model[0].weight
-        if how == "counted":
-            with torch.no_grad():
-                weight[7, 7] += 1
-            trained.step()
-        elif how == "by data":
-            weight.data.add_(1)
-            trained.step()
-        else:
-            weight.data.add_(1)
-            snapshots._rest.finish()  # the thread has come meanwhile
-            weight.data.sub_(1)
-        trained.write()
-        snapshots._background.settle()
-        assert not list(place.glob("step-*"))
-        assert [words["text"] for words in told] == [
-            "the snapshot of step 1 could not be written: values were changed outside of an optimizer's step() while "
-            "they were copied; from now on training waits for the whole copy"
-        ]
-        values = trained.values()
-        snapshots.save(2)
-        trained.model[0].weight.data.add_(1)
-        trained.write()
-    assert_holds(place / "step-2", values)
-
-
-def test_before_leaving_nothing_is_put_off(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.torch.leaving", lambda _: True)
-    trained = Trained(monkeypatch)
-    with Snapshots({"model": trained.model, "optimizer": trained.optimizer}) as snapshots:
-        values = trained.values()
-        snapshots.step(1)
-        trained.model[0].weight.data.add_(1)
-        trained.write()
-    assert_holds(place / "step-1", values)
-
-
-def test_where_all_cores_train_nothing_is_put_off(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = Trained(monkeypatch)
-    monkeypatch.setattr("paceline.torch.host.cores", torch.get_num_threads)
-    with Snapshots({"model": trained.model, "optimizer": trained.optimizer}) as snapshots:
-        values = trained.values()
-        snapshots.save(1)
-        trained.model[0].weight.data.add_(1)
-        trained.write()
-    assert_holds(place / "step-1", values)
 
 
 def test_a_loss_as_it_is_can_be_a_metric(place: Path) -> None:

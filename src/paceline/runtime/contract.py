@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable
 
@@ -66,8 +66,9 @@ def writing(
 
 def give_way() -> None:
     """Where training needs all cores, it comes before the thread that calls this."""
-    if sys.platform == "linux":  # elsewhere it is the whole process, or nothing
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GIVES_WAY)
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        with suppress(OSError):  # a sandbox that forbids it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GIVES_WAY)
 
 
 class Background:

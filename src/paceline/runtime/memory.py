@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 from collections.abc import Iterable
-from typing import Callable, Generic, TypeVar
-
-T = TypeVar("T")
+from concurrent.futures import ThreadPoolExecutor
 
 _PIECE = 1 << 20
 _SHARE = 8 << 20  # bytes that one thread more is worth its start for
@@ -31,28 +28,6 @@ def block(size: int) -> mmap.mmap:
     return memory
 
 
-class Copying(Generic[T]):
-    """Pieces on their way, moved by all threads that come to help."""
-
-    def __init__(self, pieces: Iterable[T]) -> None:
-        self._left = iter(list(pieces))
-        self._helping = 0
-        self._changed = threading.Condition()
-
-    def finish(self, move: Callable[[T], object]) -> None:
-        """Help until nothing is left, and wait for who else helps: all is there."""
-        with self._changed:
-            self._helping += 1
-        try:
-            for piece in self._left:
-                move(piece)
-        finally:
-            with self._changed:
-                self._helping -= 1
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._helping)
-
-
 def copy(spans: Iterable[tuple[int, int, int]], threads: int) -> None:
     """Spans of memory: (to, from, bytes), as addresses.
 
@@ -62,15 +37,18 @@ def copy(spans: Iterable[tuple[int, int, int]], threads: int) -> None:
     pieces = [
         (into + at, out + at, min(_PIECE, size - at)) for into, out, size in spans for at in range(0, size, _PIECE)
     ]
-    copying = Copying(pieces)
+    left = iter(pieces)
 
-    def help() -> None:
-        copying.finish(lambda piece: ctypes.memmove(*piece))  # without the lock of Python
+    def work() -> None:
+        for into, out, size in left:
+            ctypes.memmove(into, out, size)  # without the lock of Python
 
-    count = min(threads, _MOST, sum(size for _, _, size in pieces) // _SHARE) - 1
-    helpers = [threading.Thread(target=help, name="paceline-copy") for _ in range(count)]
-    for helper in helpers:
-        helper.start()
-    help()
-    for helper in helpers:
-        helper.join()
+    helpers = min(threads, _MOST, sum(size for _, _, size in pieces) // _SHARE) - 1
+    if helpers < 1:
+        work()
+        return
+    with ThreadPoolExecutor(helpers) as pool:
+        others = [pool.submit(work) for _ in range(helpers)]
+        work()
+    for other in others:
+        other.result()

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.runtime.contract import Background, from_another_run, give_way, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
@@ -36,7 +35,6 @@ from paceline.runtime.report import say
 from paceline.runtime.shards import Shards
 from paceline.torch import buckets, files, fit, group
 from paceline.torch.host import Host
-from paceline.torch.rest import Changed, Rest, optimized
 from paceline.torch.tree import SnapshotUnsafe
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "SnapshotUnsafe", "Snapshots"]
@@ -48,12 +46,8 @@ class Snapshots:
     """Takes and restores snapshots of anything with `state_dict` and `load_state_dict`.
 
     Rank 0 writes for all. Where tensors are sharded (`fully_shard`: DTensors), every rank writes its part, and any
-    number of ranks can restore it; what is not sharded is taken to be the same in all, and rank 0's counts.
-
-    Training is not held while a snapshot is written, and hardly while it is copied to host memory: what an optimizer of
-    the items changes is copied beside training, and its next `step()` waits for that; but not where all cores train.
-    So between two of these, nobody else should change weights. Where somebody does, the snapshot is dropped with a
-    warning, and later ones are copied at once.
+    number of ranks can restore it; what is not sharded is taken to be the same in all, and rank 0's counts. Training is
+    held while the state is copied to host memory; a thread writes.
     """
 
     def __init__(self, items: Mapping[str, Any], every: int | None = None, order: Shards | None = None) -> None:
@@ -70,9 +64,6 @@ class Snapshots:
         self._background, self._host = Background(), Host()
         self._late: tuple[int, dict[str, Any]] | None = None  # was due, and is still to be taken
         self._prepared = False
-        self._at_once = False
-        self._rest: Rest | None = None
-        self._hook = register_optimizer_step_pre_hook(self._before_changes) if in_a_run() else None
         self._given: dict[str, Any] = {}  # settings of optimizers, before anything was restored
 
     def restore(self, partial: bool = False) -> int:
@@ -168,11 +159,11 @@ class Snapshots:
         """Waits until all is written, with the last one that was due; raises where that failed."""
         if self._late is not None:
             n, metrics = self._late
-            self._save(n, metrics, urgent=True)
+            self.save(n, **metrics)
         try:
             self._background.wait()
         finally:
-            self._free()
+            self._host.free()
 
     def __enter__(self) -> Snapshots:
         return self
@@ -182,19 +173,7 @@ class Snapshots:
             self.close()
         else:  # others may be gone: nothing that needs them
             self._background.settle()
-            self._free()
-
-    def _free(self) -> None:
-        self._host.free()
-        if self._hook is not None:
-            self._hook.remove()
-            self._at_once = True
-
-    def _before_changes(self, *_: Any) -> None:
-        """An optimizer is about to change values."""
-        if self._rest is not None and not torch.compiler.is_compiling():
-            self._rest.finish()
-            self._rest = None
+            self._host.free()
 
     def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], urgent: bool = False) -> None:
         """Urgent: training does not come before it."""
@@ -203,19 +182,12 @@ class Snapshots:
         mine, parts = self._mine(self._tree(n, states))
         if not mine:
             return
-        optimizers = [item for item in self._items.values() if isinstance(item, torch.optim.Optimizer)]
-        held, rest = self._host.hold(mine, () if urgent or self._at_once else optimized(optimizers))
-        self._rest = rest
+        held = self._host.hold(mine)
         versions = {"python": platform.python_version(), "torch": torch.__version__}
 
         def write() -> None:
             if not urgent:
                 give_way()
-            try:
-                rest.verify()
-            except Changed:
-                self._at_once = True
-                raise
             with writing(n, parts, numbers, versions) as folder:
                 for name, content in held.items():
                     torch.save(content, folder / name)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import mmap
-import os
-from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from paceline.runtime.memory import block
-from paceline.torch.rest import LEAST, Pair, Rest
 from paceline.torch.tree import SnapshotUnsafe, mapped
 
 _ALIGN = 64  # as torch.save aligns its records
@@ -24,14 +21,13 @@ class Host:
         self._slots: list[torch.Tensor] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def hold(self, tree: Any, optimized: Collection[int] = ()) -> tuple[Any, Rest]:
-        """The tree as it is now, in memory of our own, once the rest is finished: what lies in memory that begins at
-        these addresses. What an earlier call gave is overwritten."""
+    def hold(self, tree: Any) -> Any:
+        """The tree as it is now, in memory of our own. What an earlier call gave is overwritten."""
         tensors, numbers = self._prepared(tree)
         with torch.no_grad():
-            rest = self._copy(tensors, optimized)
+            self._copy(tensors)
         left = iter(numbers)
-        return mapped(tree, lambda *_: self._slots[next(left)]), rest
+        return mapped(tree, lambda *_: self._slots[next(left)])
 
     def prepare(self, tree: Any) -> None:
         """Take the memory now, so that the first snapshot does not wait for it."""
@@ -84,37 +80,21 @@ class Host:
         if int(code) == 0:  # else it is slower, and that is all
             self._pinned = whole.data_ptr()
 
-    def _copy(self, tensors: list[torch.Tensor], optimized: Collection[int]) -> Rest:
+    def _copy(self, tensors: list[torch.Tensor]) -> None:
         """By torch's own threads: others would wait for these, which look for work for a while after each step."""
-        idle = cores() > torch.get_num_threads()  # else the rest would wait for them, and they for it
-        first: list[Pair] = []
-        later: list[Pair] = []
-        for slot, tensor in zip(self._slots, tensors):
-            waits = (
-                tensor.nbytes >= LEAST
-                and (idle or tensor.is_cuda)
-                and tensor.untyped_storage().data_ptr() in optimized
-                and tensor.stride() == slot.stride()  # dense
-            )
-            (later if waits else first).append((slot, tensor))
-        streams = {}
+        pairs = list(zip(self._slots, tensors))
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-            stream = streams[device] = self._streams.setdefault(device, torch.cuda.Stream(device))
-            training = torch.cuda.current_stream(device)
-            stream.wait_stream(training)  # what training has asked for comes first
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            stream.wait_stream(torch.cuda.current_stream(device))  # what training has asked for comes first
             with torch.cuda.stream(stream):
-                for slot, tensor in first:
+                for slot, tensor in pairs:
                     if tensor.device == device:
                         slot.copy_(tensor, non_blocking=True)
-            training.wait_stream(stream)
-        for slot, tensor in first:
+        for slot, tensor in pairs:
             if not tensor.is_cuda:
                 slot.copy_(tensor)
-        return Rest(later, streams)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        for stream in self._streams.values():
+            stream.synchronize()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
