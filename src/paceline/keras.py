@@ -228,4 +228,4 @@ def _build(model: Any) -> None:
 
 
 def _metrics(logs: Any) -> dict[str, Any]:
-    return {name: value for name, value in (logs or {}).items() if name.isidentifier()}
+    return dict(logs or {})

@@ -452,6 +452,18 @@ def test_a_store_that_does_not_answer(start: Starter, state: Path, s3: Server, t
         never_begins(start(a_job(state, place), env=place.env, command=UNCHECKED), began, f"cannot read {s3.url}")
 
 
+def test_a_bucket_to_start_from_that_does_not_answer(
+    start: Starter, state: Path, s3: Server, toxiproxy: Toxiproxy, tmp_path: Path
+) -> None:
+    link = toxiproxy.link(s3.port)
+    place = bucket(s3, s3.through(link))
+    wanted = a_job(state, folder(tmp_path / "own"))
+    wanted["snapshots"]["from"] = f"{s3.url}/other-run"
+    began = time.monotonic()
+    with link.down():
+        never_begins(start(wanted, env=place.env, command=UNCHECKED), began, f"cannot list {s3.url}")
+
+
 def test_a_bucket_that_may_only_be_read(start: Starter, state: Path, s3: Server) -> None:
     """What the command line asks of it, it may: the captain finds out, before any task."""
     place = bucket(s3, s3.reader())

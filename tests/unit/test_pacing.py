@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from worlds import make_plan
 
+from paceline import plan as planned
 from paceline.agent import porter
+from paceline.agent.options import Options
 from paceline.agent.porter import Porter
+from paceline.agent.porting import errand
 from paceline.storage.folder import Folder
 from paceline.storage.snapshots import Snapshots
 
@@ -81,3 +86,8 @@ def test_one_that_waits_for_its_turn_can_be_given_up(tmp_path: Path, clock: Cloc
     carries.ask({"do": "forget", "which": 1})
     began = clock.now
     assert not paced(SIZE) and clock.now == began
+
+
+def test_the_rate_of_the_job_reaches_the_porter() -> None:
+    plan = replace(make_plan(1), snapshots=planned.Snapshots("s3://bucket/runs", rate=5_000_000))
+    assert errand(plan, Options(RUN, "worker-host-0", "", "/run", "", "")).rate == 5_000_000

@@ -235,6 +235,16 @@ def test_the_best_by_a_metric_is_kept_besides(lowest: bool, best: int) -> None:
     assert counted(world) == [Id(40, 1), Id(best, 1)]
 
 
+def test_a_metric_that_no_snapshot_has_is_told_once() -> None:
+    world = up(a_plan(snapshots=Snapshots("s3://bucket", keep=1, best=("los", True))))
+    for step in (10, 20):
+        world.save("worker-0", step, loss=0.5, accuracy=0.9)
+        world.deliver_all()
+    assert warnings(world) == [
+        "the snapshot of step 10 has no los, by which snapshots.best chooses: only accuracy, loss"
+    ]
+
+
 def test_a_captain_that_returns_knows_which_was_the_best() -> None:
     world = up(a_plan(snapshots=Snapshots("s3://bucket", keep=1, best=("loss", True))))
     for step, loss in ((10, 0.1), (20, 0.5)):

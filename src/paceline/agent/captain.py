@@ -15,6 +15,8 @@ from paceline.agent.together import Together
 from paceline.plan import ALONE, Plan
 from paceline.storage.manifest import Id
 
+SAID_AGAIN = 600.0  # seconds after which the same words are news
+
 
 class Captain:
     def __init__(
@@ -48,7 +50,7 @@ class Captain:
         )
         self._forming = Forming(plan, self.books, self.shelf, self._ending, self._start, self._put, self._emit)
         self._runtime_until: float | None = None
-        self._said: set[str] = set()
+        self._said: dict[str, float] = {}  # when
         self._out: ev.Instructions = []
         if saved and saved.get("generation"):
             self._load(saved, ahead)
@@ -180,8 +182,8 @@ class Captain:
         self.members[told.host].left = True
 
     def _on_said(self, told: ev.Said, now: float) -> None:
-        if told.text not in self._said:  # several hosts may have the same to say, a full disk for one
-            self._said.add(told.text)
+        if now >= self._said.get(told.text, -SAID_AGAIN) + SAID_AGAIN:  # several hosts may say the same: a full disk
+            self._said[told.text] = now
             self._emit("warning" if told.warning else "note", text=told.text)
 
     def _on_stop(self, told: ev.Stop, now: float) -> None:

@@ -75,6 +75,7 @@ class Shelf:
         self._committed: set[Id] = set()
         self.deleting: set[Id] = set()
         self._values: dict[Id, float] = {}  # of the metric that the best is chosen by
+        self._misses_best = False  # told that a snapshot has no such metric
         self._drafts: dict[Id, Draft] = {}
         self._moving: Id | None = None
         self._committing = False
@@ -275,6 +276,11 @@ class Shelf:
         best = self._plan.snapshots.best
         if best is not None and best[0] in draft.metrics:
             self._values[id] = draft.metrics[best[0]]
+        elif best is not None and not self._values and not self._misses_best:
+            self._misses_best = True
+            known = f"only {', '.join(sorted(draft.metrics))}" if draft.metrics else "none"
+            text = f"the snapshot of step {id.step} has no {best[0]}, by which snapshots.best chooses: {known}"
+            self._emit("warning", text=text)
         parts = [piece.part for piece in draft.pieces.values() if piece.part is not None]
         size = sum(file.size for part in parts for file in part.files)
         self._emit("committed", step=id.step, snapshot=str(id), bytes=size, took_s=round(now - draft.since, 3))

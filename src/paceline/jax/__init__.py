@@ -84,7 +84,7 @@ class Snapshots:
         _load_chance([base64.b64decode(index["random"]) for index in saved.indices])
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(state), made), step
 
-    def step(self, n: int, state: Any, **metrics: Any) -> bool:
+    def step(self, n: int, state: Any, /, **metrics: Any) -> bool:
         """Step `n` is done: takes a snapshot where one is due. True: it was taken since one of the group has to
         go. Go on: Paceline ends the task once the snapshot is committed.
 
@@ -107,7 +107,7 @@ class Snapshots:
                 self._late = (n, state, metrics)
         return going
 
-    def save(self, n: int, state: Any, **metrics: Any) -> None:
+    def save(self, n: int, state: Any, /, **metrics: Any) -> None:
         """Take one now; where the last one is still being written, once it is."""
         self._save(n, state, metrics, urgent=False)
 

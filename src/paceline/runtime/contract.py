@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from paceline.runtime import report
 
-_GIVES_WAY = 19  # niceness: the last; it still gets a share of a core that others want, too
+_GIVES_WAY = 10  # niceness: about a tenth of a core that others want, too
 ABOUT = "paceline.json"  # beside the files of a snapshot: how many tasks write a part of it, metrics, versions
 
 
@@ -54,10 +54,11 @@ def writing(
         yield partial
         about = {"parts": parts, "metrics": dict(metrics or {}), "versions": dict(versions or {})}
         (partial / ABOUT).write_text(json.dumps(about))
-        target = folder / f"step-{step}"
-        if target.exists():  # the same step once more, and the first one is not taken yet
-            shutil.rmtree(target, ignore_errors=True)
+        target, before = folder / f"step-{step}", folder / f"step-{step}.{os.getpid()}.before.partial"
+        with suppress(FileNotFoundError):  # the same step once more, and the first one is not taken yet
+            os.rename(target, before)  # so that nobody takes it while it is being deleted
         os.rename(partial, target)
+        shutil.rmtree(before, ignore_errors=True)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

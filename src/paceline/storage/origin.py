@@ -16,6 +16,7 @@ from paceline.storage.snapshots import MANIFEST, Snapshots, always
 from paceline.storage.store import StoreError, Wanted
 
 PLAIN = "given"  # the task that files of a folder are said to be of
+PATIENCE = 8.0  # seconds for one answer of a store, with all its tries
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
 
 
@@ -77,11 +78,12 @@ def adopt(own: Snapshots, where: str, scratch: str, wanted: Wanted = always, cal
         named = _STEP.fullmatch(os.path.basename(where.rstrip("/")))
         id = Id(int(named[1]) if named else 0, 0)
         return _plain(own, where, id, wanted, origin.where)
+    short = Snapshots(open_store(origin.place, PATIENCE), origin.run)
     source = Snapshots(open_store(origin.place), origin.run)
     passed: list[str] = []
-    for each in candidates(origin, source):
+    for each in candidates(origin, short):
         try:
-            found = source.manifest(each)
+            found = short.manifest(each)
             return replace(_copy(own, source, origin, found, scratch, wanted), passed=tuple(passed))
         except (Damaged, Newer) as error:
             if origin.id is not None:

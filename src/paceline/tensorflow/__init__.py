@@ -138,7 +138,7 @@ class Snapshots:
             whose = "of the program" if anew else "in the snapshot"
             say(f"settings differ, and those {whose} count: {', '.join(told)}")
 
-    def step(self, n: int, **metrics: Any) -> bool:
+    def step(self, n: int, /, **metrics: Any) -> bool:
         """After every step, in every worker: takes a snapshot when it is time. True: it was taken since one of
         the group has to go. Go on: Paceline ends the task once the snapshot is committed.
 
@@ -161,7 +161,7 @@ class Snapshots:
                 self._take(answer)
         return going
 
-    def save(self, n: int, **metrics: Any) -> None:
+    def save(self, n: int, /, **metrics: Any) -> None:
         """Takes a snapshot now, once the last one is written. Training goes on as soon as the values are copied."""
         self._at, self._metrics = n, metrics
         self._settle()

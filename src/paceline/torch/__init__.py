@@ -119,7 +119,7 @@ class Snapshots:
             whose = "of the program" if anew else "in the snapshot"
             say(f"settings differ, and those {whose} count: {', '.join(told)}")
 
-    def step(self, n: int, **metrics: Any) -> bool:
+    def step(self, n: int, /, **metrics: Any) -> bool:
         """Step `n` is done: takes a snapshot where one is due. True: it was taken since one of the group has to
         go. Go on: Paceline ends the task once the snapshot is committed.
 
@@ -144,7 +144,7 @@ class Snapshots:
                 self._take(n, metrics, states)
         return False
 
-    def save(self, n: int, **metrics: Any) -> None:
+    def save(self, n: int, /, **metrics: Any) -> None:
         """Take one now; where the last one is still being written, once it is."""
         self._save(n, metrics, urgent=False)
 

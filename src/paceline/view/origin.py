@@ -11,8 +11,6 @@ from pathlib import Path
 from paceline.plan import CLAIM, Plan
 from paceline.view import places, runs
 
-PATIENCE_S = 8.0  # for one answer of a store, with all its tries
-
 
 def resolved(plan: Plan, cluster: bool = False) -> Plan:
     """With the place of a run's snapshots instead of its id."""
@@ -41,19 +39,19 @@ def of_run(folder: Path) -> str:
 
 def check(plan: Plan) -> None:
     """Of a run on this machine, which has what its agents will have to reach them with. StoreError: what is wrong."""
-    from paceline.storage.origin import candidates, find
+    from paceline.storage.origin import PATIENCE, candidates, find
     from paceline.storage.places import open_store
     from paceline.storage.snapshots import Snapshots
     from paceline.storage.store import StoreError
 
     with _settings(plan):
         if plan.snapshots.in_bucket:
-            open_store(plan.snapshots.to, PATIENCE_S).names("generations/")
+            open_store(plan.snapshots.to, PATIENCE).names("generations/")
         if not plan.snapshots.origin:
             return
         origin = find(plan.snapshots.origin)
         if origin.place:
-            source = Snapshots(open_store(origin.place, PATIENCE_S), origin.run)
+            source = Snapshots(open_store(origin.place, PATIENCE), origin.run)
             if not any(source.has(id) for id in candidates(origin, source)):
                 raise StoreError(f"there is no snapshot {origin.id} to start from at {origin.place}/{origin.run}")
 
@@ -64,10 +62,11 @@ def taken(plan: Plan, run: str) -> str:
     if not to or plan.snapshots.claimed[0]:
         return ""
     from paceline.storage import snapshots
+    from paceline.storage.origin import PATIENCE
     from paceline.storage.places import open_store
 
     with _settings(plan):
-        found = snapshots.Snapshots(open_store(to, PATIENCE_S), run).taken()
+        found = snapshots.Snapshots(open_store(to, PATIENCE), run).taken()
     return snapshots.taken(to, run) if found else ""
 
 
