@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -333,3 +334,26 @@ def test_tensorflow_s_checkpoint_manager(start: Starter) -> None:
 @pytest.mark.timeout(400)
 def test_torch_save(start: Starter) -> None:
     trains_on(start, {"framework": "torch"}, "torch_ddp.py")
+
+
+@pytest.mark.timeout(400)
+def test_keras_own_callbacks(start: Starter, tmp_path: Path) -> None:
+    """ModelCheckpoint and BackupAndRestore go on after what they wrote was lost with their task."""
+    logs = []
+    for name in ("disturbed", "undisturbed"):
+        state = tmp_path / name
+        state.mkdir()
+        if name == "undisturbed":
+            (state / "lost").touch()
+        run = start(job(["python", str(PROGRAMS / "keras_plain.py"), str(state)], workers=1, snapshots=WATCH))
+        if name == "disturbed":
+            eventually("it waits", (state / "waits").exists, FRAMEWORK_S, run.story)
+            run.wait("committed")
+            (state / "lose").touch()
+        run.succeeds(FRAMEWORK_S)
+        logs.append(re.findall(r"(?:epoch \d done|model (?:True|False)|weights [\d.]+)$", run.log("worker-0"), re.M))
+    disturbed, undisturbed = logs
+    epochs = [f"epoch {number} done" for number in range(4)]
+    assert undisturbed[:-1] == ["model False", *epochs]
+    assert disturbed[:4] == ["model False", *epochs[:2], "model True"]
+    assert disturbed[4:] in ([*epochs[first:], undisturbed[-1]] for first in (1, 2))  # by when it was committed
