@@ -13,7 +13,7 @@ import pytest
 from paceline.cli.app import VERBS
 from paceline.job import JobError, load
 from pages import ON_A_CLUSTER, PAGES, ROOT, Reader, blocks, commands, follow, missing, new_reader, unexpected
-from stores.servers import Store
+from stores.servers import Store, make_container
 
 WRITTEN = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "examples/digits/README.md"))]
 
@@ -23,8 +23,8 @@ EXCEPTIONS = {
     "make test": "runs the tests, this one among them",
 }
 LANGUAGES = {"console", "python", "yaml"}
-WITH_A_BUCKET = ROOT / "docs" / "snapshots.md"
-BUCKET = "my-bucket"  # what that page calls it
+WITH_BUCKETS = ROOT / "docs" / "snapshots.md"
+BUCKET, CONTAINER, KEY = "my-bucket", "my-container", "key.json"  # what that page calls them
 WRONG = "wrong.yaml"  # a job file that a page shows for its mistakes
 
 
@@ -42,19 +42,21 @@ def with_commands() -> list[Path]:
     return [page for page in shown if page != ON_A_CLUSTER]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in with_commands() if page != WITH_A_BUCKET], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [page for page in with_commands() if page != WITH_BUCKETS], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, reader: Reader) -> None:
     follow(page, reader, EXCEPTIONS)
 
 
-def test_so_does_the_page_that_needs_a_bucket(reader: Reader, s3: Store) -> None:
+def test_so_does_the_page_that_needs_buckets(reader: Reader, s3: Store, gcs: Store, azure: Store) -> None:
     """With the credentials in the environment, where the page says they are."""
-    [gateway] = s3.servers
-    (gateway.log.parent / "objects" / BUCKET).mkdir(exist_ok=True)  # a folder there is a bucket
-    reader.environment.update(s3.options)
-    follow(WITH_A_BUCKET, reader, EXCEPTIONS)
+    for store in (s3, gcs):
+        (store.servers[0].log.parent / "objects" / BUCKET).mkdir(exist_ok=True)  # a folder there is a bucket
+    make_container(azure.servers[0].port, azure.options["AZURE_STORAGE_ACCOUNT_KEY"], CONTAINER)
+    google = gcs.options
+    (reader.folder / KEY).write_text(google.pop("GOOGLE_SERVICE_ACCOUNT_KEY"))
+    google["GOOGLE_APPLICATION_CREDENTIALS"] = KEY
+    reader.environment.update({**s3.options, **google, **azure.options})
+    follow(WITH_BUCKETS, reader, EXCEPTIONS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

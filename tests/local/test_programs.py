@@ -90,15 +90,6 @@ def test_a_tensorflow_parameter_server_program_trains_saves_and_is_evaluated(sta
         assert said(run.folder, server.replace(" ", "-"), "serving") == server
 
 
-def test_a_ps_and_a_worker_without_a_command_are_plain_servers(start: Starter, tmp_path: Path) -> None:
-    command = ["python", "tf_parameter_server.py", "--steps", "200", "--checkpoint-dir", str(tmp_path / "saved")]
-    roles = {"chief": {"command": command}, "worker": {"replicas": 1}, "ps": {"replicas": 1}}
-    run = start(job("tensorflow", strategy="parameter-server", roles=roles))
-    run.succeeds(LIMIT_S)
-    assert said(run.folder, "chief-0", "counter") == "200"
-    assert float(said(run.folder, "chief-0", "error")) < 0.01
-
-
 def test_a_program_for_cluster_config_and_pod_name_needs_no_chief(start: Starter) -> None:
     roles = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
     command = ["python", "cluster_config.py", "--steps", 20]

@@ -223,12 +223,12 @@ def azure(folder: Path) -> Iterator[Store]:
         return options(endpoint, _azure_key())
 
     with running(folder, server):
-        _make_container(port, key)
+        make_container(port, key, BUCKET)
         yield Store(f"az://{BUCKET}", _endpoint(server), (server,), options, unknown)
 
 
-def _make_container(port: Port, key: str) -> None:
-    path = f"/{ACCOUNT}/{BUCKET}"
+def make_container(port: Port, key: str, name: str) -> None:
+    path = f"/{ACCOUNT}/{name}"
     connection = http.client.HTTPConnection(port.address, timeout=ANSWER_S)
     try:
         connection.request("PUT", f"{path}?restype=container", headers=signing.azure_container(ACCOUNT, key, path))

@@ -105,6 +105,12 @@ FIELDS = {
         )
         for path in (".", "a/../../b", "~/ckpt", "s3://bucket/ckpt")
     },
+    "a second copy of snapshots": (
+        "snapshots: {mirror: true}\n",
+        'job.yaml:4: snapshots.mirror: unknown key "mirror"; remove it: on a cluster, the hosts that wrote the newest '
+        "one keep a copy by themselves; allowed: best, claim, from, keep, rate, to, trust, watch\n"
+        "    snapshots: {mirror: true}",
+    ),
     "no snapshot is kept": (
         "snapshots: {keep: 0}\n",
         "job.yaml:4: snapshots.keep: must be at least 1, got 0; allowed: a whole number of at least 1\n"

@@ -84,7 +84,9 @@ class Limits(Strict):
     )
     grace: Duration = Field(
         default=30.0,
-        description="Time that tasks have between SIGTERM and SIGKILL when the run is stopped.",
+        description="Time that tasks have between SIGTERM and SIGKILL when the run is stopped, and, with the snapshot "
+        "that is taken before, when their host is told to go; for an evaluator to finish; and for what was saved to be "
+        "committed before a restart goes on without it.",
         examples=["30s"],
     )
     commit: Duration = Field(

@@ -98,6 +98,8 @@ def _unknown(path: Path) -> Finding:
         return Finding(path, message, f"use one of {listed(SOURCES)}", at_key=True)
     also = ALSO_CALLED.get(folded)
     hint = f'did you mean "{also}"?' if also in names else did_you_mean(key, names) or _elsewhere(key)
+    if path == ("snapshots", "mirror"):
+        hint = "remove it: on a cluster, the hosts that wrote the newest one keep a copy by themselves"
     return Finding(path, f'unknown key "{visible(key, 60)}"', hint, listed(names), at_key=True)
 
 
