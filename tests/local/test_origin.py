@@ -50,6 +50,9 @@ def test_a_run_starts_from_another(start: Starter, tmp_path: Path, kind: str, re
     env = place.env if place else {}
     state = state_of(tmp_path, "second")
     wanted = a_job(state, place, workers=3, env=env, snapshots={"from": "first-1"})
+    (tmp_path / "second.yaml").write_text(json.dumps(wanted))
+    planned = json.loads(paceline(first.home, "plan", "-o", "json", "second.yaml", cwd=tmp_path).stdout)
+    assert planned["snapshots"]["origin"].endswith("/first-1")
     run = start(wanted, "--run", "second-1", home=first.home)
     tasks = [f"worker-{index}" for index in range(3)]
     eventually("all have started", lambda: all(starts(run, task) for task in tasks), more=run.story)
