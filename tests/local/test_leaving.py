@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, eventually, job
+from runs import PROGRAMS, Run, alive, eventually, job
+
+from stores.faults import Toxiproxy
+from stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -20,10 +23,12 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """A run of three workers that step at different speeds, as far as they are let."""
     runs: list[Run] = []
 
-    def started(**env: str) -> Run:
+    def started(fields: dict[str, Any] | None = None, known: dict[str, str] | None = None, **env: str) -> Run:
+        """`fields`: of the job; `known`: to the command line, by its environment."""
         given: dict[str, Any] = {"FINISH": str(tmp_path / "finish"), **env}
-        fields = {"env": given, "limits": {"grace": "20s"}}
-        runs.append(Run(tmp_path, job(["python", str(PROGRAMS / "asks.py")], workers=3, **fields)))
+        made = {"env": given, "limits": {"grace": "20s"}, **(fields or {})}
+        program = ["python", str(PROGRAMS / "asks.py")]
+        runs.append(Run(tmp_path, job(program, workers=3, **made), env=known or {}))
         return runs[-1]
 
     yield started
@@ -59,6 +64,24 @@ def test_a_host_that_has_to_go_leaves_after_the_group_has_saved_at_one_step(begi
     run.wait("step", generation=2, task="worker-1")
     (run.place / "finish").touch()
     run.succeeds()
+
+
+def test_a_host_that_has_to_go_ends_its_tasks_in_time_where_nothing_can_be_committed(
+    begin: Callable[..., Run], s3: Server, toxiproxy: Toxiproxy
+) -> None:
+    """They are told to end, and not killed: for that a part of the grace is left."""
+    link = toxiproxy.link(s3.port)
+    fields = {"limits": {"grace": "4s"}, "snapshots": {"to": s3.url}}
+    run = begin(fields, s3.through(link).options, APART="0")
+    all_ask(run)
+    keeper = run.keeper("worker-host-1")
+    with link.down():
+        os.kill(keeper, signal.SIGTERM)
+        assert run.wait("task-exited", task="worker-1")["signal"] == "SIGTERM"
+        eventually("the host has left", lambda: not alive(keeper), more=run.story)
+        [saved] = run.events("saved", "committed")
+        assert (saved["event"], saves(run)) == ("saved", {saved["step"]})
+        assert run.wait("restart")["cause"] == "preempted"
 
 
 def test_all_hosts_that_have_to_go_at_once_save_once(begin: Callable[..., Run]) -> None:

@@ -16,7 +16,7 @@ if restore:
     step = steps.pop()
 print(f"start {step}", flush=True)
 while not Path(os.environ["FINISH"]).exists():
-    time.sleep(float(os.environ.get("STEP_S", "0.01")) * (1 + rank))
+    time.sleep(float(os.environ.get("STEP_S", "0.01")) * (1 + rank * float(os.environ.get("APART", "1"))))
     step += 1
     paceline.report(step=step)
     if step == int(os.environ.get("SAVE_NOW_AT", "-1")) and rank == 0:
