@@ -349,13 +349,27 @@ def test_a_bucket_that_cannot_be_used_ends_the_run_before_any_task_starts(
 
 
 def test_a_claim_is_made_on_request_and_stays(person: Person, start: Callable[..., Run]) -> None:
-    """No volume is provisioned in this cluster, so that its pod waits for one: what matters is the claim."""
-    run = start(program=TRAINING, snapshots={"to": "claim://fresh", "claim": {"size": "1Gi", "storage_class": "none"}})
-    claim = eventually("the claim", lambda: person.cluster.get("pvc", "-n", person.namespace)["items"])
-    found = next(each for each in claim if each["metadata"]["name"] == "fresh")
+    """Nothing provisions volumes in this cluster: there is one of that class already."""
+    folder = person.shared / "fresh"
+    folder.mkdir()
+    folder.chmod(0o777)
+    volume, _ = objects.volume(person.namespace, "fresh", folder, "1Gi", person.cluster.nodes[0])
+    volume["spec"]["storageClassName"] = "none"
+    person.cluster.apply(volume)
+    made = {"size": "1Gi", "storage_class": "none"}
+    run = start(program=TRAINING, workers=1, snapshots={"to": "claim://fresh", "claim": made})
+    run.wait("committed")
+    found = person.cluster.get("pvc", "fresh", "-n", person.namespace)
     assert found["spec"]["resources"]["requests"]["storage"] == str(2**30)
     assert (found["spec"]["accessModes"], found["spec"]["storageClassName"]) == (["ReadWriteOnce"], "none")
     assert "ownerReferences" not in found["metadata"]
     run.process.send_signal(signal.SIGINT)
     assert run.ends() == 130, run.said()
-    assert person.cluster.get("pvc", "fresh", "-n", person.namespace)
+    last = run.events("committed")[-1]["snapshot"]
+    done = person.call("delete", "--yes", run.name)
+    assert done.returncode == 0, done.stderr
+    eventually("nothing is left", lambda: not person.cluster.get("jobs,pods", "-n", person.namespace)["items"])
+    after = person.cluster.get("pvc", "fresh", "-n", person.namespace)
+    assert (after["metadata"]["uid"], after["status"]["phase"]) == (found["metadata"]["uid"], "Bound")
+    assert "deletionTimestamp" not in after["metadata"]
+    assert json.loads((folder / run.name / last / "manifest.json").read_text())["parts"].keys() == {"worker-0"}
