@@ -96,6 +96,19 @@ def test_all_hosts_that_have_to_go_at_once_save_once(begin: Callable[..., Run]) 
     run.succeeds()
 
 
+def test_a_captain_that_has_to_go_too_stays_until_the_group_has_saved(begin: Callable[..., Run]) -> None:
+    """As on a node that is drained."""
+    run = begin(APART="0")
+    all_ask(run)
+    keepers = [run.keeper("captain"), run.keeper("worker-host-1")]
+    for keeper in keepers:
+        os.kill(keeper, signal.SIGTERM)
+    run.wait("captain-returned")
+    [committed] = run.events("committed")
+    assert saves(run) == {committed["step"]}
+    assert [event["cause"] for event in run.events("restart")] == ["preempted"]
+
+
 @pytest.mark.parametrize("step_s", ["0.0005", "0.05"])
 def test_a_task_may_ask_for_a_snapshot_of_its_group(begin: Callable[..., Run], step_s: str) -> None:
     """Fast steps pass while the word is on its way, so that some tries come too late."""

@@ -49,6 +49,7 @@ class Captain:
             plan, self.books, self.watch, self._ending, lease, self._wall_offset, self._put, self._emit
         )
         self._forming = Forming(plan, self.books, self.shelf, self._ending, self._start, self._put, self._emit)
+        self.leaving: set[str] = set()  # hosts that have been told to go, and are still there
         self._runtime_until: float | None = None
         self._said: dict[str, float] = {}  # when
         self._out: ev.Instructions = []
@@ -112,6 +113,8 @@ class Captain:
                 self._ending.end_too(told.host, name, attempt, now)
         self.books.withdraw(member)
         member.connected, member.left = True, False
+        if told.instance != member.instance:
+            self.leaving.discard(told.host)
         member.instance, member.place = told.instance, told.place
         member.lease_until = now + self.lease
         self.books.offer(member, told.offers)
@@ -167,6 +170,7 @@ class Captain:
 
     def _on_leaving(self, told: ev.Leaving, now: float) -> None:
         self.books.withdraw(self.members[told.host])
+        self.leaving.add(told.host)
         self._emit("note", text=f"{told.host} has been told to go: {told.reason}")
         if self.phase == LIVE:
             self._together.must_go(told.host)
@@ -180,6 +184,7 @@ class Captain:
 
     def _on_left(self, told: ev.Left, now: float) -> None:
         self.members[told.host].left = True
+        self.leaving.discard(told.host)
 
     def _on_said(self, told: ev.Said, now: float) -> None:
         if now >= self._said.get(told.text, -SAID_AGAIN) + SAID_AGAIN:  # several hosts may say the same: a full disk

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from paceline.agent.keeping import Keeping
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.lookup import Found, Lookup
 from paceline.agent.loop import Loop
-from paceline.agent.options import FAILED, LEAVING, Options, endpoint
+from paceline.agent.options import FAILED, LEAVING, SAVING_SHARE, Options, endpoint
 from paceline.agent.porting import Porting, errand
 from paceline.agent.wire import Message, WireError, encode, encode_packed
 from paceline.plan import from_data
@@ -30,6 +31,7 @@ SAVE_EVERY = 5.0  # seconds between notes of what members could tell as well
 RESERVE = 256 * 1024  # bytes
 MEMBER_LIMIT = 8 * 1024 * 1024
 NAMED_EVERY = 10.0  # seconds between looks at who bears the captain's name
+TOLD_WITHIN = 1.0  # seconds: hosts that have to go with the captain's
 SUCCEEDED_AFTER = 25.0  # seconds that another bears it; less is a name server that is behind
 
 
@@ -109,6 +111,7 @@ class Captaincy:
             lambda text: self._tell(ev.Said(options.host, text, warning=True)),
         )  # fmt: skip
         self.loop.on_child(self._child_ended)
+        self.loop.on_signal(signal.SIGTERM, self._told_to_go)
         _raise_file_limit()
         self._listener = self._listen()
         self.loop.watch(self._listener, selectors.EVENT_READ, self._accept)
@@ -128,6 +131,20 @@ class Captaincy:
         self.loop.run()
         self._porting.close()
         return self._exit
+
+    def _told_to_go(self) -> None:
+        """Hosts on the same node may be told, too: the snapshot that their group takes then needs a captain."""
+        most = SAVING_SHARE * self._plan.limits.grace
+        until = self.loop.now() + most
+
+        def look() -> None:
+            if self._captain.leaving and self.loop.now() < until:
+                self.loop.after(0.1, look)
+            else:
+                self._exit = LEAVING
+                self.loop.stop()
+
+        self.loop.after(min(TOLD_WITHIN, most), look)
 
     # ---- connections
 

@@ -13,14 +13,12 @@ from paceline.agent.journal import Echo, last_words
 from paceline.agent.keeping import Keeping
 from paceline.agent.line import Line
 from paceline.agent.loop import Loop
-from paceline.agent.options import LEAVING, Options
+from paceline.agent.options import LEAVING, SAVING_SHARE, Options
 from paceline.agent.sending import Sending
 from paceline.agent.staging import Staging
 from paceline.agent.tasks import Tasks
 from paceline.agent.wire import Message
 from paceline.plan import from_data
-
-SAVING_SHARE = 0.7  # of the grace: for a last snapshot of the group; the rest is for tasks to end
 
 
 class Member:

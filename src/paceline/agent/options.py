@@ -9,6 +9,7 @@ LEASE = 10.0
 FAILED = 64  # exit code of a captain whose run has failed
 PAGE_PORT = 6006  # of TensorBoard, on the loopback address of its pod alone: people come by a forwarded port
 LEAVING = 75  # exit code of a host that was told to go: the backend may replace it
+SAVING_SHARE = 0.7  # of the grace: for a last snapshot of the group; the rest is for tasks to end
 
 
 @dataclass(frozen=True)
