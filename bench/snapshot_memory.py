@@ -20,7 +20,7 @@ import measure
 GOAL = 1.1  # of the state's size
 LIMIT = 200.0
 FRAMEWORKS = ("torch", "tensorflow", "jax")
-ARRAYS = (4, 200)
+ARRAYS = (1, 4, 200)
 FILES = 4
 
 
