@@ -6,6 +6,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,25 @@ def committed(snapshots: Snapshots, saved: Path, step: int, generation: int = 1)
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_sent_is_read_once(place: Store, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests are made on the way."""
+    read = 0
+
+    def counting(real: Any) -> Any:
+        def act(*given: Any) -> Any:
+            nonlocal read
+            found = real(*given)
+            read += found if isinstance(found, int) else len(found)
+            return found
+
+        return act
+
+    for name in ("read", "readv"):
+        monkeypatch.setattr(os, name, counting(getattr(os, name)))
+    part = Snapshots(place, RUN).send(Id(1, 1), "worker-0", str(saved))
+    assert read == sum(file.size for file in part.files) > BIG
 
 
 def test_a_run_commits_goes_on_and_deletes(place: Store, saved: Path, tmp_path: Path) -> None:
