@@ -427,8 +427,8 @@ def test_a_captain_that_was_stopped_for_longer_than_a_lease(start: Starter, stat
             os.kill(pid, signal.SIGCONT)
     run.wait_for_step(generation=2)
     report = finish(run, state)
-    assert report["generations"] == 2
-    assert len(report["restarts"]) == 1 and report["restarts"][0]["cause"] == "host-lost"
+    assert report["generations"] in (2, 3), run.story()  # its keeper may replace it before it is heard of again
+    assert {restart["cause"] for restart in report["restarts"]} == {"host-lost"}
 
 
 def test_a_stopped_captain_is_replaced_by_its_keeper(start: Starter, state: Path) -> None:
