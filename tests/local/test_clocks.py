@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-import runs
 from clocks import HOUR, Clocks
 from runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
+from test_snapshots import do
 
 from stores.servers import Store as Server
 
@@ -24,26 +23,8 @@ def clocks(tmp_path: Path) -> Clocks:
     return Clocks(tmp_path)
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs.starter(tmp_path) as starter:
-        yield starter
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    return folder
-
-
 def saves(state: Path) -> list[str]:
     return ["python", str(PROGRAMS / "saves.py"), str(state)]
-
-
-def do(state: Path, step: int) -> None:
-    (state / "step.partial").write_text(str(step))
-    (state / "step.partial").rename(state / "step")
 
 
 def commit(run: Run, state: Path, step: int) -> float:

@@ -27,7 +27,7 @@ from paceline.jax import files
 from paceline.jax.host import Host
 from paceline.jax.leaves import described, flat, held
 from paceline.runtime import chance
-from paceline.runtime.contract import Background, give_way, in_a_run, restored, writing
+from paceline.runtime.contract import Background, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
@@ -147,12 +147,10 @@ class Snapshots:
         versions = {"python": platform.python_version(), "jax": jax.__version__}
 
         def write() -> None:
-            if not urgent:
-                give_way()
             with writing(n, processes, numbers, versions) as folder:
                 files.write(folder, leaves, about, process, processes)
 
-        self._background.start(n, write)
+        self._background.start(n, write, urgent)
 
 
 def _placed(saved: files.Saved, path: str, like: Any) -> Any:

@@ -65,13 +65,6 @@ def writing(
     report.tell({"_": "saved"})
 
 
-def give_way() -> None:
-    """Where training needs all cores, it comes before the thread that calls this."""
-    if sys.platform == "linux":  # elsewhere it would be the whole process
-        with suppress(OSError):  # a sandbox that forbids it
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GIVES_WAY)
-
-
 class Background:
     """One thread that writes, one snapshot at a time, so that training does not wait."""
 
@@ -82,13 +75,16 @@ class Background:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, step: int, write: Callable[[], Any]) -> None:
-        """Not while busy. What goes wrong is told as a warning: training goes on, and later snapshots may succeed."""
+    def start(self, step: int, write: Callable[[], Any], urgent: bool = False) -> None:
+        """Not while busy. What goes wrong is told as a warning: training goes on, and later snapshots may succeed.
+        Unless it is urgent, training comes first where both want a core."""
         if self.busy():
             raise RuntimeError("a snapshot is still being written")
 
         def work() -> None:
             self.failed = None
+            if not urgent:
+                _give_way()
             try:
                 write()
             except Exception as error:  # whatever it is, it is told
@@ -113,3 +109,10 @@ class Background:
             self.wait()
         except Exception:
             return
+
+
+def _give_way() -> None:
+    """For the thread that calls this."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        with suppress(OSError):  # a sandbox that forbids it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GIVES_WAY)

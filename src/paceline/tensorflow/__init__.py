@@ -214,12 +214,10 @@ class Snapshots:
             step, metrics = self._at, {name: float(value) for name, value in self._metrics.items()}
             position = None if self.order is None else self.order.state()
             rest = {"step": step, "order": position, "random": random, "rates": self._rates}
-            self._background.start(step, lambda: self._write(step, copy, rest, metrics, urgent))
+            self._background.start(step, lambda: self._write(step, copy, rest, metrics), urgent)
 
-    def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float], urgent: bool) -> None:
-        """In the background. Urgent: training does not come before it."""
-        if not urgent:
-            contract.give_way()
+    def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:
+        """In the background."""
         versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
         for name in ("keras", "tf_keras"):
             if name in sys.modules:

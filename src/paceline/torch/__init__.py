@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.runtime.contract import Background, from_another_run, give_way, in_a_run, restored, writing
+from paceline.runtime.contract import Background, from_another_run, in_a_run, restored, writing
 from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.report import say
@@ -176,7 +176,6 @@ class Snapshots:
             self._host.free()
 
     def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], urgent: bool = False) -> None:
-        """Urgent: training does not come before it."""
         self._late = None
         numbers = {name: _number(value) for name, value in metrics.items()}
         mine, parts = self._mine(self._tree(n, states))
@@ -186,13 +185,11 @@ class Snapshots:
         versions = {"python": platform.python_version(), "torch": torch.__version__}
 
         def write() -> None:
-            if not urgent:
-                give_way()
             with writing(n, parts, numbers, versions) as folder:
                 for name, content in held.items():
                     torch.save(content, folder / name)
 
-        self._background.start(n, write)
+        self._background.start(n, write, urgent)
 
     def _tree(self, n: int, states: list[bytes]) -> dict[str, Any]:
         """All ranks make it: it may need all of them."""
