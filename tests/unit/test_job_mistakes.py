@@ -78,6 +78,11 @@ FIELDS = {
         'job.yaml:4: snapshots.to: "gcs://" is no place for snapshots; did you mean "gs://"? '
         f"{PLACES}\n    snapshots: {{to: gcs://training}}",
     ),
+    "snapshots to a bucket that lacks a slash": (
+        "snapshots: {to: 's3:/training'}\n",
+        'job.yaml:4: snapshots.to: has to have two slashes after "s3:"; write s3://training, or ./s3:/training for a '
+        f"folder of that name; {PLACES}\n    snapshots: {{to: 's3:/training'}}",
+    ),
     "snapshots to no bucket": (
         "snapshots: {to: 's3:///digits'}\n",
         f"job.yaml:4: snapshots.to: names no bucket; write s3://bucket/path; {PLACES}\n    snapshots: {{to: 's3:///digits'}}",

@@ -27,11 +27,12 @@ _ALSO_CALLED = {"gcs": "gs", "s3a": "s3", "azure": "az", "abfs": "az", "abfss": 
 _ALSO_MODES = {"lowest": "min", "minimum": "min", "highest": "max", "maximum": "max"}
 _RUN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_SLIP = re.compile(r"([A-Za-z0-9]+):/?([^/].*)", re.DOTALL)
 
 
 def place(value: Any) -> str:
     text = values.text(value)
-    found = _URL.fullmatch(text)
+    found = _url(text)
     if found is None:
         return text
     scheme, rest = found[1].lower(), found[2]
@@ -50,10 +51,19 @@ def place(value: Any) -> str:
     return f"{scheme}://{'/'.join(steps)}"
 
 
+def _url(text: str) -> re.Match[str] | None:
+    """None: it is no bucket and no claim."""
+    slip = _SLIP.fullmatch(text)
+    if slip is not None and slip[1].lower() in (*SCHEMES, *_ALSO_CALLED):
+        hint = f"write {slip[1]}://{slip[2]}, or ./{text} for a folder of that name"
+        raise BadValueError(f'has to have two slashes after "{slip[1]}:"', hint, PLACES)
+    return _URL.fullmatch(text)
+
+
 def origin(value: Any) -> str:
     """Where a run starts from: a run's id, a bucket or claim with a run in it, or a folder."""
     text = values.text(value)
-    if _URL.fullmatch(text):
+    if _url(text):
         text = place(text)
         if "/" not in text.partition("://")[2]:
             raise BadValueError("names no run", f"write {text}/RUN", ORIGINS)
