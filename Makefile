@@ -67,7 +67,7 @@ cluster-down:
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" requirements/uv.in -o requirements/uv.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --group demo -o requirements/demo.txt
-	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --extra torch --extra jax --group dev -o requirements/dev.txt
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --extra torch --extra jax --extra serve --group dev -o requirements/dev.txt
 
 clean:
 	rm -rf .venv .tools
