@@ -1,0 +1,142 @@
+"""Event files of TensorBoard, written and read with the standard library alone.
+
+A file is a row of records: length (8 bytes), its checksum (4), the record, its checksum (4). A record is a protocol
+buffer `Event`: field 1 the time, 2 the step, 3 the version of the file, 5 the summary with its values.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO
+
+VERSION = b"brain.Event:2"
+_HEAD = struct.Struct("<QI")
+_CHECK = struct.Struct("<I")
+_MOST = 1 << 30  # a longer record is no record
+
+
+class Torn(ValueError):
+    """What follows is no whole record: a writer was killed in the middle of it, or still writes."""
+
+
+def _table() -> list[int]:
+    made = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        made.append(value)
+    return made
+
+
+_TABLE = _table()
+
+
+def checksum(data: bytes) -> int:
+    """CRC-32C, masked as TensorFlow does.
+
+    >>> hex(checksum(b"123456789"))
+    '0xc78ab0e5'
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def framed(record: bytes) -> bytes:
+    head = struct.pack("<Q", len(record))
+    return head + _CHECK.pack(checksum(head)) + record + _CHECK.pack(checksum(record))
+
+
+def first(wall: float) -> bytes:
+    """The record that a file begins with."""
+    return framed(_time(wall) + _field(3, VERSION))
+
+
+def scalars(step: int, wall: float, values: Mapping[str, float]) -> bytes:
+    """A record with these values at a step."""
+    summary = b"".join(_field(1, _value(tag, value)) for tag, value in values.items())
+    return framed(_time(wall) + b"\x10" + _varint(step) + _field(5, summary))
+
+
+def records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Each whole record with the place in the file where it begins. Raises Torn where something else follows.
+
+    The checksum of a record is not looked at: those that read it for people do.
+    """
+    while True:
+        begin = file.tell()
+        head = file.read(_HEAD.size)
+        if not head:
+            return
+        if len(head) < _HEAD.size:
+            raise Torn(f"at {begin}")
+        length, check = _HEAD.unpack(head)
+        if check != checksum(head[:8]) or length > _MOST:
+            raise Torn(f"at {begin}")
+        rest = file.read(length + _CHECK.size)
+        if len(rest) < length + _CHECK.size:
+            raise Torn(f"at {begin}")
+        yield begin, rest[:length]
+
+
+def step_of(record: bytes) -> int | None:
+    """The step of an event that holds a summary; None for others, such as the first of a file."""
+    step, summary, at = 0, False, 0
+    try:
+        while at < len(record):
+            key, at = _read_varint(record, at)
+            number, wire = key >> 3, key & 7
+            if wire == 0:
+                value, at = _read_varint(record, at)
+                step = value if number == 2 else step
+            elif wire == 2:
+                length, at = _read_varint(record, at)
+                summary = summary or number == 5
+                at += length
+            elif wire in (1, 5):
+                at += 8 if wire == 1 else 4
+            else:
+                return None
+    except IndexError:
+        return None
+    return (step - (1 << 64) if step >> 63 else step) if summary else None
+
+
+# ---- protocol buffers
+
+
+def _value(tag: str, value: float) -> bytes:
+    # As tf.summary.scalar has it: a tensor of one float, by the plugin for scalars.
+    tensor = b"\x08\x01" + _field(2, b"") + _field(5, struct.pack("<f", value))
+    metadata = _field(1, _field(1, b"scalars")) + b"\x20\x01"
+    return _field(1, tag.encode()) + _field(8, tensor) + _field(9, metadata)
+
+
+def _time(wall: float) -> bytes:
+    return b"\x09" + struct.pack("<d", wall)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
