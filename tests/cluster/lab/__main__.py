@@ -32,7 +32,7 @@ def main() -> int:
     more.add_argument("images", nargs="+", choices=sorted(images.IMAGES))
     build = verbs.add_parser("build", help="build everything that clusters need, start nothing")
     build.add_argument("more", nargs="*", choices=[components.KWOK.name], help="what only some ask for")
-    verbs.add_parser("lock", help="rewrite debian.txt with the packages that apt offers now")
+    verbs.add_parser("lock", help="rewrite debian.txt and load.txt with the packages that apt offers now")
     words = parser.parse_args()
     try:
         if words.verb == "up":

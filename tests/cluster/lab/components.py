@@ -15,6 +15,7 @@ from lab.places import LAB, cache, key, made_once, say
 VERSION = "v1.36.4"
 BUILD = LAB / "build"
 DEBIAN = LAB / "debian.txt"
+LOAD = LAB / "load.txt"
 GO_FLAGS = "-buildvcs=false -mod=readonly -trimpath"
 
 
@@ -130,24 +131,35 @@ class Package:
     sha256: str
 
 
-def packages() -> list[Package]:
-    lines = (line.split() for line in DEBIAN.read_text().splitlines() if not line.startswith("#"))
+def packages(pins: Path = DEBIAN) -> list[Package]:
+    lines = (line.split() for line in pins.read_text().splitlines() if not line.startswith("#"))
     return [Package(*words) for words in lines]
 
 
-def _unpack_debian(folder: Path) -> None:
+def unpack(pins: Path, folder: Path) -> None:
+    """The packages that a file of pins names, fetched by apt and checked, into a folder."""
     archives = folder / "archives"
     archives.mkdir()
-    pinned = packages()
+    pinned = packages(pins)
     fetch = ["apt-get", "-qq", "download", *(f"{package.name}={package.version}" for package in pinned)]
     if subprocess.run(fetch, cwd=archives, capture_output=True).returncode:
         _run(["apt-get", "-qq", "update"], what="update the lists of Debian packages")
-        _run(fetch, cwd=archives, what=f"fetch the Debian packages that {DEBIAN.name} names (lab lock renews it)")
+        _run(fetch, cwd=archives, what=f"fetch the Debian packages that {pins.name} names (lab lock renews it)")
     digests = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in archives.iterdir()}
     for package in pinned:
         if package.sha256 not in digests:
-            raise BuildFailed(f"{package.name} {package.version} does not have the checksum of {DEBIAN.name}")
+            raise BuildFailed(f"{package.name} {package.version} does not have the checksum of {pins.name}")
         _run(["dpkg", "-x", str(digests[package.sha256]), str(folder)], what=f"unpack {package.name}")
+
+
+def wrk() -> Path:
+    """The program that puts a server under load; needs no root."""
+    folder = made_once(cache() / "debian" / key(LOAD.read_bytes()), lambda partial: unpack(LOAD, partial))
+    return folder / "usr/bin/wrk"
+
+
+def _unpack_debian(folder: Path) -> None:
+    unpack(DEBIAN, folder)
     wrapped = folder / "wrapped" / "nft"
     wrapped.parent.mkdir()
     wrapped.write_text(_WRAPPED)
@@ -155,15 +167,16 @@ def _unpack_debian(folder: Path) -> None:
 
 
 def lock_debian() -> None:
-    """Rewrite debian.txt with what apt offers now for the same packages."""
-    comments = [line for line in DEBIAN.read_text().splitlines() if line.startswith("#")]
+    """Rewrite the files of pins with what apt offers now for the same packages."""
     _run(["apt-get", "-qq", "update"], what="update the lists of Debian packages")
-    rows = []
-    for package in packages():
-        shown = _run(["apt-cache", "show", "--no-all-versions", package.name], what=f"look up {package.name}")
-        fields = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
-        rows.append(f"{package.name} {fields['Version']} {fields['SHA256']}")
-    DEBIAN.write_text("\n".join([*comments, *rows]) + "\n")
+    for pins in (DEBIAN, LOAD):
+        comments = [line for line in pins.read_text().splitlines() if line.startswith("#")]
+        rows = []
+        for package in packages(pins):
+            shown = _run(["apt-cache", "show", "--no-all-versions", package.name], what=f"look up {package.name}")
+            fields = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
+            rows.append(f"{package.name} {fields['Version']} {fields['SHA256']}")
+        pins.write_text("\n".join([*comments, *rows]) + "\n")
 
 
 def _run(command: list[str], what: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:

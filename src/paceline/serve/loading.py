@@ -1,0 +1,197 @@
+"""Loads an exported model: a SavedModel, a .pt2 or StableHLO. No code of the archive is run but what its format is.
+
+A SavedModel is a graph of TensorFlow's ops: one whose signatures hold ops that reach files or Python is refused.
+A .pt2 is a graph of torch's ops, StableHLO a graph of XLA's: neither can hold others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.serve.signatures import STRING, Arrays, Signature, Tensor, read
+
+# Ops that read or write files or call Python: no model needs them to answer.
+_FILES = frozenset(
+    ("EagerPyFunc", "MatchingFiles", "PyFunc", "PyFuncStateless", "ReadFile", "TextLineDataset", "TFRecordDataset",
+     "TFRecordDatasetV2", "WriteFile")
+)  # fmt: skip
+# These are in every SavedModel, to save and restore it; not where it answers.
+_SAVING = frozenset(("MergeV2Checkpoints", "RestoreV2", "SaveV2"))
+
+
+class CannotLoad(Exception):
+    """The text says why."""
+
+
+@dataclass(frozen=True)
+class Model:
+    version: int
+    format: str
+    signatures: Mapping[str, Signature]
+    calls: Mapping[str, Callable[[Arrays], Arrays]]
+
+
+def load(folder: Path, version: int) -> Model:
+    described = _described(folder)
+    if (folder / "saved_model.pb").is_file():
+        return _saved_model(folder, version)
+    if (folder / "model.pt2").is_file():
+        return _pt2(folder, version, described)
+    if (folder / "model.stablehlo").is_file():
+        return _stablehlo(folder, version, described)
+    raise CannotLoad(f"{folder} holds no model: no saved_model.pb, model.pt2 or model.stablehlo")
+
+
+def _described(folder: Path) -> dict[str, Signature]:
+    path = folder / "paceline.json"
+    if not path.is_file():
+        return {}
+    try:
+        return read(json.loads(path.read_text())["signatures"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CannotLoad(f"{path} is damaged: {error!r}") from None
+
+
+# ---- TensorFlow
+
+
+def _saved_model(folder: Path, version: int) -> Model:
+    try:
+        import tensorflow as tf
+    except ImportError:
+        raise CannotLoad(f"{folder} is a SavedModel, and this Python has no tensorflow") from None
+    _check(folder)
+    loaded = tf.saved_model.load(str(folder))
+    signatures: dict[str, Signature] = {}
+    calls: dict[str, Callable[[Arrays], Arrays]] = {}
+    for name, function in loaded.signatures.items():
+        if found := sorted(_ops(function.graph.as_graph_def()) & _SAVING):
+            raise CannotLoad(f'signature "{name}" of {folder} uses {", ".join(found)}, which reach files')
+        specs = function.structured_input_signature[1]
+        signatures[name] = Signature(_tensors(tf, specs), _tensors(tf, function.structured_outputs))
+        calls[name] = partial(_call_tensorflow, tf, loaded, function, specs)
+    if not signatures:
+        raise CannotLoad(f"{folder} has no signatures: nothing says what it takes")
+    return Model(version, "saved_model", signatures, calls)
+
+
+def _check(folder: Path) -> None:
+    """Before anything of it runs: loading runs what makes its tables."""
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    try:
+        graphs = SavedModel.FromString((folder / "saved_model.pb").read_bytes()).meta_graphs
+    except DecodeError:
+        raise CannotLoad(f"{folder}/saved_model.pb is damaged") from None
+    if found := sorted({op for graph in graphs for op in _ops(graph.graph_def)} & _FILES):
+        raise CannotLoad(f"{folder} uses {', '.join(found)}, which reach files or Python: no model needs them")
+
+
+def _tensors(tf: Any, specs: Mapping[str, Any]) -> dict[str, Tensor]:
+    made = {}
+    for name, spec in sorted(specs.items()):
+        shape = None if spec.shape.rank is None else tuple(-1 if size is None else int(size) for size in spec.shape)
+        made[name] = Tensor(STRING if spec.dtype == tf.string else spec.dtype.name, shape)
+    return made
+
+
+def _ops(graph: Any) -> set[str]:
+    nodes: Iterable[Any] = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return {node.op for node in nodes}
+
+
+def _call_tensorflow(tf: Any, loaded: Any, function: Any, specs: Mapping[str, Any], inputs: Arrays) -> Arrays:
+    # `loaded` is held: a function does not hold the variables that it uses.
+    given = {name: tf.constant(value, dtype=specs[name].dtype) for name, value in inputs.items()}
+    return {name: _numpy(tf, value) for name, value in function(**given).items()}
+
+
+def _numpy(tf: Any, value: Any) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+    return np.asarray(array)
+
+
+# ---- torch
+
+
+def _pt2(folder: Path, version: int, described: Mapping[str, Signature]) -> Model:
+    try:
+        import torch
+    except ImportError:
+        raise CannotLoad(f"{folder} holds model.pt2, and this Python has no torch") from None
+    if len(described) != 1:
+        raise CannotLoad(f"{folder}/paceline.json must describe the one signature of model.pt2")
+    ((name, signature),) = described.items()
+    module = torch.export.load(folder / "model.pt2").module()
+    return Model(version, "pt2", {name: signature}, {name: partial(_call_torch, torch, module, signature)})
+
+
+def _call_torch(torch: Any, module: Any, signature: Signature, inputs: Arrays) -> Arrays:
+    types = {name: getattr(torch, tensor.dtype) for name, tensor in signature.inputs.items()}
+    given = [torch.from_numpy(np.array(inputs[name])).to(types[name]) for name in signature.inputs]
+    with torch.inference_mode():
+        got = module(*given)
+    values = [got[name] for name in signature.outputs] if isinstance(got, dict) else got
+    values = values if isinstance(values, list | tuple) else [values]
+    return {
+        name: (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
+        for name, value in zip(signature.outputs, values, strict=True)
+    }
+
+
+# ---- JAX
+
+
+def _stablehlo(folder: Path, version: int, described: Mapping[str, Signature]) -> Model:
+    try:
+        from paceline.jax import exported
+    except ImportError:
+        raise CannotLoad(f"{folder} holds model.stablehlo, and this Python has no jax") from None
+    if len(described) != 1:
+        raise CannotLoad(f"{folder}/paceline.json must describe the one signature of model.stablehlo")
+    ((name, signature),) = described.items()
+    function = exported.load(folder)
+    return Model(version, "stablehlo", {name: signature}, {name: partial(_call_jax, function, signature)})
+
+
+def _call_jax(function: Callable[..., Any], signature: Signature, inputs: Arrays) -> Arrays:
+    # XLA compiles for each number of rows: with powers of 2 these are few.
+    rows = next((each.shape[0] for each in inputs.values()), 0) if signature.joins else 0
+    more = (1 << (rows - 1).bit_length()) - rows if rows else 0
+    padded = {
+        name: np.concatenate([each, each[-1:].repeat(more, axis=0)]) if more else each for name, each in inputs.items()
+    }
+    got = function(*(padded[name] for name in signature.inputs))
+    values = [got[name] for name in signature.outputs] if isinstance(got, dict) else got
+    values = values if isinstance(values, list | tuple) else [values]
+    arrays = {name: np.asarray(value) for name, value in zip(signature.outputs, values, strict=True)}
+    return {name: each[:rows] for name, each in arrays.items()} if more else arrays
+
+
+# ---- before it is used
+
+
+def warm(model: Model) -> None:
+    """Calls each signature once, so that the first request does not wait for what the first call costs."""
+    for name, signature in model.signatures.items():
+        if any(each.shape is None or each.dtype == STRING for each in signature.inputs.values()):
+            continue
+        sizes = {
+            each: tuple(1 if size == -1 else size for size in signature.inputs[each].shape or ())
+            for each in signature.inputs
+        }
+        types = {
+            each: "float32" if tensor.dtype == "bfloat16" else tensor.dtype for each, tensor in signature.inputs.items()
+        }
+        try:
+            model.calls[name]({each: np.zeros(sizes[each], types[each]) for each in signature.inputs})
+        except Exception:
+            continue  # zeros may be no input for it

@@ -1,0 +1,156 @@
+"""Model servers under test: exported models, a server as a process, requests to it, and load by wrk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runs import SOURCE, eventually
+
+sys.path.append(str(Path(__file__).parents[1] / "cluster"))
+
+from lab.components import wrk
+
+START_S = 120.0
+# POSTs one body again and again, at a rate, and says how often each answer came.
+_LUA = """
+local body, pause = os.getenv("BODY"), tonumber(os.getenv("PAUSE_MS"))
+wrk.method = "POST"
+wrk.body = body
+wrk.headers["Content-Type"] = "application/json"
+seen = ""
+local counts = {}
+function delay() return pause end
+function response(status, headers, answer)
+  local key = status .. " " .. answer
+  counts[key] = (counts[key] or 0) + 1
+  local parts = {}
+  for each, n in pairs(counts) do parts[#parts + 1] = n .. " " .. each end
+  seen = table.concat(parts, "\\n")
+end
+local threads = {}
+function setup(thread) table.insert(threads, thread) end
+function done(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format("ERRORS %d %d %d %d\\n", e.connect, e.read, e.write, e.timeout))
+  for _, thread in ipairs(threads) do io.write("SEEN\\n" .. thread:get("seen") .. "\\n") end
+end
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: Any
+
+
+@dataclass(frozen=True)
+class Server:
+    address: str  # of the model
+    process: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def root(self) -> str:
+        return self.address.partition("/v1/")[0]
+
+    def get(self, path: str = "") -> Answer:
+        return _ask(urllib.request.Request(self.address + path))
+
+    def predict(self, body: Any, path: str = "") -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return _ask(urllib.request.Request(f"{self.address}{path}:predict", data=data))
+
+
+def _ask(request: urllib.request.Request) -> Answer:
+    try:
+        with urllib.request.urlopen(request, timeout=60) as got:
+            return Answer(got.status, _read(got.read()))
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, _read(error.read()))
+
+
+def _read(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data.decode()
+
+
+@contextlib.contextmanager
+def serving(base: Path, *options: str) -> Iterator[Server]:
+    log = base.parent / f"{base.name}.log"
+    command = [sys.executable, "-m", "paceline.serve", "--base", str(base), "--name", "toy", "--port", "0", *options]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        assert address.endswith(":predict"), log.read_text()
+        yield Server(address.removesuffix(":predict"), process, log)
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
+
+
+def answers(server: Server, version: int) -> None:
+    """Waits until that version answers."""
+    eventually(
+        f"version {version} answers",
+        lambda: server.get(f"/versions/{version}").status == 200,
+        START_S,
+        lambda: server.log.read_text(),
+    )
+
+
+@dataclass(frozen=True)
+class Load:
+    process: subprocess.Popen[str]
+
+    def result(self) -> tuple[int, dict[str, int]]:
+        """Requests that got no answer, and how often each answer (status and body) came."""
+        out, _ = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, out
+        found = re.search(r"ERRORS (\d+) (\d+) (\d+) (\d+)", out)
+        assert found, out
+        seen: dict[str, int] = {}
+        for line in out.partition("SEEN\n")[2].splitlines():
+            count, _, answer = line.partition(" ")
+            if count.isdecimal():
+                seen[answer] = seen.get(answer, 0) + int(count)
+        return sum(map(int, found.groups())), seen
+
+
+@contextlib.contextmanager
+def load(server: Server, body: Any, clients: int, rate: float, seconds: float, folder: Path) -> Iterator[Load]:
+    """`rate`: requests a second of all clients together."""
+    script = folder / "load.lua"
+    script.write_text(_LUA)
+    program = wrk()
+    settings = {
+        **os.environ,
+        "BODY": json.dumps(body),
+        "PAUSE_MS": str(int(1000 * clients / rate)),
+        "LD_LIBRARY_PATH": str(program.parents[2] / "usr/lib/x86_64-linux-gnu"),
+    }
+    words = [str(program), "-t", "1", "-c", str(clients), "-d", f"{seconds:g}s", "--timeout", "20s", "-s", str(script)]
+    process = subprocess.Popen(
+        [*words, f"{server.address}:predict"], env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield Load(process)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,180 @@
+"""The model server, as its clients see it: a real process with a real SavedModel behind TensorFlow Serving's paths."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import PROGRAMS, eventually
+from servers import Server, answers, load, serving
+
+RATE, SECONDS, CLIENTS = 300, 30, 16
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([sys.executable, str(PROGRAMS / "export_toy.py"), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[Server]:
+    base = models / "base"
+    shutil.copytree(models / "1", base / "1")
+    with serving(base, "--most-bytes", "10000") as running:
+        yield running
+
+
+def test_predictions_by_row_and_by_column(server: Server) -> None:
+    rows = {"predictions": [{"sum": 3.0, "y": [1.0, 2.0]}, {"sum": 7.0, "y": [3.0, 4.0]}]}
+    columns = {"outputs": {"sum": [3.0, 7.0], "y": [[1.0, 2.0], [3.0, 4.0]]}}
+    assert server.predict({"instances": [[1, 2], [3, 4]]}).body == rows
+    assert server.predict({"instances": [{"x": [1, 2]}, {"x": [3, 4]}]}).body == rows
+    assert server.predict({"inputs": [[1, 2], [3, 4]]}).body == columns
+    assert server.predict({"inputs": {"x": [[1, 2], [3, 4]]}}, "/versions/1").body == columns
+
+
+def test_text_and_bytes(server: Server) -> None:
+    asked = {"signature_name": "repeat", "inputs": {"text": ["a", {"b64": "/w=="}], "n": 2}}
+    got = server.predict(asked).body
+    assert got == {"outputs": {"text": ["aa", {"b64": "//8="}], "raw_bytes": [{"b64": "YQ=="}, {"b64": "/w=="}]}}
+
+
+def test_status_and_metadata_are_those_of_tensorflow_serving(server: Server) -> None:
+    fine = {"error_code": "OK", "error_message": ""}
+    status = {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": fine}]}
+    assert server.get().body == status
+    assert server.get("/versions/1").body == status
+    told = server.get("/metadata").body
+    assert told["model_spec"] == {"name": "toy", "signature_name": "", "version": "1"}
+    known = told["metadata"]["signature_def"]["signature_def"]
+    assert sorted(known) == ["repeat", "serving_default"]
+    assert known["serving_default"]["method_name"] == "tensorflow/serving/predict"
+    taken = known["serving_default"]["inputs"]["x"]
+    assert taken["dtype"] == "DT_FLOAT"
+    assert taken["tensor_shape"] == {
+        "dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}],
+        "unknown_rank": False,
+    }
+
+
+X = 'input "x": '
+FLOATS = X + "the model takes float32 [-1, 2], got "
+N = 'input "n": '
+KNOWN = 'known are "instances", "inputs" and "signature_name"'
+
+
+def repeat(text: Any, n: Any) -> dict[str, Any]:
+    return {"signature_name": "repeat", "inputs": {"text": text, "n": n}}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (b"{", 400, "the body is no JSON: unexpected end of data: line 1 column 2 (char 1)"),
+        (b"[1]", 400, 'the body must be an object with "instances" or "inputs"'),
+        ({}, 400, 'the body must have one of "instances" and "inputs"'),
+        ({"instances": [], "inputs": []}, 400, 'the body must have one of "instances" and "inputs"'),
+        ({"instances": []}, 400, '"instances" must be a list of at least one example'),
+        ({"instances": [[1, 2], [3]]}, 400, X + "its lists are not of equal length"),
+        ({"instances": [[1, 2, 3]]}, 400, FLOATS + "[1, 3]"),
+        ({"instances": [["a", "b"]]}, 400, FLOATS + "text"),
+        ({"instances": [[None, 1]]}, 400, FLOATS + "values of several kinds or null"),
+        ({"instances": [{"z": 1}]}, 400, 'instance 0 lacks "x"'),
+        ({"instances": [{"x": [1, 2], "z": 1}]}, 400, 'instance 0 has "z"; the model takes "x"'),
+        ({"instances": [[1, 2]], "signature": "a"}, 400, f'the body has "signature"; {KNOWN}'),
+        ({"signature_name": "a", "inputs": 1}, 400, 'the model has no signature "a"; it has repeat, serving_default'),
+        (repeat(["a"], 1.5), 400, N + "the model takes int32 [], got numbers with a fraction"),
+        (repeat(["a"], 3_000_000_000), 400, N + "int32 holds -2147483648 to 2147483647"),
+        (repeat([{"b64": "!"}], 1), 400, 'input "text": a b64 is not base64'),
+        ({"instances": [[0.123456789] * 2] * 1000}, 413, "the body has ... bytes; 10000 are allowed"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_says_why(server: Server, body: Any, status: int, why: str) -> None:
+    got = server.predict(body)
+    before, _, behind = why.partition("...")
+    assert got.status == status
+    assert got.body["error"].startswith(before) and got.body["error"].endswith(behind)
+
+
+def test_paths_that_are_not_served(server: Server) -> None:
+    assert server.predict({"instances": [[1, 2]]}, "/versions/7").body == {
+        "error": "version 7 of toy is not served; 1 is"
+    }
+    assert server.get("/versions/7").status == 404
+    assert server.get(":predict").status == 405
+    assert server.get("x/metadata").status == 404
+
+
+def test_one_bad_request_does_not_fail_those_it_went_with(server: Server) -> None:
+    def ask(number: int) -> tuple[int, int]:
+        value = -1 if number % 8 == 0 else number
+        return number, server.predict({"instances": [[value, 0]]}).status
+
+    with ThreadPoolExecutor(32) as clients:
+        for number, status in clients.map(ask, range(64)):
+            assert status == (400 if number % 8 == 0 else 200)
+    assert "x must not be negative" in server.predict({"instances": [[-1, 0]]}).body["error"]
+
+
+def test_health_and_metrics(server: Server) -> None:
+    server.predict({"instances": [[1, 2]]})
+    for path in ("/healthz", "/readyz"):
+        with urllib.request.urlopen(server.root + path) as got:
+            assert got.status == 200
+    with urllib.request.urlopen(server.root + "/metrics") as got:
+        lines = dict(line.rsplit(" ", 1) for line in got.read().decode().splitlines() if not line.startswith("#"))
+    assert float(lines['paceline_serve_requests_total{code="200"}']) >= 1
+    assert lines["paceline_serve_model_version"] == "1"
+    assert float(lines["paceline_serve_batch_rows_count"]) >= 1
+    assert lines["paceline_serve_waiting_rows"] == "0"
+
+
+def test_a_newer_version_takes_over_under_load_and_no_request_fails(models: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(models / "1", base / "1")
+    shutil.copytree(models / "2", tmp_path / "next")
+    old, new = '200 {"predictions":[{"sum":3.0,"y":[1.0,2.0]}]}', '200 {"predictions":[{"sum":3.0,"y":[2.0,4.0]}]}'
+    with serving(base) as server, load(server, {"instances": [[1, 2]]}, CLIENTS, RATE, SECONDS, tmp_path) as wrk:
+        counted = server.root + "/metrics"
+        eventually("requests are answered", lambda: _answered(counted) > RATE)
+        (base / "broken").mkdir()
+        (base / "broken").rename(base / "3")  # no model: the one before goes on
+        eventually("it is told", lambda: "version 3 cannot be loaded" in server.log.read_text())
+        shutil.rmtree(base / "3")
+        (tmp_path / "next").rename(base / "2")
+        answers(server, 2)
+        failed, seen = wrk.result()
+    assert failed == 0
+    assert set(seen) == {old, new}
+    assert seen[old] > RATE and seen[new] > RATE
+
+
+def _answered(address: str) -> float:
+    with urllib.request.urlopen(address) as got:
+        lines = [line for line in got.read().decode().splitlines() if line.startswith("paceline_serve_requests_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_a_model_that_reads_files_is_refused(models: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(models / "reads", base / "1")
+    command = [sys.executable, "-m", "paceline.serve", "--base", str(base), "--name", "toy", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"{base}/1 uses ReadFile, which reach files or Python: no model needs them" in done.stderr
+
+
+def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline.serve", "--base", str(tmp_path), "--name", "toy"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"{tmp_path} holds no version: a folder with a number as name" in done.stderr
