@@ -1,0 +1,120 @@
+"""Predictions a second of `paceline serve` with 32 clients, against a server that calls the model once a request."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import measure
+
+sys.path.append(str(measure.ROOT / "tests/cluster"))
+
+from lab.components import wrk
+
+GOAL = 3.0
+START = 120.0
+PROGRAM = str(measure.PROGRAMS / "served_model.py")
+_LUA = 'wrk.method = "POST"\nwrk.body = io.open(os.getenv("BODY")):read("*a")\n'
+
+
+def main() -> None:
+    parser = measure.options(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of load, for each server and round")
+    given = parser.parse_args()
+    where = measure.machine("tensorflow-cpu", "keras", "uvicorn")
+    measure.say(
+        f"Predictions a second with {given.clients} clients, one digit of 28 x 28 points a request, by wrk on the"
+    )
+    measure.say(
+        "same machine. paceline: `python -m paceline.serve`; naive: the same HTTP libraries, one call of the model a"
+    )
+    measure.say("request; bare: calls of the model in a loop in one process, without HTTP and JSON. Interleaved.")
+    measure.say(f"On: {where}\n")
+    env = measure.environment(1)
+    ours: list[float] = []
+    naive: list[float] = []
+    with measure.workspace() as folder:
+        subprocess.run([sys.executable, PROGRAM, "write", str(folder)], env=env, check=True, capture_output=True)
+        (folder / "load.lua").write_text(_LUA)
+        (folder / "body").write_text(json.dumps({"instances": [[[[0.5]] * 28] * 28]}))
+        words = [sys.executable, PROGRAM, "bare", str(folder), "--seconds", str(given.seconds)]
+        bare = json.loads(subprocess.run(words, env=env, check=True, capture_output=True).stdout.splitlines()[-1])
+        serve = [sys.executable, "-m", "paceline.serve", "--base", str(folder), "--name", "digits", "--port", "0"]
+        one_call = [sys.executable, PROGRAM, "naive", str(folder)]
+        for number in range(given.rounds):
+            sides = ((serve, ours), (one_call, naive))
+            for command, found in sides if number % 2 == 0 else sides[::-1]:
+                with _server(command, env) as address:
+                    _load(folder, address, given.clients, 2.0)
+                    found.append(_load(folder, address, given.clients, given.seconds))
+            measure.progress(f"round {number + 1}: {ours[-1]:.0f} a second, naive {naive[-1]:.0f}")
+    measure.table(
+        ["side", "predictions a second"],
+        [
+            ["paceline", _shown(ours)],
+            ["naive", _shown(naive)],
+            ["bare, one at a time", f"{bare['1']:.0f}"],
+            ["bare, 64 at a time", f"{bare['64']:.0f}"],
+        ],
+    )
+    ratio = statistics.median(ours) / statistics.median(naive)
+    one = statistics.median(ours) / bare["1"]
+    measure.say(f"{ratio:.1f} times the naive server (must be {GOAL:g}), {one:.1f} times bare calls one at a time")
+    measure.finish(
+        {"bench": "serve", "on": where, "paceline": ours, "naive": naive, "bare": bare, "ratio": ratio, "goal": GOAL}
+    )
+
+
+def _shown(found: list[float]) -> str:
+    return f"{statistics.median(found):.0f} ({min(found):.0f} .. {max(found):.0f})"
+
+
+@contextmanager
+def _server(command: list[str], env: dict[str, str]) -> Iterator[str]:
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        if not address:
+            raise measure.TookTooLong(f"{' '.join(command)} did not start")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _load(folder: Path, address: str, clients: int, seconds: float) -> float:
+    program = wrk()
+    libraries = str(program.parents[2] / "usr/lib/x86_64-linux-gnu")
+    words = [
+        str(program),
+        "-t",
+        "1",
+        "-c",
+        str(clients),
+        "-d",
+        f"{seconds:g}s",
+        "-s",
+        str(folder / "load.lua"),
+        address,
+    ]
+    settings = {**os.environ, "BODY": str(folder / "body"), "LD_LIBRARY_PATH": libraries}
+    out = subprocess.run(words, env=settings, check=True, capture_output=True, text=True).stdout
+    if "Non-2xx" in out or "Socket errors" in out:
+        raise SystemExit(f"requests failed:\n{out}")
+    found = re.search(r"Requests/sec:\s+([\d.]+)", out)
+    assert found, out
+    return float(found[1])
+
+
+if __name__ == "__main__":
+    main()
