@@ -119,27 +119,28 @@ def _numpy(tf: Any, value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
-# ---- torch
+# ---- torch and JAX
 
 
 def _pt2(folder: Path, version: int, described: Mapping[str, Signature]) -> Model:
     try:
         import torch
+
+        from paceline.torch import exporting
     except ImportError:
         raise CannotLoad(f"{folder} holds model.pt2, and this Python has no torch") from None
-    if len(described) != 1:
-        raise CannotLoad(f"{folder}/paceline.json must describe the one signature of model.pt2")
-    ((name, signature),) = described.items()
-    module = torch.export.load(folder / "model.pt2").module()
-    return Model(version, "pt2", {name: signature}, {name: partial(_call_torch, torch, module, signature)})
+    name, signature = _one(folder, described)
+    call = partial(_call_torch, torch, exporting.load(folder), signature)
+    return Model(version, "pt2", {name: signature}, {name: call})
 
 
 def _call_torch(torch: Any, module: Any, signature: Signature, inputs: Arrays) -> Arrays:
     types = {name: getattr(torch, tensor.dtype) for name, tensor in signature.inputs.items()}
-    given = [torch.from_numpy(np.array(inputs[name])).to(types[name]) for name in signature.inputs]
+    # A copy: what came from JSON may be read-only, which torch does not know.
+    given = {name: torch.from_numpy(value.copy()).to(types[name]) for name, value in inputs.items()}
     with torch.inference_mode():
-        got = module(*given)
-    values = [got[name] for name in signature.outputs] if isinstance(got, dict) else got
+        got = module(**given)
+    values = [got[name] for name in signature.outputs] if isinstance(got, Mapping) else got
     values = values if isinstance(values, list | tuple) else [values]
     return {
         name: (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
@@ -147,33 +148,31 @@ def _call_torch(torch: Any, module: Any, signature: Signature, inputs: Arrays) -
     }
 
 
-# ---- JAX
-
-
 def _stablehlo(folder: Path, version: int, described: Mapping[str, Signature]) -> Model:
     try:
-        from paceline.jax import exported
+        from paceline.jax import exporting
     except ImportError:
         raise CannotLoad(f"{folder} holds model.stablehlo, and this Python has no jax") from None
-    if len(described) != 1:
-        raise CannotLoad(f"{folder}/paceline.json must describe the one signature of model.stablehlo")
-    ((name, signature),) = described.items()
-    function = exported.load(folder)
-    return Model(version, "stablehlo", {name: signature}, {name: partial(_call_jax, function, signature)})
+    name, signature = _one(folder, described)
+    call = partial(_call_jax, exporting.load(folder), signature)
+    return Model(version, "stablehlo", {name: signature}, {name: call})
 
 
-def _call_jax(function: Callable[..., Any], signature: Signature, inputs: Arrays) -> Arrays:
+def _call_jax(function: Callable[[Arrays], Mapping[str, Any]], signature: Signature, inputs: Arrays) -> Arrays:
     # XLA compiles for each number of rows: with powers of 2 these are few.
     rows = next((each.shape[0] for each in inputs.values()), 0) if signature.joins else 0
     more = (1 << (rows - 1).bit_length()) - rows if rows else 0
-    padded = {
-        name: np.concatenate([each, each[-1:].repeat(more, axis=0)]) if more else each for name, each in inputs.items()
-    }
-    got = function(*(padded[name] for name in signature.inputs))
-    values = [got[name] for name in signature.outputs] if isinstance(got, dict) else got
-    values = values if isinstance(values, list | tuple) else [values]
-    arrays = {name: np.asarray(value) for name, value in zip(signature.outputs, values, strict=True)}
-    return {name: each[:rows] for name, each in arrays.items()} if more else arrays
+    if more:
+        inputs = {name: np.concatenate([each, each[-1:].repeat(more, axis=0)]) for name, each in inputs.items()}
+    got = {name: np.asarray(value) for name, value in function(inputs).items()}
+    wide = {name: each.astype("float32") if each.dtype.name == "bfloat16" else each for name, each in got.items()}
+    return {name: each[:rows] for name, each in wide.items()} if more else wide
+
+
+def _one(folder: Path, described: Mapping[str, Signature]) -> tuple[str, Signature]:
+    if len(described) != 1:
+        raise CannotLoad(f"{folder}/paceline.json must describe the one signature of the model")
+    return next(iter(described.items()))
 
 
 # ---- before it is used
