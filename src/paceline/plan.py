@@ -41,6 +41,14 @@ class Role:
 
 
 @dataclass(frozen=True)
+class Program:
+    """What a person runs with a snapshot of the run, on a machine of theirs."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Task:
     name: str
     role: str
@@ -139,6 +147,7 @@ class Plan:
     tensorboard: bool = False
     credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
+    programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, where the job has them
 
     @property
     def code_in_image(self) -> bool:
@@ -220,6 +229,7 @@ def make(job: Job) -> Plan:
         tensorboard=job.tensorboard,
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
+        programs={name: Program(tuple(command), dict(job.env)) for name, command in job.programs.items()},
     )
 
 
@@ -268,8 +278,13 @@ def from_data(data: dict[str, Any]) -> Plan:
             "restart": Restart(**data["restart"]),
             "limits": Limits(**data["limits"]),
             "snapshots": _snapshots_from(data["snapshots"]),
+            "programs": {name: program_from(each) for name, each in data.get("programs", {}).items()},
         }
     )
+
+
+def program_from(data: dict[str, Any]) -> Program:
+    return Program(tuple(data["command"]), dict(data["env"]))
 
 
 def _snapshots_from(data: dict[str, Any]) -> Snapshots:

@@ -190,6 +190,7 @@ rest = some(
     env=variables,
     code=st.sampled_from([".", "./pkg/..", "image"]),
     tensorboard=st.booleans(),
+    export=st.just({"command": ["python", "train.py"]}),
     credentials=st.fixed_dictionaries({"secret": names, "file": st.sampled_from(["a", ".b", "c_D.json"])}),
     restart=some(limit=st.integers(0, 20), hang_after=times, warm=st.booleans()),
     limits=some(start=times, runtime=times, grace=times, keep_finished=times),

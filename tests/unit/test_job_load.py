@@ -161,7 +161,8 @@ WRONG_OVERRIDES = {
     "unknown section": (
         "restrat.limit=3",
         'restrat: unknown key "restrat"; did you mean "restart"? allowed: code, command, cpu, credentials, env, '
-        "framework, gpus, kubernetes, limits, memory, name, restart, roles, snapshots, strategy, tensorboard",
+        "export, framework, gpus, kubernetes, limits, memory, name, restart, roles, snapshots, strategy, "
+        "tensorboard, try",
     ),
     "unknown role": (
         "roles.workr.replicas=3",

@@ -15,8 +15,8 @@ TIMES = 'allowed: a time such as "90s", "10m", "6h", "1h30m" or "2d", or a numbe
 AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
 CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
 TOP = (
-    "allowed: code, command, cpu, credentials, env, framework, gpus, kubernetes, limits, memory, name, restart, roles, "
-    "snapshots, strategy, tensorboard"
+    "allowed: code, command, cpu, credentials, env, export, framework, gpus, kubernetes, limits, memory, name, "
+    "restart, roles, snapshots, strategy, tensorboard, try"
 )
 PLACES = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
@@ -339,6 +339,32 @@ FIELDS = {
     "a folder named image that is not there": (
         "code: ./image\n",
         'job.yaml:4: code: the folder "./image" is not there: looked for FOLDER/image\n    code: ./image',
+    ),
+    "try without a command": (
+        "try: {}\n",
+        "job.yaml:4: try.command: is missing; write command: [python, translate.py]\n    try: {}",
+    ),
+    "export as a list": (
+        "export: [python, export.py]\n",
+        "job.yaml:4: export: must be a mapping, got a list; write export: {command: [python, export.py]}; "
+        "allowed: command\n    export: [python, export.py]",
+    ),
+    "try as a line of text": (
+        "try: {command: python translate.py}\n",
+        "job.yaml:4: try.command: must be a list of words, got one text; write [python, translate.py]\n"
+        "    try: {command: python translate.py}",
+    ),
+    "export with another key": (
+        "export: {command: [python, train.py], to: /models}\n",
+        'job.yaml:4: export.to: unknown key "to"; did you mean "snapshots.to"? allowed: command\n'
+        "    export: {command: [python, train.py], to: /models}",
+    ),
+    "scripts that are not there": (
+        "try: {command: [python, tran.py]}\nexport: {command: [./run.sh]}\n",
+        'job.yaml:4: try.command.1: the script "tran.py" is not there: looked in FOLDER; did you mean "train.py"?\n'
+        "    try: {command: [python, tran.py]}\n"
+        'job.yaml:5: export.command.0: the program "./run.sh" may not be executed; chmod +x ./run.sh\n'
+        "    export: {command: [./run.sh]}",
     ),
     "yes for tensorboard": (
         "tensorboard: on\n",

@@ -42,7 +42,7 @@ def test_every_field_has_a_description() -> None:
     schema = job.schema()
     models = [schema, *schema["$defs"].values()]
     fields = [(name, field) for model in models for name, field in model["properties"].items()]
-    assert len(fields) == 16 + 7 + 3 + 5 + 2 + 21 + 5 + 7 + 3 + 8 + 2 + 3
+    assert len(fields) == 18 + 1 + 1 + 7 + 3 + 5 + 2 + 21 + 5 + 7 + 3 + 8 + 2 + 3
     assert [name for name, field in fields if not field.get("description")] == []
     assert all("null" not in json.dumps(field) for _, field in fields)
 
@@ -57,6 +57,7 @@ RIGHT: list[dict[str, Any]] = [
     {"strategy": "parameter-server", "roles": {"ps": {}, "worker": {}, "chief": {"command": ["python", "train.py"]}}},
     {"code": "image", "tensorboard": True, "limits": {"keep_finished": "2d"}},
     {"credentials": {"secret": "a.b-c", "file": ".a_B.json"}, "tensorboard": False},
+    {"try": {"command": ["python", "train.py"]}, "export": {"command": ["python", "-m", "json.tool"]}},
     {"kubernetes": {"user": "cluster", "context": "a b", "gpu_resource": "amd.com/gpu", "image_pull_secrets": ["a"]}},
     {"kubernetes": {"user": 1, "image_pull_policy": "Never", "image_pull_secrets": [], "priority_class": "high.1"}},
     {"kubernetes": {"tolerations": [{"operator": "Exists"}, {"key": "a/b", "effect": "NoExecute", "seconds": 0}]}},
@@ -103,6 +104,9 @@ WRONG: list[dict[str, Any]] = [
     {"kubernetes": {"tensorboard_memory": "much"}},
     {"code": " "},
     {"tensorboard": "true"},
+    {"try": {}},
+    {"try": {"command": []}},
+    {"export": {"command": ["python", "train.py"], "to": "a"}},
     {"credentials": {}},
     {"credentials": {"secret": "a"}},
     {"credentials": {"file": "a"}},

@@ -60,8 +60,19 @@ def test_what_restarts_what(tmp_path: Path) -> None:
 
 def test_a_plan_without_the_fields_for_clusters_is_read(tmp_path: Path) -> None:
     data = plan.to_data(made(tmp_path))
-    del data["tensorboard"], data["credentials"], data["kubernetes"], data["limits"]["keep_finished"]
+    del data["tensorboard"], data["credentials"], data["kubernetes"], data["limits"]["keep_finished"], data["programs"]
     assert plan.from_data(data) == made(tmp_path)
+
+
+def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    text = JOB + "try: {command: [python, train.py, --try]}\nexport: {command: [python, train.py, --export]}\n"
+    one = plan.make(load_text(text, "job.yaml", tmp_path).job)
+    assert one.programs == {
+        "try": plan.Program(("python", "train.py", "--try"), {"A": "1", "B": "1"}),
+        "export": plan.Program(("python", "train.py", "--export"), {"A": "1", "B": "1"}),
+    }
+    assert plan.from_data(plan.to_data(one)) == one
 
 
 def test_the_order_of_keys_makes_no_other_bytes(tmp_path: Path) -> None:

@@ -68,12 +68,13 @@ def _still_there(made: plan.Plan) -> bool:
     """Files and commands can go without a change of the job; loading then says so."""
     if not Path(made.code).is_dir():
         return False
-    for role in made.roles:
-        if not role.command:
+    commands = [role.command for role in made.roles] + [program.command for program in made.programs.values()]
+    for command in commands:
+        if not command:
             continue
-        python = understand(role.command, "python", cwd=made.code)
+        python = understand(command, "python", cwd=made.code)
         if python is None:
-            if shutil.which(role.command[0]) is None and not Path(made.code, role.command[0]).is_file():
+            if shutil.which(command[0]) is None and not Path(made.code, command[0]).is_file():
                 return False
         elif python.kind == "script" and not Path(made.code, python.target).exists():
             return False

@@ -9,6 +9,7 @@ from paceline.job import cluster, cluster_checks
 from paceline.job.errors import Finding, did_you_mean, listed, visible
 from paceline.job.fields import ROLES
 from paceline.job.models import Job
+from paceline.job.programs import NAMES
 from paceline.plan import CLAIM, CODE_IN_IMAGE, tasks_per_host
 
 Path = tuple[str | int, ...]
@@ -125,7 +126,7 @@ def _needed_roles(job: Job) -> Iterator[Finding]:
 
 
 def _commands(job: Job, broken: Sequence[Path], framework_known: bool) -> Iterator[Finding]:
-    if job.command is not None or any("command" in path for path in broken):
+    if job.command is not None or any("command" in path and path[0] not in NAMES for path in broken):
         return
     hint = "write command: [python, train.py]"
     if all(group.command is None for groups in job.roles.values() for group in groups):

@@ -63,6 +63,9 @@ def check(job: Job, folder: Path, broken: Sequence[Steps], cluster: bool) -> lis
         steps: Steps = ("roles", role, 0, "command")
         path = {**job.env, **job.roles[role][0].env}.get("PATH")
         findings += _command(_sound(job.roles[role][0].command or [], steps, broken), steps, code, path, cluster)
+    for name, command in job.programs.items():
+        steps = (name, "command")
+        findings += _command(_sound(command, steps, broken), steps, code, job.env.get("PATH"), cluster)
     return findings
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from paceline.job import values
 from paceline.job.cluster import ITEMS, Credentials, Kubernetes
@@ -25,6 +25,7 @@ from paceline.job.fields import (
     Text,
     whole,
 )
+from paceline.job.programs import Export, Try
 from paceline.job.snapshots import Best, Claim, Snapshots
 from paceline.plan import COMMIT, KEEP_FINISHED
 
@@ -104,7 +105,7 @@ class Limits(Strict):
 Groups = Annotated[list[Group], BeforeValidator(values.groups)]
 
 
-class Job(Strict):
+class _Job(Strict):
     """One training job."""
 
     model_config = ConfigDict(defer_build=False)
@@ -172,10 +173,34 @@ class Job(Strict):
     kubernetes: Kubernetes | None = Field(
         default=None, description="For clusters only: checked here, not used on this machine."
     )
+    export: Export | None = Field(
+        default=None,
+        description="What `paceline export RUN --to DIR` runs.",
+        examples=[{"command": ["python", "export.py"]}],
+    )
+
+    @property
+    def programs(self) -> dict[str, list[str]]:
+        """By name, those that there are."""
+        given: dict[str, Try | Export | None] = {"try": getattr(self, "try"), "export": self.export}
+        return {name: program.command for name, program in given.items() if program is not None}
+
+
+if TYPE_CHECKING:
+    Job = _Job
+else:  # `try` is a keyword
+    _TRY = Field(
+        default=None,
+        description="What `paceline try RUN -- ARGS` runs.",
+        examples=[{"command": ["python", "translate.py"]}],
+    )
+    Job = create_model("Job", __base__=_Job, __doc__=_Job.__doc__, **{"try": (Try | None, _TRY)})
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "snapshots": Snapshots,
+    "try": Try,
+    "export": Export,
     "credentials": Credentials,
     "restart": Restart,
     "limits": Limits,

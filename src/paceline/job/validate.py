@@ -11,6 +11,8 @@ from paceline.job.cluster import ALSO_CALLED, SOURCES, Volume
 from paceline.job.errors import BadValueError, Finding, described, did_you_mean, listed, visible
 from paceline.job.fields import FRAMEWORKS
 from paceline.job.models import SECTIONS, Group, Job, model_at
+from paceline.job.programs import NAMES as PROGRAMS
+from paceline.job.writing import write
 
 Path = tuple[str | int, ...]
 
@@ -70,6 +72,7 @@ def _finding(path: Path, item: Any) -> Finding:
         hint = f"write {path[1]}: {{name: value}}"
     else:
         allowed = listed(sorted(model_at(path).model_fields))
+        hint = f"write {path[0]}: {{command: [python, {path[0]}.py]}}" if path[0] in PROGRAMS else None
     return Finding(path, f"must be a mapping, got {described(item['input'])}", hint, allowed)
 
 
@@ -85,7 +88,7 @@ def _missing(path: Path) -> Finding:
     if path == ("framework",):
         return Finding(path, "is missing", "write framework: none for a program of no framework", listed(FRAMEWORKS))
     example = field.examples[0] if field.examples else None
-    return Finding(path, "is missing", f"write {path[-1]}: {example}" if example else None)
+    return Finding(path, "is missing", f"write {write({str(path[-1]): example}).strip()}" if example else None)
 
 
 def _unknown(path: Path) -> Finding:
@@ -109,7 +112,7 @@ def _elsewhere(key: str) -> str | None:
         return f'did you mean "roles.{key}"?'
     if key == "workers":
         return 'did you mean "roles.worker.replicas"?'
-    places: dict[str, type[BaseModel]] = {**SECTIONS, "roles.worker": Group}
+    places: dict[str, type[BaseModel]] = {"roles.worker": Group, **SECTIONS}
     for section, model in places.items():
         if key in model.model_fields:
             return f'did you mean "{section}.{key}"?'
