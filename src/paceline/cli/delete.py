@@ -177,6 +177,9 @@ def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) ->
     except OSError as error:
         complain(f"{run.name} could not be deleted: {error.strerror}: {error.filename}")
         return 1
+    from paceline.view.restored import forget
+
+    forget(run.name)
     if forgotten:
         tell(f"forgot {run.name} here; on the cluster it may still run")
     else:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.chosen import choose, refresh
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, complete_runs
-from paceline.cli.say import confirm, fail, note, one_of, print_json, tell
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption
+from paceline.cli.reading import RUN_HELP, SNAPSHOT_HELP, Where, ended_like_ctrl_c, meant, opened, progress
+from paceline.cli.say import confirm, fail, one_of, print_json, tell
 
 if TYPE_CHECKING:
-    from paceline.storage.manifest import Id
     from paceline.storage.snapshots import Known
-    from paceline.storage.store import Wanted
     from paceline.view.places import Source
     from paceline.view.snapshots import Found
 
@@ -28,17 +24,9 @@ VERBS = {
     "verify": "Read every byte, and name what is damaged.",
     "rm": "Delete some.",
 }
-_REDRAW_S = 0.1
-_RUN_HELP = (
-    "A run's id or its beginning, the newest if left out; or s3://bucket/path/RUN, claim://name/path/RUN, /folder/RUN."
-)
-_SNAPSHOT_HELP = "step-120-g3; or step-120, or 120, where there is one of that step. The newest if left out."
 
-Where = Annotated[
-    str | None, typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False, autocompletion=complete_runs)
-]
-One = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT_HELP, show_default=False)]
-Some = Annotated[list[str] | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT_HELP, show_default=False)]
+One = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=SNAPSHOT_HELP, show_default=False)]
+Some = Annotated[list[str] | None, typer.Argument(metavar="SNAPSHOT", help=SNAPSHOT_HELP, show_default=False)]
 
 
 def main(context: typer.Context) -> int:
@@ -76,7 +64,7 @@ def ls(
     one_of(output, ("json", "yaml", "wide", "name"))
     from paceline.view import snapshots
 
-    with _source(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace) as source:
         known = source.reader.known()
         ids = snapshots.every(known) if also_dead else known.counted()
         if output == "name":
@@ -110,9 +98,9 @@ def show(
     one_of(output, ("json", "yaml"))
     from paceline.view import snapshots
 
-    with _source(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace) as source:
         known = source.reader.known()
-        id = _meant(source, known, snapshot)
+        id = meant(source, known, snapshot)
         made = source.reader.manifest(id)
         found = snapshots.Found(id, id in known.counted(), made)
         if not output:
@@ -144,12 +132,12 @@ def get(
     from paceline.view import snapshots
     from paceline.view.words import count, size
 
-    with _source(run, on, context, namespace) as source:
-        made = source.reader.manifest(_meant(source, source.reader.known(), snapshot))
+    with opened(run, on, context, namespace) as source:
+        made = source.reader.manifest(meant(source, source.reader.known(), snapshot))
         folder = Path(to).expanduser().absolute()
         whole = made.files().values()
         amount = sum(file.size for _, file in whole)
-        with _ended_like_ctrl_c(), _progress(str(made.id), amount) as still:
+        with ended_like_ctrl_c(), progress(str(made.id), amount) as still:
             snapshots.copy(source.transfers, made, folder, still)
         tell(f"{made.id} of {source.run} is in {folder}: {count(len(whole), 'file')}, {size(amount)}")
         return 0
@@ -169,7 +157,7 @@ def verify(
     from paceline.storage.manifest import Damaged, Gone, Newer
     from paceline.view import snapshots
 
-    with _source(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace) as source:
         known = source.reader.known()
         named = [snapshots.find(source, known, each) for each in snapshot or []]
         chosen = snapshots.every(known) if every else named or [snapshots.newest(source, known)]
@@ -179,7 +167,7 @@ def verify(
         for id in dict.fromkeys(chosen):
             try:
                 made = source.reader.manifest(id)
-                with _progress(str(id), made.size) as still:
+                with progress(str(id), made.size) as still:
                     wrong = snapshots.damages(source.transfers, made, still)
                 words = _amount(snapshots.Found(id, True, made))
             except Gone:
@@ -196,7 +184,7 @@ def verify(
 
 
 def rm(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP.replace(", the newest if left out", ""))],
+    run: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP.replace(", the newest if left out", ""))],
     snapshot: Annotated[list[str], typer.Argument(metavar="SNAPSHOT", help="As `paceline snapshots ls` names them.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted; delete nothing.")] = False,
@@ -209,7 +197,7 @@ def rm(
     from paceline.view import snapshots
     from paceline.view.words import join, size
 
-    with _source(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace) as source:
         known = source.reader.known()
         chosen = list(dict.fromkeys(snapshots.find(source, known, each) for each in snapshot))
         if (newest := known.counted()[:1]) and newest[0] in chosen:
@@ -228,43 +216,6 @@ def rm(
             source.reader.delete(each.id)
             tell(f"deleted {each.id}")
         return 0
-
-
-# ---- which run, which snapshot
-
-
-@contextmanager
-def _source(run: str | None, on: str, context: str | None, namespace: str | None) -> Iterator[Source]:
-    source = _found(run, on, context, namespace)
-    try:
-        yield source
-    finally:
-        source.close()
-
-
-def _found(run: str | None, on: str, context: str | None, namespace: str | None) -> Source:
-    from paceline.view import places, runs
-
-    if run is not None and places.is_place(run):
-        if on or context or namespace:
-            fail(f"{run} is a place: --on, --context and --namespace are for ids of runs")
-        return places.at_place(run, note)
-    try:
-        found = choose(run, on, context, namespace, remaining=True)
-    except runs.NoRun as error:
-        from paceline.storage.manifest import parse_id
-
-        if run is None or parse_id(run) is None:
-            raise
-        raise runs.NoRun(f"{run} is a snapshot, and the run comes first: RUN {run} ({error})") from None
-    refresh(found.folder)
-    return places.of_run(found, note)
-
-
-def _meant(source: Source, known: Known, written: str | None) -> Id:
-    from paceline.view import snapshots
-
-    return snapshots.newest(source, known) if written is None else snapshots.find(source, known, written)
 
 
 # ---- in words
@@ -349,43 +300,3 @@ def _counts(known: Known, found: Found) -> str:
 
     later = snapshots.superseded_by(known, found.id)
     return f"no: generation {later.generation} began from {later.parent or 'nothing'}" if later else "no"
-
-
-# ---- while it takes its time
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Wanted]:
-    """How far it is, where somebody looks."""
-    from paceline.view.terminal import Screen
-    from paceline.view.words import size
-
-    screen = Screen(sys.stderr)
-    done, drawn = 0, -_REDRAW_S
-
-    def still(more: int) -> bool:
-        nonlocal done, drawn
-        done += more
-        now = time.monotonic()
-        if screen.live and now - drawn >= _REDRAW_S:
-            drawn = now
-            screen.show([], [f"{what}: {size(done)} of {size(total)}"])
-        return True
-
-    try:
-        yield still
-    finally:
-        screen.show([], [])
-
-
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Other ways to end a program leave nothing half, either."""
-    import signal
-
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

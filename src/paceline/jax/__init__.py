@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import platform
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -32,7 +32,10 @@ from paceline.runtime.leaving import leaving
 from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
 
-__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots"]
+if TYPE_CHECKING:
+    from paceline.jax.exporting import export, load
+
+__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "export", "load"]
 
 
 class Snapshots:
@@ -187,3 +190,12 @@ def _load_chance(saved: list[bytes]) -> None:
         chance.load(saved[process])
     else:
         chance.seed(chance.derived(b"".join(saved), process, processes))
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when they are used: training does not need them."""
+    if name in ("export", "load"):
+        from paceline.jax import exporting
+
+        return getattr(exporting, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

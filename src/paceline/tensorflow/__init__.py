@@ -18,7 +18,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +32,10 @@ from paceline.tensorflow import randomness, state
 from paceline.tensorflow.group import Group
 from paceline.tensorflow.state import STATE, Copy, State
 
-__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "indices"]
+if TYPE_CHECKING:
+    from paceline.tensorflow.exporting import export
+
+__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "export", "indices"]
 
 _TAKE, _BUSY, _NOWHERE = 1, 2, 3
 
@@ -229,3 +232,12 @@ class Snapshots:
                 self._state.verify()
         finally:
             copy.drop()  # an error would keep the values in memory
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when they are used: training does not need them."""
+    if name == "export":
+        from paceline.tensorflow import exporting
+
+        return exporting.export
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ import platform
 import re
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -37,7 +37,10 @@ from paceline.torch import buckets, files, fit, group
 from paceline.torch.host import Host
 from paceline.torch.tree import SnapshotUnsafe
 
-__all__ = ["SnapshotMismatch", "SnapshotRefused", "SnapshotUnsafe", "Snapshots"]
+if TYPE_CHECKING:
+    from paceline.torch.exporting import export, load
+
+__all__ = ["SnapshotMismatch", "SnapshotRefused", "SnapshotUnsafe", "Snapshots", "export", "load"]
 
 _OURS = "paceline"  # beside the items in state.pt
 
@@ -237,3 +240,12 @@ def _check(name: str, item: Any) -> None:
         for module in item.modules():
             if type(module).__name__ == "FullyShardedDataParallel":
                 raise TypeError(f"{name} is sharded by FullyShardedDataParallel: use torch's fully_shard instead")
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when they are used: training does not need them."""
+    if name in ("export", "load"):
+        from paceline.torch import exporting
+
+        return getattr(exporting, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from paceline.storage import chain
 from paceline.storage.manifest import Damaged, Gone, Id, Manifest, Newer
 from paceline.storage.snapshots import Known
 from paceline.storage.store import Wanted
+from paceline.view import runs
 from paceline.view.places import Reader, Source
 from paceline.view.words import join
 
@@ -107,6 +108,22 @@ def newest(source: Source, known: Known) -> Id:
     return counted[0]
 
 
+def best(source: Source, known: Known) -> Id:
+    """By the metric that the job names, of those that count."""
+    planned = (runs.read_object(source.folder / "plan.json") or {}).get("snapshots") if source.folder else None
+    wanted = planned.get("best") if isinstance(planned, dict) else None
+    if not wanted:
+        raise NoSnapshot(f"nothing here says which snapshot of {source.run} is the best: its job has no snapshots.best")
+    metric, lowest = wanted
+    found = look_up(source.reader, known, known.counted())
+    values = {
+        each.id: each.manifest.metrics[metric] for each in found if each.manifest and metric in each.manifest.metrics
+    }
+    if not values:
+        raise NoSnapshot(f"no snapshot of {source.run} has the metric {metric!r}")
+    return min(values, key=lambda id: (values[id] if lowest else -values[id], -id.step))
+
+
 def none_yet(source: Source, known: Known) -> str:
     dead = len(known.committed)
     more = f" that counts ({dead} that no longer {'counts' if dead == 1 else 'count'}: --all)" if dead else ""
@@ -114,7 +131,9 @@ def none_yet(source: Source, known: Known) -> str:
 
 
 def find(source: Source, known: Known, written: str) -> Id:
-    """`step-120-g3`; `step-120` or `120` where there is one of that step."""
+    """`step-120-g3`; `step-120` or `120` where there is one of that step; `newest`; `best`."""
+    if written in ("newest", "best"):
+        return newest(source, known) if written == "newest" else best(source, known)
     ids = every(known)
     if not ids:
         raise NoSnapshot(none_yet(source, known))
@@ -178,7 +197,7 @@ def copy(reader: Reader, manifest: Manifest, folder: Path, still: Wanted) -> Non
 
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise CannotCopy(f"{folder} is there already, and not an empty folder")
-    with _made(folder.parent):
+    with made_for(folder.parent):
         needed, free = sum(file.size for _, file in manifest.files().values()), shutil.disk_usage(folder.parent).free
         if needed > free:
             from paceline.view.words import size
@@ -188,7 +207,7 @@ def copy(reader: Reader, manifest: Manifest, folder: Path, still: Wanted) -> Non
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def made_for(folder: Path) -> Iterator[None]:
     """That folder and those above it; where the work fails, those that were made for it are gone again."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
