@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,19 @@ def _read(data: bytes) -> Any:
         return data.decode()
 
 
+def serving(base: Path, *options: str) -> contextlib.AbstractContextManager[Server]:
+    """The versions in a folder."""
+    words = ["-m", "paceline.serve", "--base", str(base), "--name", "toy", "--port", "0"]
+    return started([sys.executable, *words, *options], base.parent / f"{base.name}.log", {})
+
+
 @contextlib.contextmanager
-def serving(base: Path, *options: str) -> Iterator[Server]:
-    log = base.parent / f"{base.name}.log"
-    command = [sys.executable, "-m", "paceline.serve", "--base", str(base), "--name", "toy", "--port", "0", *options]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "3"}
+def started(command: list[str], log: Path, more: Mapping[str, str], folder: Path | None = None) -> Iterator[Server]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "3", **more}
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=folder
+        )
     assert process.stdout is not None
     try:
         address = process.stdout.readline().strip()

@@ -17,6 +17,7 @@ import person
 import pytest
 from person import Person
 from runs import PROGRAMS
+from servers import serving
 
 from paceline.runtime import exporting
 from stores.servers import Store
@@ -282,4 +283,12 @@ def test_an_exported_model_gives_what_the_program_itself_gives(me: Person, frame
         "format": FORMATS[framework], "run": run, "step": 3, "signatures": {"serving_default": SIGNATURE},
     }  # fmt: skip
     loaded = call(sys.executable, str(PROGRAMS / "models.py"), framework, "load", str(model), *NUMBERS)
-    assert json.loads(loaded) == [pytest.approx(row, rel=1e-6, abs=1e-7) for row in json.loads(trained)]
+    expected = [pytest.approx(row, rel=1e-6, abs=1e-7) for row in json.loads(trained)]
+    assert json.loads(loaded) == expected
+    model.rename(me.folder / "3")
+    with serving(me.folder) as server:
+        rows = [[float(number) * scale for scale in (1.0, 0.5, -1.0)] for number in NUMBERS]
+        assert server.predict({"instances": rows}, "/versions/3").body["predictions"] == expected
+        dim = [{"size": "-1", "name": ""}, {"size": "3", "name": ""}]
+        known = server.get("/metadata").body["metadata"]["signature_def"]["signature_def"]["serving_default"]
+        assert known["inputs"]["image"]["tensor_shape"]["dim"] == dim

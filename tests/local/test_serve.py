@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, eventually
-from servers import Server, answers, load, serving
+from runs import PROGRAMS, Starter, eventually, job
+from servers import Server, answers, load, serving, started
 
 RATE, SECONDS, CLIENTS = 300, 30, 16
 
@@ -162,6 +163,57 @@ def _answered(address: str) -> float:
     with urllib.request.urlopen(address) as got:
         lines = [line for line in got.read().decode().splitlines() if line.startswith("paceline_serve_requests_total")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+# Saves a step whenever it is told to, and exports a model that gives that step.
+TRAINS = """
+import json, os, sys, time
+from pathlib import Path
+here = Path(os.environ["STATE"])
+if sys.argv[1] == "export":
+    import torch, paceline.torch
+    step = float(Path(os.environ["PACELINE_RESTORE"], "step").read_text())
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x * step
+    if step == 2:
+        sys.exit("this one cannot be exported")
+    paceline.torch.export(Model(), torch.zeros(2))
+    sys.exit()
+for step in (1, 2, 3):
+    while not (here / f"go-{step}").exists():
+        time.sleep(0.02)
+    partial = Path(os.environ["PACELINE_SNAPSHOT_DIR"], "partial")
+    partial.mkdir()
+    (partial / "step").write_text(str(step))
+    partial.rename(partial.with_name(f"step-{step}"))
+while not (here / "end").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_serve_takes_the_newer_snapshots_of_a_run_over(start: Starter, state: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    fields = {"name": "steps", "code": str(tmp_path), "env": {"STATE": str(state)}}
+    export = {"command": ["python", "train.py", "export"]}
+    run = start(job(["python", "train.py", "train"], 1, **fields, export=export))
+    (state / "go-1").touch()
+    run.wait("committed", step=1)
+    words = [sys.executable, "-m", "paceline.cli", "serve", run.folder.name, "--port", "0"]
+    home = {"PACELINE_HOME": str(run.home)}
+    with started(words, tmp_path / "serve.log", home) as server:
+        assert server.address.endswith("/v1/models/steps")
+        assert server.predict({"instances": [2.0]}).body == {"predictions": [2.0]}
+        (state / "go-2").touch()
+        eventually("it is told", lambda: "no newer model: the job's export ended" in server.log.read_text())
+        assert server.predict({"instances": [2.0]}).body == {"predictions": [2.0]}
+        (state / "go-3").touch()
+        answers(server, 3)
+        assert server.predict({"instances": [2.0]}).body == {"predictions": [6.0]}
+        (state / "end").touch()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 0
+    run.succeeds()
 
 
 def test_a_model_that_reads_files_is_refused(models: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from pages import ROOT, Block, blocks
 
 FILES = {block.file: block for block in blocks(ROOT / "docs/images.md") if block.language == "dockerfile"}

@@ -29,6 +29,7 @@ VERBS = {
     "snapshots": "Look at a run's snapshots, copy, check or delete them.",
     "try": "Run the job's own program with a snapshot of a run.",
     "export": "Export a model from a snapshot of a run.",
+    "serve": "Serve the model of a run over REST.",
     "stop": "Stop a run.",
     "delete": "Delete runs; their snapshots only where asked to.",
     "tensorboard": "Show a run in TensorBoard.",

@@ -105,7 +105,7 @@ class Offered:
         with restored(
             self._run, snapshot, *self._where, lambda source: programs.find(source, "export", self._job, self._code)
         ) as (program, held, made):
-            self.job = made.run.rpartition("-")[0] or made.run
+            self.job = program.job
             exporting.export(program, held.folder, made.run, made.id, self._base / str(made.id.step))
             self._newest = made.id
 

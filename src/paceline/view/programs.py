@@ -31,9 +31,10 @@ class Program:
     argv: tuple[str, ...]
     env: Mapping[str, str]  # all of it
     folder: Path
+    job: str  # the job's name
 
     def given(self, arguments: Sequence[str] = (), **more: str) -> Program:
-        return Program((*self.argv, *arguments), {**self.env, **more}, self.folder)
+        return Program((*self.argv, *arguments), {**self.env, **more}, self.folder, self.job)
 
 
 def find(source: Source, name: str, job: str = "", code: str = "") -> Program:
@@ -48,7 +49,7 @@ def find(source: Source, name: str, job: str = "", code: str = "") -> Program:
         )
     folder = _folder(planned, code)
     env = _environment(source.run, {**program.env, **({"PACELINE_TRUST": "1"} if planned.snapshots.trust else {})})
-    return Program(_argv(program.command, folder, env.get("PATH")), env, folder)
+    return Program(_argv(program.command, folder, env.get("PATH")), env, folder, planned.name)
 
 
 def _of_run(source: Source, name: str) -> Plan:
