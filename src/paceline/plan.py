@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 CAPTAIN = "captain"
-TENSORBOARD = "tensorboard"  # the companion, where a cluster has one
+TENSORBOARD = "tensorboard"  # the companion
 CODE_IN_IMAGE = "image"  # as Plan.code; a folder is an absolute path there
 KEEP_FINISHED = 3600.0
 COMMIT = 600.0
@@ -144,7 +144,7 @@ class Plan:
     restart: Restart
     limits: Limits
     snapshots: Snapshots = field(default_factory=Snapshots)
-    tensorboard: bool = False
+    tensorboard: dict[str, Any] = field(default_factory=dict)  # image, memory, service, ingress; {}: there is none
     credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
     programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, where the job has them
@@ -226,7 +226,7 @@ def make(job: Job) -> Plan:
             job.limits.start, job.limits.runtime, job.limits.grace, job.limits.keep_finished, job.limits.commit
         ),
         snapshots=_snapshots(job),
-        tensorboard=job.tensorboard,
+        tensorboard=job.tensorboard.model_dump() if job.tensorboard is not None else {},
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
         programs={name: Program(tuple(command), dict(job.env)) for name, command in job.programs.items()},

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline import plan as plans
-from paceline.agent import board, sending
+from paceline.agent import board, sending, showing
 from paceline.agent.board import Board
 from paceline.agent.held import Held, Refusal, fit
 from paceline.agent.link import BOARD_NAME, context
@@ -88,7 +88,7 @@ class Side:
 
 @pytest.fixture
 def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None) -> Iterator[Side]:
-    monkeypatch.setattr(board, "_with_tensorboard", lambda names: "")
+    monkeypatch.setattr(board, "with_tensorboard", lambda names: "")
     made = Side(tmp_path)
     made.open()
     yield made
@@ -220,7 +220,7 @@ def test_an_image_without_tensorboard_is_said_by_one_member_once(side: Side) -> 
         member.sweep()
         member.sweep()
     said = [text for member in members for text in member.said()]
-    assert said == ["the image a/b has no tensorboard: set kubernetes.tensorboard_image to one that has"]
+    assert said == ["the image a/b has no tensorboard: set tensorboard.image to one that has"]
 
 
 def test_a_tensorboard_that_dies_is_started_again(
@@ -229,8 +229,8 @@ def test_a_tensorboard_that_dies_is_started_again(
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nexit 3\n')
     program.chmod(0o755)
-    monkeypatch.setattr(board, "_with_tensorboard", lambda names: str(program))
-    monkeypatch.setattr(board, "SOON_S", 0.01)
+    monkeypatch.setattr(board, "with_tensorboard", lambda names: str(program))
+    monkeypatch.setattr(showing, "SOON_S", 0.01)
     side = Side(tmp_path)
     made = Board(side.options("tensorboard", "board"))
     until = made.loop.now() + 20

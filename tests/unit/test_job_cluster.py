@@ -23,12 +23,16 @@ TOLERATION = "allowed: effect, key, operator, seconds, value"
 VOLUME = "allowed: claim, config_map, empty, mount, name, read_only, secret"
 SECTION = (
     "allowed: affinity, annotations, context, env_from, gpu_resource, image, image_pull_policy, image_pull_secrets, "
-    "labels, namespace, node_selector, placement, pod, priority_class, service_account, tensorboard_image, "
-    "tensorboard_memory, tolerations, user, volumes, work"
+    "labels, namespace, node_selector, placement, pod, priority_class, service_account, "
+    "tolerations, user, volumes, work"
 )
 
 EVERYTHING = """
-tensorboard: true
+tensorboard:
+  image: a/tensorboard
+  memory: 2Gi
+  service: NodePort
+  ingress: {host: digits.example.com, class: nginx, tls: digits-tls}
 credentials: {secret: store-key, file: key.json}
 limits: {keep_finished: 2h}
 kubernetes:
@@ -57,8 +61,6 @@ kubernetes:
   labels: {team: vision}
   annotations: {example.com/why: "a reason: 1"}
   work: /paceline/work
-  tensorboard_image: a/tensorboard
-  tensorboard_memory: 2Gi
   pod: {runtimeClassName: nvidia, hostname: null, containers: [{name: task, tty: true}]}
 """
 SOURCES: dict[str, Any] = {"claim": None, "secret": None, "config_map": None, "empty": None}
@@ -81,8 +83,6 @@ DEFAULTS: dict[str, Any] = {
     "labels": {},
     "annotations": {},
     "work": "/paceline/work",
-    "tensorboard_image": None,
-    "tensorboard_memory": None,
     "pod": {},
 }
 
@@ -105,7 +105,9 @@ def mistakes(text: str, folder: Path, *overrides: str) -> str:
 
 def test_every_field_reaches_the_plan(folder: Path) -> None:
     made = planned(EVERYTHING, folder)
-    assert made.tensorboard is True and made.credentials == {"secret": "store-key", "file": "key.json"}
+    assert made.credentials == {"secret": "store-key", "file": "key.json"}
+    ingress = {"host": "digits.example.com", "class": "nginx", "tls": "digits-tls"}
+    assert made.tensorboard == {"image": "a/tensorboard", "memory": 2**31, "service": "NodePort", "ingress": ingress}
     assert made.limits.keep_finished == 7200.0
     assert made.kubernetes == {
         "image": "a/b:1",
@@ -138,8 +140,6 @@ def test_every_field_reaches_the_plan(folder: Path) -> None:
         "labels": {"team": "vision"},
         "annotations": {"example.com/why": "a reason: 1"},
         "work": "/paceline/work",
-        "tensorboard_image": "a/tensorboard",
-        "tensorboard_memory": 2**31,
         "pod": {"runtimeClassName": "nvidia", "hostname": None, "containers": [{"name": "task", "tty": True}]},
     }
 
@@ -152,8 +152,11 @@ def test_the_plan_is_the_same_bytes_and_survives_json(folder: Path) -> None:
 
 def test_what_holds_unless_set(folder: Path) -> None:
     bare = planned("", folder)
-    assert (bare.tensorboard, bare.credentials, bare.kubernetes, bare.limits.keep_finished) == (False, {}, {}, 3600.0)
+    assert (bare.tensorboard, bare.credentials, bare.kubernetes, bare.limits.keep_finished) == ({}, {}, {}, 3600.0)
     assert planned("kubernetes: {}\n", folder).kubernetes == DEFAULTS
+    unset = dict.fromkeys(("image", "memory", "service", "ingress"))
+    assert [planned(f"tensorboard: {given}\n", folder).tensorboard for given in ("true", "{}")] == [unset, unset]
+    assert planned("tensorboard: false\n", folder).tensorboard == {}
     assert planned("kubernetes: {user: cluster}\n", folder).kubernetes == {**DEFAULTS, "user": "cluster"}
 
 
@@ -162,11 +165,15 @@ def test_one_note_names_the_fields_that_this_machine_does_not_use(folder: Path) 
         return job.load_text(HEAD + text, "job.yaml", folder, cluster=cluster).notes
 
     assert notes(EVERYTHING) == [
-        "tensorboard, credentials, limits.keep_finished, kubernetes: not used on this machine",
+        "tensorboard.image, tensorboard.service, tensorboard.ingress, credentials, limits.keep_finished, kubernetes: "
+        "not used on this machine",
     ]
     assert notes("kubernetes: {image: a}\n") == ["kubernetes: not used on this machine"]
-    assert notes("tensorboard: false\nlimits: {grace: 5s}\n") == []
-    assert notes(EVERYTHING, cluster=True) == []
+    assert notes("tensorboard: true\nlimits: {grace: 5s}\n") == []
+    assert notes("tensorboard: true\n", cluster=True) == []
+    warned = "TensorBoard asks nobody who they are: whoever reaches its {} sees what this run writes"
+    assert notes(EVERYTHING, cluster=True) == [warned.format("Ingress")]
+    assert notes("tensorboard: {service: NodePort}\n", cluster=True) == [warned.format("Service (NodePort)")]
     assert notes("cpu: 1\nroles: {worker: {cpu: 2}}\n", cluster=True) == ["cpu: not used, every role has its own"]
 
 

@@ -189,7 +189,8 @@ tolerations = st.one_of(
 rest = some(
     env=variables,
     code=st.sampled_from([".", "./pkg/..", "image"]),
-    tensorboard=st.booleans(),
+    tensorboard=st.booleans()
+    | some(image=st.just("a/b"), ingress=some(tls=names).map(lambda tls: {"host": "a.b", **tls})),
     export=st.just({"command": ["python", "train.py"]}),
     credentials=st.fixed_dictionaries({"secret": names, "file": st.sampled_from(["a", ".b", "c_D.json"])}),
     restart=some(limit=st.integers(0, 20), hang_after=times, warm=st.booleans()),

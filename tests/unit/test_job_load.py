@@ -43,7 +43,7 @@ def test_the_least_job(folder: Path) -> None:
     assert (made.restart.limit, made.restart.hang_after, made.restart.warm) == (10, None, True)
     assert (made.limits.start, made.limits.runtime, made.limits.grace) == (1800.0, None, 30.0)
     assert (made.cpu, made.memory, made.gpus, made.kubernetes) == (None, None, None, None)
-    assert (made.tensorboard, made.credentials, made.limits.keep_finished) == (False, None, 3600.0)
+    assert (made.tensorboard, made.credentials, made.limits.keep_finished) == (None, None, 3600.0)
 
 
 def test_every_field(folder: Path) -> None:

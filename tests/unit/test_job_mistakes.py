@@ -368,8 +368,28 @@ FIELDS = {
     ),
     "yes for tensorboard": (
         "tensorboard: on\n",
-        'job.yaml:4: tensorboard: must be true or false, got the text "on"; write true; allowed: true, false\n'
-        "    tensorboard: on",
+        'job.yaml:4: tensorboard: must be true, false or a mapping, got the text "on"; write true; allowed: true, '
+        "false, a mapping\n    tensorboard: on",
+    ),
+    "another service for tensorboard": (
+        "tensorboard: {service: nodeport}\n",
+        'job.yaml:4: tensorboard.service: "nodeport" is not known here; did you mean "NodePort"? allowed: ClusterIP, '
+        "NodePort, LoadBalancer\n    tensorboard: {service: nodeport}",
+    ),
+    "an ingress without its host": (
+        "tensorboard:\n  ingress: {class: nginx}\n",
+        "job.yaml:5: tensorboard.ingress.host: is missing; write host: digits.example.com\n"
+        "      ingress: {class: nginx}",
+    ),
+    "an unknown key of tensorboard": (
+        "tensorboard: {imag: a}\n",
+        'job.yaml:4: tensorboard.imag: unknown key "imag"; did you mean "image"? allowed: image, ingress, memory, '
+        "service\n    tensorboard: {imag: a}",
+    ),
+    "an unknown key of an ingress": (
+        "tensorboard: {ingress: {host: a.b, name: c}}\n",
+        'job.yaml:4: tensorboard.ingress.name: unknown key "name"; did you mean "name", one level up? allowed: class, '
+        "host, tls\n    tensorboard: {ingress: {host: a.b, name: c}}",
     ),
     "a time to keep": (
         "limits: {keep_finished: forever}\n",

@@ -42,7 +42,7 @@ def test_every_field_has_a_description() -> None:
     schema = job.schema()
     models = [schema, *schema["$defs"].values()]
     fields = [(name, field) for model in models for name, field in model["properties"].items()]
-    assert len(fields) == 18 + 1 + 1 + 7 + 3 + 5 + 2 + 21 + 5 + 7 + 3 + 8 + 2 + 3
+    assert len(fields) == 18 + 1 + 1 + 7 + 3 + 5 + 2 + 19 + 5 + 7 + 3 + 8 + 2 + 3 + 4 + 3
     assert [name for name, field in fields if not field.get("description")] == []
     assert all("null" not in json.dumps(field) for _, field in fields)
 
@@ -66,7 +66,8 @@ RIGHT: list[dict[str, Any]] = [
     {"kubernetes": {"volumes": [{"mount": "/a", "claim": "b"}, {"mount": "/c/", "empty": "1Gi", "read_only": False}]}},
     {"kubernetes": {"volumes": [{"name": "a", "mount": "/a", "secret": "b"}, {"mount": "/c", "config_map": "d"}]}},
     {"kubernetes": {"env_from": [{"secret": "a"}, {"config_map": "b", "prefix": "B_"}], "service_account": "c"}},
-    {"kubernetes": {"tensorboard_image": "a/b:c", "tensorboard_memory": "512Mi"}},
+    {"tensorboard": {"image": "a/b:c", "memory": "512Mi", "service": "LoadBalancer"}},
+    {"tensorboard": {"ingress": {"host": "a.b", "class": "c", "tls": "d"}}},
     {"kubernetes": {"labels": {"a.b/C_d": "", "e": "F.1"}, "annotations": {"a": "any text: 1\n"}}},
     {"kubernetes": {"node_selector": {"kubernetes.io/arch": "amd64"}, "pod": {"a": None, "b": [{"c": {}}]}}},
 ]
@@ -100,8 +101,11 @@ WRONG: list[dict[str, Any]] = [
     {"limits": None},
     {"kubernetes": {"namespace": "A"}},
     {"kubernetes": {"image": "a b"}},
-    {"kubernetes": {"tensorboard_image": ""}},
-    {"kubernetes": {"tensorboard_memory": "much"}},
+    {"tensorboard": {"image": ""}},
+    {"tensorboard": {"memory": "much"}},
+    {"tensorboard": {"service": "Other"}},
+    {"tensorboard": {"ingress": {"class": "c"}}},
+    {"kubernetes": {"tensorboard_image": "a"}},
     {"code": " "},
     {"tensorboard": "true"},
     {"try": {}},

@@ -50,11 +50,18 @@ JOBS = {
         framework: tensorflow
         command: [python, train.py]
         code: image
-        tensorboard: true
-        kubernetes:
-          image: "registry.example/tf:1"
-          tensorboard_image: "registry.example/tb:1"
-          tensorboard_memory: 2Gi
+        tensorboard: {image: "registry.example/tb:1", memory: 2Gi}
+        kubernetes: {image: "registry.example/tf:1"}
+    """,
+    "published": """
+        name: digits
+        framework: tensorflow
+        command: [python, train.py]
+        code: image
+        tensorboard:
+          service: NodePort
+          ingress: {host: digits.example.com, class: nginx, tls: digits-tls}
+        kubernetes: {image: "registry.example/tf:1"}
     """,
     "everything": """
         name: everything
@@ -228,6 +235,20 @@ def test_tensorboard_waits_with_the_rest_and_has_a_certificate_of_its_own(tmp_pa
     assert service["selector"] == board["selector"]["matchLabels"]
     plain = rendered("mirrored", tmp_path)
     assert not [each for each in plain if each["metadata"]["name"].endswith("-tensorboard")]
+
+
+def test_a_published_tensorboard_is_reached_by_its_page_alone(tmp_path: Path) -> None:
+    objects = rendered("published", tmp_path)
+    name, ours = "digits-3f9a-tensorboard-page", {"paceline.dev/run": "digits-3f9a", "paceline.dev/role": "tensorboard"}
+    service = one(objects, "Service", name)["spec"]
+    assert service == {"type": "NodePort", "selector": ours, "ports": [{"name": "page", "port": 6006}]}
+    policy = one(objects, "NetworkPolicy", name)["spec"]
+    assert (policy["podSelector"], policy["ingress"]) == ({"matchLabels": ours}, [{"ports": [{"port": 6006}]}])
+    ingress = one(objects, "Ingress", name)["spec"]
+    assert ingress["ingressClassName"] == "nginx"
+    assert ingress["tls"] == [{"hosts": ["digits.example.com"], "secretName": "digits-tls"}]
+    assert ingress["rules"][0]["http"]["paths"][0]["backend"]["service"] == {"name": name, "port": {"name": "page"}}
+    assert not [each for each in rendered("board", tmp_path) if each["metadata"]["name"] == name]
 
 
 def test_only_pods_of_the_run_reach_its_ports(tmp_path: Path) -> None:

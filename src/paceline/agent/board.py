@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import binascii
 import json
-import os
 import selectors
 import signal
 import socket
-import subprocess
 from typing import Any, Callable
 
 from paceline.agent.held import Held, Refusal, fit
@@ -16,21 +14,13 @@ from paceline.agent.journal import last_words
 from paceline.agent.link import Link, LinkClosed, context
 from paceline.agent.loop import Loop
 from paceline.agent.options import PAGE_PORT, Options, endpoint
+from paceline.agent.showing import Showing, with_tensorboard
 from paceline.agent.wire import PROTOCOL, Message, WireError
 from paceline.plan import TENSORBOARD, from_data
 
 FILES_AT_ONCE = 1000
 SILENCE_S = 60.0  # a member says something more often than that
 SWEEP_S = 10.0
-SOON_S, LATE_S = 1.0, 30.0  # between two starts of TensorBoard
-STEADY_S = 60.0  # it has come up well once it has lived that long
-ASKED_S = 15.0
-# Next to TensorFlow, TensorBoard imports it: 0.7 GiB and many seconds, for reading checkpoints in its projector. This
-# module, if there is one, keeps it from that.
-_LIGHT = (
-    "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf'); "
-    "sys.argv[0] = 'tensorboard'; from tensorboard.main import run_main; run_main()"
-)
 
 
 class Peer:
@@ -40,6 +30,7 @@ class Peer:
         self._board = board
         self.link = Link(sock, board.tls, server=True)
         self.host = ""
+        self.has: set[str] = set()  # the files that its host has
         self.heard = board.loop.now()
         self._rewatch()
 
@@ -62,12 +53,10 @@ class Board:
             plan = from_data(json.load(file))
         self._options = options
         self._known = {host.name for host in plan.hosts}
-        self._image = plan.kubernetes.get("tensorboard_image") or plan.kubernetes.get("image")
+        self._image = plan.tensorboard.get("image") or plan.kubernetes.get("image")
+        published = plan.tensorboard.get("service") or plan.tensorboard.get("ingress")
         self._held = Held(f"{options.folder}/{TENSORBOARD}")
         self._trouble = ""
-        self._pid = 0
-        self._started = 0.0
-        self._wait = SOON_S
         self._peers: set[Peer] = set()
         self._teller: Peer | None = None
         self.loop = Loop()
@@ -77,14 +66,16 @@ class Board:
         self._listener = socket.create_server((host, port), family=family, backlog=1024)
         self._listener.setblocking(False)
         self.loop.watch(self._listener, selectors.EVENT_READ, self._accept)
-        self.loop.on_child(self._child_ended)
         self.loop.on_signal(signal.SIGTERM, self._told_to_go)
         self._drop_silent()
-        self._python = _with_tensorboard([options.interpreter, "python3", "python"])
-        if self._python:
-            self._start()
+        self._showing: Showing | None = None
+        python = with_tensorboard([options.interpreter, "python3", "python"])
+        if python:
+            # On the loopback address people come by a forwarded port alone. Its memory is the pod's.
+            shown = (host if published else "127.0.0.1", PAGE_PORT)
+            self._showing = Showing(self.loop, python, self._held.shown, shown, None, self._ended)
         else:
-            self._say(f"the image {self._image} has no tensorboard: set kubernetes.tensorboard_image to one that has")
+            self._say(f"the image {self._image} has no tensorboard: set tensorboard.image to one that has")
 
     # ---- members
 
@@ -111,7 +102,10 @@ class Board:
             paths = message.get("files")
             if not isinstance(paths, list) or len(paths) > FILES_AT_ONCE:
                 raise WireError("hold: files is no list, or too long")
+            peer.has.update(path for path in paths if fit(path))
             return self._answer(peer, {path: self._held.size(peer.host, path) for path in paths if fit(path)})
+        if kind == "begun":
+            return self._begun(peer, message)
         if kind == "part":
             return self._take(peer, message)
         raise WireError(f"{kind!r} is no question")
@@ -127,6 +121,15 @@ class Board:
         except ValueError as error:
             raise WireError(f"part: {error}") from None
         return self._answer(peer, {path: size})
+
+    def _begun(self, peer: Peer, message: Message) -> Message:
+        """What its host has, the host itself keeps in one line; what an instance before it has left here, nobody else
+        can."""
+        after = message.get("after")
+        if not isinstance(after, list) or not all(isinstance(each, list) and len(each) == 2 for each in after):
+            raise WireError("begun: after is no list of pairs")
+        self._held.trim(peer.host, peer.has, {int(generation): int(step) for generation, step in after})
+        return self._answer(peer, {})
 
     def _answer(self, peer: Peer, sizes: dict[str, int]) -> Message:
         """What is wrong is told to one of them: it says so for all."""
@@ -146,30 +149,10 @@ class Board:
 
     # ---- TensorBoard
 
-    def _start(self) -> None:
-        words = [
-            "--logdir",
-            self._held.shown,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(PAGE_PORT),
-            "--reload_interval",
-            "5",
-        ]
-        self._started = self.loop.now()
-        self._pid = os.posix_spawn(self._python, [self._python, "-c", _LIGHT, *words], os.environ)
-
-    def _child_ended(self, pid: int, status: int) -> None:
-        if pid != self._pid:
-            return  # something that it had started
-        self._wait = SOON_S if self.loop.now() - self._started > STEADY_S else min(LATE_S, 2 * self._wait)
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
+    def _ended(self, how: str) -> None:
         self._say(
             f"TensorBoard in {self._image} ended ({how}) and is started again; its own words are in this pod's log"
         )
-        self._pid = 0
-        self.loop.after(self._wait, self._start)
 
     def _say(self, trouble: str) -> None:
         """In this pod's log, and by the members in the run's events."""
@@ -178,23 +161,9 @@ class Board:
         last_words(self._options.last_words, {"reason": trouble})
 
     def _told_to_go(self) -> None:
-        if self._pid:
-            os.kill(self._pid, signal.SIGTERM)
+        if self._showing is not None:
+            self._showing.close()
         self.loop.stop()
-
-
-def _with_tensorboard(names: list[str]) -> str:
-    """The first of these interpreters that has TensorBoard; the image's own Python may not be the one on its PATH."""
-    import shutil
-
-    ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorboard') is None)"
-    for path in dict.fromkeys(filter(None, map(shutil.which, filter(None, names)))):
-        try:
-            if not subprocess.run([path, "-c", ask], stdin=subprocess.DEVNULL, timeout=ASKED_S).returncode:
-                return path
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-    return ""
 
 
 def main(options: Options, beat: Callable[[Any], None]) -> int:

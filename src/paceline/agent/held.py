@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Set
 from typing import Any
+
+from paceline.storage.curves import Curves, find
 
 MOST_BYTES = 4 * 1024 * 1024 * 1024  # of all files: the node's disk is everybody's
 MOST_FILES = 20_000
@@ -50,6 +53,30 @@ class Held:
                 os.close(fd)
         except OSError as error:
             raise Refusal(error.strerror or str(error)) from None
+
+    def trim(self, host: str, has: Set[str], after: Mapping[int, int]) -> None:
+        """Of the files of a host all but those that it has now: an instance before it has written them."""
+        folder = f"{self._hosts}/{host}"
+        lost = [path for path in find(folder) if path not in has] if os.path.isdir(folder) else []
+        if not lost:
+            return
+        before = {path: os.stat(f"{folder}/{path}").st_size for path in lost}
+        shown = {path: self._shown(host, path) for path in lost}
+        try:
+            trimmed = Curves(folder, f"{self._hosts}/.{host}").trim(dict.fromkeys(lost, 0), after)
+            for path in trimmed:
+                own = f"{folder}/{path}"
+                self._bytes += os.stat(own).st_size - before[path]
+                beside = f"{self._hosts}/.{host}.shown"
+                os.link(own, beside)
+                os.replace(beside, shown[path])
+        except OSError:
+            pass  # a full disk: training goes on, and it is tried again
+
+    def _shown(self, host: str, path: str) -> str:
+        own = f"{self._hosts}/{host}/{path}"
+        names = [f"{self.shown}/{name}" for name in (path, f"{path}.{host}")]
+        return next((name for name in names if os.path.exists(name) and os.path.samefile(own, name)), names[-1])
 
     def _write(self, fd: int, at: int, data: bytes, anew: bool) -> int:
         size = os.fstat(fd).st_size

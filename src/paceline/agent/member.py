@@ -9,6 +9,7 @@ import sys
 from typing import Any, Callable
 
 from paceline.agent import events as ev
+from paceline.agent.curves import Curves
 from paceline.agent.journal import Echo, last_words
 from paceline.agent.keeping import Keeping
 from paceline.agent.line import Line
@@ -39,6 +40,7 @@ class Member:
             self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in host.tasks},
             self._staging.porting, self.loop, lambda text: self._line.said(text, True),
         )  # fmt: skip
+        self._curves = Curves(self._plan, options, self._staging.porting, self.loop)
         self._leaving = False
         self._told_tasks = False  # that this host has to go
         self._over = False
@@ -83,6 +85,7 @@ class Member:
         if kind == "roster":
             self._tasks.roster = message["roster"]
         elif kind == "start":
+            self._curves.begins(int(message["generation"]), message["restore"])
             self._tasks.start(message)
         elif kind == "end":
             self._tasks.end(message)
@@ -156,7 +159,7 @@ class Member:
         """Where the run is over, the last of its output goes first: the captain waits, and may have the place for it.
         Where it is not, another instance of this host may be waiting."""
         if self._over:
-            self._keeping.close(self._leave)
+            self._curves.close(lambda: self._keeping.close(self._leave))
         else:
             self._leave()
 

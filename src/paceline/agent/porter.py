@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from typing import Any, Callable
 
 from paceline.agent.options import endpoint
+from paceline.agent.written import Notes
+from paceline.storage.curves import FOLDER, Curves
 from paceline.storage.folder import Folder
 from paceline.storage.kept import Kept
 from paceline.storage.manifest import Damaged, Id, Newer, pair, parse
@@ -36,6 +38,7 @@ LANES = {  # else it is short
     **dict.fromkeys(("send", "fetch", "sweep", "adopt"), "transfers"),
     **dict.fromkeys(("put", "take"), "watching"),
     "keep": "kept",
+    "curves": "curves",
 }
 NICE = 5  # training goes first
 PATIENCE = 8.0  # seconds for one short request; who asks may ask again
@@ -68,6 +71,8 @@ class Porter:
         self._turn = threading.Lock()
         self._unwanted: set[int] = set()
         self._taking: Taking | None = None
+        self._drawn: Curves | None = None
+        self._brought = False
         self._lanes: dict[str, queue.Queue[Request | None]] = {lane: queue.Queue() for lane in lanes}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
         for thread in self._threads:
@@ -175,6 +180,24 @@ class Porter:
         self._short.claim()
         self._kept.send(str(request["piece"]), request["ranges"], str(request["scratch"]), self._paced(request))
         return {}
+
+    def _curves(self, request: Request) -> Request:
+        """What tasks write for TensorBoard. `host`: whose copy is kept at the place; empty: none is."""
+        folder, wanted = str(request["folder"]), self._wanted(request)
+        notes = Notes(str(request["notes"]))
+        if self._drawn is None:
+            self._drawn = Curves(folder, str(request["scratch"]))
+        below = f"{self._short.run}/{FOLDER}/{request['host']}"
+        store = self._kept.store if self._kept is not None and request["host"] else None
+        if store is not None and not self._brought:
+            notes.add(self._drawn.bring(store, below, wanted))
+            self._brought = True
+        told = notes.read()
+        trimmed = self._drawn.trim(told.old, told.after)
+        if store is not None:
+            self._short.claim()
+            self._drawn.keep(store, below, self._paced(request), bool(request["last"]))
+        return {"trimmed": len(trimmed)}
 
     # ---- a folder that is watched
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 import os
 import socket
-import stat
 import threading
 import time
 from collections import deque
@@ -14,18 +13,17 @@ from collections.abc import Iterator
 from paceline.agent.link import BOARD_NAME, context
 from paceline.agent.options import Options, endpoint
 from paceline.agent.wire import PROTOCOL, Decoder, Message, WireError, encode
+from paceline.agent.written import Notes, notes_path
+from paceline.storage.curves import find
 
 EVERY_S = 3.0
 SHARE = 0.05  # of its time it may be busy: where that is not enough, it looks less often
 PING_S = 20.0
 PART = 256 * 1024
 ASKED_AT_ONCE = 500
-MOST_FILES = 20_000
 TIMEOUT_S = 10.0
 AWAY_S = 120.0  # without an answer, until that is said
 AT_THE_END_S = 5.0
-
-Found = dict[str, tuple[int, int]]  # path below the folder -> inode and size
 
 
 class Sending:
@@ -40,7 +38,8 @@ class Sending:
         self._held: dict[str, int] = {}  # what the other side has, as it says itself
         self._inodes: dict[str, int] = {}
         self._refused: set[str] = set()
-        self._asked = 0.0
+        self._notes = Notes(notes_path(options.folder))
+        self._begun = 0.0
         self._answered = time.monotonic()
         self._said: deque[str] = deque()
         self._told: set[str] = set()
@@ -96,8 +95,9 @@ class Sending:
 
     def sweep(self) -> None:
         """All that is new, once. What the other side holds is what it says: whoever started anew goes on from there."""
-        found = self._find()
-        if not found:
+        found = find(self._folder)
+        after = self._notes.read().after
+        if not found and not after:
             return
         if self._sock is None:
             self._connect()
@@ -111,8 +111,10 @@ class Sending:
             if path not in self._refused and (replaced or size != self._held[path]):
                 self._send(path, size, replaced)
                 self._inodes[path] = inode
-        if time.monotonic() - self._asked > PING_S:
-            self._ask({"type": "hold", "files": []})
+        if time.monotonic() - self._begun > PING_S or self._closing.is_set():
+            # Also so that the other side hears from here.
+            self._ask({"type": "begun", "after": [list(each) for each in after.items()]})
+            self._begun = time.monotonic()
 
     def _send(self, path: str, size: int, replaced: bool) -> None:
         try:
@@ -140,25 +142,6 @@ class Sending:
         finally:
             os.close(fd)
 
-    def _find(self) -> Found:
-        """Regular files below the folder. Links are not followed: they may lead anywhere, and in circles."""
-        found: Found = {}
-        folders = [""]
-        while folders and len(found) < MOST_FILES:
-            folder = folders.pop()
-            try:
-                with os.scandir(f"{self._folder}/{folder}") as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(f"{folder}{entry.name}/")
-                        elif entry.is_file(follow_symlinks=False):
-                            about = entry.stat(follow_symlinks=False)
-                            if stat.S_ISREG(about.st_mode) and about.st_size:
-                                found[f"{folder}{entry.name}"] = about.st_ino, about.st_size
-            except OSError:
-                continue  # a folder that a task has just removed
-        return found
-
     # ---- the connection
 
     def _connect(self) -> None:
@@ -183,7 +166,6 @@ class Sending:
             if not data:
                 raise OSError("it has hung up")
             answers = self._decoder.feed(data)
-        self._asked = time.monotonic()
         if answers[0].get("trouble"):
             self._say(str(answers[0]["trouble"]))
         return answers[0]

@@ -58,6 +58,10 @@ def notes(job: Job, cluster: bool) -> list[str]:
     for field in ("command", "cpu", "memory", "gpus"):
         if getattr(job, field) is not None and all(getattr(group, field) is not None for group in groups):
             found.append(f"{field}: not used, every role has its own")
+    beside = job.tensorboard
+    if cluster and beside is not None and (beside.service or beside.ingress):
+        where = "its Ingress" if beside.ingress else f"its Service ({beside.service})"
+        found.append(f"TensorBoard asks nobody who they are: whoever reaches {where} sees what this run writes")
     unused = [] if cluster else _for_clusters(job)
     if unused:
         found.append(f"{listed(unused)}: not used on this machine")
@@ -68,7 +72,7 @@ def _for_clusters(job: Job) -> list[str]:
     """The fields that were given and that only a cluster uses."""
     given = {
         "snapshots.to": (job.snapshots.to or "").startswith(CLAIM),
-        "tensorboard": job.tensorboard,
+        **{f"tensorboard.{name}": getattr(job.tensorboard, name, None) for name in ("image", "service", "ingress")},
         "credentials": job.credentials is not None,
         "limits.keep_finished": "keep_finished" in job.limits.model_fields_set,
         "kubernetes": job.kubernetes is not None,

@@ -266,16 +266,6 @@ class Kubernetes(Strict):
         "With `code: image`: the folder of the image that tasks run in; unless set, the image's own.",
         examples=["/app"],
     )
-    tensorboard_image: Image | None = Field(
-        default=None,
-        description="With `tensorboard: true`: the image that TensorBoard runs in. Unset: `image`, which must have it.",
-        examples=["tensorflow/tensorflow:2.21.0"],
-    )
-    tensorboard_memory: Memory | None = Field(
-        default=None,
-        description="With `tensorboard: true`: memory of its pod. Unset: 256Mi are asked for, and at most 1Gi used.",
-        examples=["2Gi"],
-    )
     pod: Pod = Field(
         default_factory=dict,
         description="The last resort: a strategic merge patch for the spec of every pod with tasks. "

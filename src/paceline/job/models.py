@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from paceline.job import values
+from paceline.job.board import Beside, Ingress, TensorBoard
 from paceline.job.cluster import ITEMS, Credentials, Kubernetes
 from paceline.job.fields import (
     MOST_REPLICAS,
@@ -156,10 +157,10 @@ class _Job(Strict):
     snapshots: Snapshots = Field(
         default_factory=lambda: Snapshots(), description="Where snapshots go, and which are kept."
     )
-    tensorboard: Switch = Field(
-        default=False,
-        description="Serve TensorBoard beside the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`, "
-        "until `limits.keep_finished` has passed. For clusters only; on this machine the folder is there.",
+    tensorboard: Beside = Field(
+        default=None,
+        description="Serve TensorBoard beside the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`; on a "
+        "cluster until `limits.keep_finished` has passed.",
     )
     credentials: Credentials | None = Field(
         default=None,
@@ -204,6 +205,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "credentials": Credentials,
     "restart": Restart,
     "limits": Limits,
+    "tensorboard": TensorBoard,
     "kubernetes": Kubernetes,
 }
 
@@ -214,6 +216,8 @@ def model_at(path: tuple[str | int, ...]) -> type[BaseModel]:
         return Job
     if path[0] == "snapshots" and len(path) > 1:
         return Best if path[1] == "best" else Claim
+    if path[0] == "tensorboard" and len(path) > 1:
+        return Ingress
     if path[0] == "kubernetes" and len(path) > 2:
         return ITEMS[str(path[1])]
     return SECTIONS.get(str(path[0]), Group)

@@ -29,6 +29,8 @@ def schema() -> dict[str, Any]:
         "additionalProperties": False,
         "minProperties": 1,
     }
+    beside = made["properties"]["tensorboard"]
+    beside["anyOf"] = [{"type": "boolean"}, {"$ref": beside.pop("$ref")}]
     return {"$schema": _DRAFT, "title": "Paceline job file", **made}
 
 

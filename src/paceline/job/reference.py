@@ -29,7 +29,7 @@ EXAMPLE: dict[str, Any] = {
 CLUSTER: dict[str, Any] = {
     **{key: EXAMPLE[key] for key in ("name", "framework", "command")},
     "roles": {"worker": {"replicas": 4, "gpus": 1, "cpu": 4, "memory": "16Gi"}},
-    "tensorboard": True,
+    "tensorboard": {"memory": "2Gi"},
     "credentials": {"secret": "store-key", "file": "key.json"},
     "limits": {"runtime": "6h", "keep_finished": "1h"},
     "kubernetes": {
@@ -68,6 +68,8 @@ def page() -> str:
         if section == "snapshots":
             for name in ("best", "claim"):
                 parts += [f"### `snapshots.{name}`", *_part(made["$defs"][name.capitalize()])]
+        if section == "tensorboard":
+            parts += ["### `tensorboard.ingress`", *_part(made["$defs"]["Ingress"])]
     parts.append(f"A job for a cluster:\n\n```yaml\n{write(CLUSTER)}```")
     for field, item in ITEMS.items():
         parts += [f"### Items of `kubernetes.{field}`", *_part(made["$defs"][item.__name__])]
@@ -107,12 +109,15 @@ def _default(field: dict[str, Any]) -> str:
 def _takes(field: dict[str, Any]) -> str:
     if "enum" in field:
         return " or ".join(f"`{value}`" for value in field["enum"])
+    if "anyOf" in field and "$ref" in field["anyOf"][-1]:
+        return f"{_takes(field['anyOf'][0])}, or a {_takes(field['anyOf'][-1])}"
     if "anyOf" in field:
         words = [value for option in field["anyOf"] for value in option.get("enum", [])]
         return " or ".join([_range(field["anyOf"][0]), *map("`{}`".format, words)]) if words else "number or text"
     if "$ref" in field:
         name = _name(field["$ref"]).lower()
-        return f"mapping, [see below](#{name if name in SECTIONS else f'snapshots{name}'})"
+        above = "tensorboard" if name == "ingress" else "snapshots"
+        return f"mapping, [see below](#{name if name in SECTIONS else f'{above}{name}'})"
     kinds = {"array": "list of text", "object": "mapping", "boolean": "true or false", "string": "text"}
     if field["type"] == "integer":
         return _range(field)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from paceline.job.cluster import ALSO_CALLED, SOURCES, Volume
+from paceline.job.cluster import ALSO_CALLED, SOURCES, Kubernetes, Volume
 from paceline.job.errors import BadValueError, Finding, described, did_you_mean, listed, visible
 from paceline.job.fields import FRAMEWORKS
 from paceline.job.models import SECTIONS, Group, Job, model_at
@@ -112,7 +112,7 @@ def _elsewhere(key: str) -> str | None:
         return f'did you mean "roles.{key}"?'
     if key == "workers":
         return 'did you mean "roles.worker.replicas"?'
-    places: dict[str, type[BaseModel]] = {"roles.worker": Group, **SECTIONS}
+    places: dict[str, type[BaseModel]] = {"kubernetes": Kubernetes, "roles.worker": Group, **SECTIONS}
     for section, model in places.items():
         if key in model.model_fields:
             return f'did you mean "{section}.{key}"?'

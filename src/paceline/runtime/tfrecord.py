@@ -84,25 +84,27 @@ def records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 def step_of(record: bytes) -> int | None:
     """The step of an event that holds a summary; None for others, such as the first of a file."""
-    step, summary, at = 0, False, 0
+    found = summary_of(record)
+    return None if found is None else found[0]
+
+
+def summary_of(record: bytes) -> tuple[int, tuple[str, ...]] | None:
+    """The step of an event and the tags of its summary; None for an event that holds none."""
+    step, summary = 0, None
     try:
-        while at < len(record):
-            key, at = _read_varint(record, at)
-            number, wire = key >> 3, key & 7
-            if wire == 0:
-                value, at = _read_varint(record, at)
-                step = value if number == 2 else step
-            elif wire == 2:
-                length, at = _read_varint(record, at)
-                summary = summary or number == 5
-                at += length
-            elif wire in (1, 5):
-                at += 8 if wire == 1 else 4
-            else:
-                return None
-    except IndexError:
+        for number, wire, value in _fields(record):
+            if number == 2 and wire == 0:
+                assert isinstance(value, int)
+                step = value - (1 << 64) if value >> 63 else value
+            elif number == 5 and wire == 2:
+                summary = value
+        if not isinstance(summary, bytes):
+            return None
+        values = [value for number, wire, value in _fields(summary) if number == 1 and isinstance(value, bytes)]
+        names = [name for value in values for number, _, name in _fields(value) if number == 1]
+        return step, tuple(name.decode("utf-8", "replace") for name in names if isinstance(name, bytes))
+    except (IndexError, ValueError):
         return None
-    return (step - (1 << 64) if step >> 63 else step) if summary else None
 
 
 # ---- protocol buffers
@@ -140,3 +142,23 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Number, wire type and value of each field; IndexError or ValueError where it is no message."""
+    at = 0
+    while at < len(data):
+        key, at = _read_varint(data, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _read_varint(data, at)
+            yield key >> 3, wire, value
+            continue
+        if wire == 2:
+            size, at = _read_varint(data, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise ValueError(wire)
+        yield key >> 3, wire, data[at : at + size]
+        at += size

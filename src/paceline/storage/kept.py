@@ -31,7 +31,7 @@ Ranges = Mapping[str, tuple[str, int, int]]  # name of a file -> where it is, an
 class Kept:
     def __init__(self, store: Store, run: str, transfers: Store | None = None) -> None:
         """`transfers`: the same for what takes its time."""
-        self._store, self._transfers = store, transfers or store
+        self.store, self._transfers = store, transfers or store
         self._below = f"{run}/{FOLDER}"
 
     def send(self, piece: str, ranges: Ranges, scratch: str, wanted: Wanted) -> None:
@@ -44,12 +44,12 @@ class Kept:
                 write_all(made, part(path, begin, end))
         finally:
             os.close(made)
-        self._store.send_all([(scratch, f"{self._below}/{piece}")], wanted, {})
+        self.store.send_all([(scratch, f"{self._below}/{piece}")], wanted, {})
         os.unlink(scratch)
 
     def pieces(self, host: str) -> list[str]:
         """One life after the other, in the order in which they were written."""
-        return [name[len(self._below) + 1 :] for name in self._store.names(f"{self._below}/{host}/")]
+        return [name[len(self._below) + 1 :] for name in self.store.names(f"{self._below}/{host}/")]
 
     def read(self, piece: str) -> dict[str, bytes]:
         name = f"{self._below}/{piece}"

@@ -68,6 +68,15 @@ def board(run: str) -> str:
     return f"{run}-{TENSORBOARD}"
 
 
+def page(run: str) -> str:
+    """Of the Service and the Ingress that publish TensorBoard.
+
+    >>> page("digits-3f9a")
+    'digits-3f9a-tensorboard-page'
+    """
+    return f"{board(run)}-page"
+
+
 def labels(run: str, job: str, role: str = "") -> dict[str, str]:
     return {
         "app.kubernetes.io/name": job,

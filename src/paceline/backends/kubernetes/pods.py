@@ -145,11 +145,11 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
 def board(plan: Plan, run: str) -> Object:
     """TensorBoard's pod; no patch of the person's, which is for the pods that train."""
     settings = plan.kubernetes
-    memory = settings["tensorboard_memory"]
+    memory = plan.tensorboard["memory"]
     most = str(memory or BOARD_MOST_MEMORY)
     needs = {**BOARD_NEEDS, **({"memory": most} if memory else {})}
     container = _container(plan, TENSORBOARD, {"requests": needs, "limits": {"cpu": "1", "memory": most}})
-    container["image"] = settings["tensorboard_image"] or settings["image"]
+    container["image"] = plan.tensorboard["image"] or settings["image"]
     container["env"] = _env(_told(plan, run, TENSORBOARD, names.board(run), 0))
     container["volumeMounts"] = _mounts([])
     spec = _spec(plan, run, container, [], TENSORBOARD)

@@ -45,7 +45,7 @@ def render(
         *([_claim(plan)] if plan.snapshots.claim else []),
     ]
     if plan.tensorboard:
-        objects += [_board_service(plan, run), _board(plan, run, suspended)]
+        objects += [_board_service(plan, run), *_page(plan, run), _board(plan, run, suspended)]
     for group in names.groups(plan):
         pod = pods.member(plan, run, group, list(parts))
         objects.append(_job(plan, run, names.job_of(run, group), group.role, len(group.hosts), pod, suspended))
@@ -133,6 +133,36 @@ def _board_service(plan: Plan, run: str) -> Object:
         "ports": [{"name": "files", "port": names.FILES_PORT}, {"name": "page", "port": PAGE_PORT}],
     }
     return {**_head("v1", "Service", names.board(run), plan, run, TENSORBOARD), "spec": spec}
+
+
+def _page(plan: Plan, run: str) -> list[Object]:
+    """What publishes TensorBoard, where that is asked for: its page alone, and to everybody who gets there."""
+    service, ingress = plan.tensorboard["service"], plan.tensorboard["ingress"]
+    if not service and not ingress:
+        return []
+    ours, name = {names.RUN_LABEL: run, names.ROLE_LABEL: TENSORBOARD}, names.page(run)
+    ports = [{"name": "page", "port": PAGE_PORT}]
+    opened = {"podSelector": {"matchLabels": ours}, "policyTypes": ["Ingress"]}
+    objects = [
+        {
+            **_head("v1", "Service", name, plan, run, TENSORBOARD),
+            "spec": {"type": service or "ClusterIP", "selector": ours, "ports": ports},
+        },
+        {
+            **_head("networking.k8s.io/v1", "NetworkPolicy", name, plan, run, TENSORBOARD),
+            "spec": {**opened, "ingress": [{"ports": [{"port": PAGE_PORT}]}]},
+        },
+    ]
+    if ingress:
+        backend = {"service": {"name": name, "port": {"name": "page"}}}
+        paths = [{"path": "/", "pathType": "Prefix", "backend": backend}]
+        spec: Object = {"rules": [{"host": ingress["host"], "http": {"paths": paths}}]}
+        if ingress["class"]:
+            spec["ingressClassName"] = ingress["class"]
+        if ingress["tls"]:
+            spec["tls"] = [{"hosts": [ingress["host"]], "secretName": ingress["tls"]}]
+        objects.append({**_head("networking.k8s.io/v1", "Ingress", name, plan, run, TENSORBOARD), "spec": spec})
+    return objects
 
 
 def _network_policy(plan: Plan, run: str) -> Object:
