@@ -66,3 +66,13 @@ def test_an_environment_without_tensorboard_is_said_with_what_to_install(me: Per
     assert done.stderr == (
         f"error: {python} has no tensorboard: pip install tensorboard, or activate an environment that has it\n"
     )
+
+
+def test_a_run_goes_on_without_tensorboard_where_there_is_none(me: Person, tmp_path: Path) -> None:
+    me.job(SHORT, more="tensorboard: true\n")
+    python = tmp_path / "bare" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(Path(sys.executable).resolve())
+    done = me.call("run", VIRTUAL_ENV=str(tmp_path / "bare"))
+    assert done.returncode == 0, done.stderr
+    assert f"note: no TensorBoard beside the run: {python} has no tensorboard (pip install tensorboard)" in done.stderr

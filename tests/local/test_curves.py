@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
-from runs import PROGRAMS, Starter, job
+import recorded
+from pods import Pods
+from runs import PROGRAMS, SOURCE, Starter, end_started_since, eventually, job, kill
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from paceline.storage.objects import Objects
+from stores.servers import Store
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -33,3 +44,89 @@ def test_each_step_is_there_once_after_three_kills(kind: str, saves: bool, start
         assert steps(run.folder / "tensorboard" / "eval", "accuracy") == list(range(1000, 1021))
     left = [path.name for path in run.folder.glob(".*") if not path.name.endswith((".generation", ".json"))]
     assert not [name for name in left if "curves" in name]
+
+
+def page(url: str, run: str = "train", tag: str = "loss") -> list[int]:
+    """The steps that the page draws."""
+    try:
+        with urllib.request.urlopen(f"{url}data/plugin/scalars/scalars?run={run}&tag={tag}", timeout=10) as answer:
+            return [int(step) for _, step, _ in json.load(answer)]
+    except (urllib.error.URLError, OSError, ValueError):
+        return []
+
+
+@pytest.mark.parametrize("reader", ["data server", "python"])
+def test_the_page_beside_a_run_shows_one_line_while_it_is_killed(
+    reader: str, start: Starter, state: Path, tmp_path: Path
+) -> None:
+    """TensorBoard has read the steps that are written again: both of its readers have to lose them."""
+    if reader == "python":
+        package = tmp_path / "without" / "tensorboard_data_server"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise ImportError")
+    env = {"PYTHONPATH": f"{tmp_path / 'without'}:{SOURCE}"}
+    program = [sys.executable, str(PROGRAMS / "curves.py"), "torch", str(state), "--saves", "--shown"]
+    run = start(job(program, framework="torch", workers=1, tensorboard=True), env=env)
+    run.wait("task-started")
+    url = json.loads(run.call("status", "-o", "json").stdout)["tensorboard"]
+    assert f"TensorBoard: {url}\n" in (run.place / "stderr").read_text() and url in run.call("status").stdout
+    eventually("the steps before the first kill", lambda: page(url) == list(range(1, 17)), more=run.said)
+    (state / "seen").touch()
+    eventually("one line", lambda: page(url) == list(range(1, 61)), more=lambda: str(page(url)))
+    again = run.call("tensorboard")
+    assert (again.returncode, again.stdout) == (0, f"{url}\n"), again.stderr
+    (state / "finish").touch()
+    assert run.succeeds()["generations"] == 4
+    assert page(url) == []
+    assert run.call("status", "-o", "json").stdout.count('"tensorboard": null') == 1
+
+
+# Says which generation it is of, and counts anew; with nothing but what the agent brings.
+COUNTING = """
+import os, time
+import paceline
+from paceline.runtime import tfrecord
+folder = os.path.join(os.environ["PACELINE_TENSORBOARD_DIR"], os.environ["PACELINE_TASK"])
+os.makedirs(folder, exist_ok=True)
+generation, count = int(os.environ["PACELINE_GENERATION"]), 0
+with open(f"{folder}/events.out.tfevents.{int(time.time()):010}.here.{os.getpid()}.0", "wb", 0) as file:
+    file.write(tfrecord.first(time.time()))
+    file.write(tfrecord.scalars(generation, time.time(), {"generation": 1.0}))
+    while not os.path.exists("../../finish"):
+        count += 1
+        file.write(tfrecord.scalars(count, time.time(), {"loss": 1.0 / count}))
+        paceline.report(step=count)
+        time.sleep(0.05)
+"""
+
+
+def test_files_of_a_run_on_a_cluster_are_kept_at_its_bucket_also_those_of_a_lost_pod(tmp_path: Path, s3: Store) -> None:
+    before = set(psutil.Process().children())
+    pods = Pods(tmp_path, COUNTING, env=s3.options, snapshots={"to": s3.url})
+    pods.told = {"lease": 3.0}  # a lost pod is given up soon
+    store, worker = Objects(s3.url, **s3.config), "tiny-0000-worker"
+    try:
+        pods.all()
+        eventually("its files", lambda: store.names("tiny-0000/tensorboard/worker-host-1/"))
+        lost = psutil.Process(pods.started.pop(f"{worker}-1").pid)
+        for process in (lost, *lost.children(recursive=True)):
+            kill(process.pid)
+        (tmp_path / f"{worker}-1").rename(tmp_path / "lost")
+        pods.start(worker, 1)
+        begun = tmp_path / f"{worker}-1" / "run" / "tensorboard" / "worker-1"
+        eventually("the files of both", lambda: begun.is_dir() and len(list(begun.iterdir())) > 1)
+        (tmp_path / "finish").touch()
+        assert set(pods.codes().values()) == {0}
+        env = {**recorded.environment(tmp_path), **s3.options, "VIRTUAL_ENV": sys.prefix}
+        command = recorded.paceline_command("tensorboard", f"{s3.url}/tiny-0000", "--port", "0")
+        shown = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        assert shown.stdout is not None
+        url = shown.stdout.readline().strip()
+        loss = eventually("its page", lambda: page(url, "worker-1"))
+        assert loss == list(range(1, len(loss) + 1))
+        assert page(url, "worker-1", "generation") == [1, 2] and page(url, "worker-0", "generation") == [1, 2]
+        shown.send_signal(signal.SIGINT)
+        assert shown.wait(60) == 0
+        shown.stdout.close()
+    finally:
+        end_started_since(before)

@@ -115,10 +115,14 @@ def _agent(options: Options, instance: str, number: int, signs: int, keeper: int
             from paceline.agent import captaincy
 
             code = captaincy.main(options, beat)
-        elif options.host == "tensorboard":
+        elif options.host == "tensorboard" and options.captain:
             from paceline.agent import board
 
             code = board.main(options, beat)
+        elif options.host == "tensorboard":
+            from paceline.agent import showing
+
+            code = showing.main(options, beat)
         else:
             from paceline.agent import member
 

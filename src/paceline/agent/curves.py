@@ -36,7 +36,7 @@ class Curves:
             "scratch": f"{options.folder}/.{options.host}.curves",
         }  # fmt: skip
         self._porting, self._loop = porting, loop
-        self._pause = OFTEN if kept else 0.0  # 0: nothing is to be done
+        self._pause = SOON if kept else 0.0  # 0: nothing is to be done
         self._looking = False
         if kept:
             self._later()

@@ -4,6 +4,7 @@ become shorter, since what it has read it never forgets.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,12 +14,15 @@ from typing import Callable
 
 from paceline.agent import machine
 from paceline.agent.loop import Loop
+from paceline.agent.options import Options, endpoint
+from paceline.plan import TENSORBOARD
 from paceline.storage.curves import Found, event_files
 
 SOON_S, LATE_S = 1.0, 30.0  # between two starts
 STEADY_S = 60.0  # it has come up well once it has lived that long
 ASKED_S = 60.0  # an interpreter on a busy machine
 LOOK_S = 3.0
+NICE = 10  # training goes first
 MEMORY = 1 << 30
 # Next to TensorFlow, TensorBoard imports it: 0.7 GiB and many seconds, for reading checkpoints in its projector. This
 # module, if there is one, keeps it from that.
@@ -104,6 +108,25 @@ class Showing:
         self._over = True
         if self._pid:
             self._kill()
+
+
+def main(options: Options, beat: Callable[[Loop], None]) -> int:
+    """Beside a run on this machine; ends with it."""
+    with open(options.plan) as file:
+        memory = json.load(file)["tensorboard"].get("memory")
+    os.nice(NICE)
+    loop = Loop()
+
+    def say(why: str) -> None:
+        print(f"TensorBoard ended ({why}) and is started again", flush=True)
+
+    folder = f"{options.folder}/{TENSORBOARD}"
+    showing = Showing(loop, options.interpreter, folder, endpoint(options.listen), memory or MEMORY, say)
+    loop.on_signal(signal.SIGTERM, loop.stop)
+    beat(loop)
+    loop.run()
+    showing.close()
+    return 0
 
 
 def with_tensorboard(names: Iterable[str]) -> str:

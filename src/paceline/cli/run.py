@@ -137,16 +137,21 @@ def main(
 
     for note in local.caveats(plan):
         tell(f"note: {note}")
+    page, note = local.page_for(plan)
+    if note:
+        tell(f"note: {note}")
+    elif page:
+        tell(f"TensorBoard: http://{page}/")
     if detach:
         run, folder = local.create(plan, planned.text, run)
-        local.start(plan, run, folder, detach=True)
+        local.start(plan, run, folder, detach=True, page=page)
         return _left_running(run, folder, output)
 
     from paceline.cli.follow import Signals, follow
 
     with Signals() as signals:
         run, folder = local.create(plan, planned.text, run)
-        running = local.start(plan, run, folder, detach=False)
+        running = local.start(plan, run, folder, detach=False, page=page)
         return follow(running, run, folder, [task.name for task in plan.tasks], plan.limits.grace, signals, output)
 
 

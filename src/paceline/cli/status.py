@@ -32,6 +32,7 @@ def main(
     if output:
         pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
         more: dict[str, Any] = {"from": of_run(found.folder) or None}
+        more |= {"tensorboard": _page(standing)}
         more |= {"saved": _mark(standing.state.saved), "committed": _mark(standing.state.committed)}
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **more, **pods})
     else:
@@ -48,6 +49,12 @@ def _waiting(state: State) -> dict[str, Any] | None:
 
 def _mark(mark: Mark | None) -> dict[str, Any] | None:
     return None if mark is None else {"step": mark.step, "snapshot": mark.snapshot, "at": mark.at}
+
+
+def _page(standing: Standing) -> str | None:
+    """Where TensorBoard is, which ends with a run on this machine."""
+    found = standing.info.get("tensorboard")
+    return found if standing.alive and isinstance(found, str) else None
 
 
 def _on_cluster(standing: Standing) -> bool:
@@ -109,6 +116,8 @@ def _text(standing: Standing) -> list[str]:
     told = [line for line in told if not line.endswith(f"paceline status {standing.run}")]
     if runs.at_place(standing.folder):
         told = told[:-1]  # what could be done next is for runs that have an id here
+    if page := _page(standing):
+        told.insert(-1, f"  {'page':<12} {page}")
     tasks = _tasks(standing)
     told[1:1] = _text_of_pods(standing) if _on_cluster(standing) else []
     if not tasks:

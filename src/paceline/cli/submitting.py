@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.cluster import Cluster
     from paceline.backends.kubernetes.prepare import Prepared
     from paceline.job import Loaded
+    from paceline.plan import Plan
 
 _TRIES = 5  # an id that is made up may be taken
 
@@ -51,6 +52,8 @@ def run_on_kubernetes(
         try:
             with _submitted(prepared, cluster, wanted, lambda: signals.asked) as folder:
                 run = folder.name
+                if shown := _published(cluster, run, plan):
+                    tell(shown)
                 where = f"{run} is in namespace {cluster.namespace} of {cluster.context}"
                 if detach:
                     words = {"run": run, "namespace": cluster.namespace}
@@ -65,6 +68,16 @@ def run_on_kubernetes(
         except Interrupted as error:
             complain(str(error), word="interrupted")
             return 130
+
+
+def _published(cluster: Cluster, run: str, plan: Plan) -> str:
+    from paceline.backends.kubernetes.board import published
+    from paceline.backends.kubernetes.cluster import Refused, Unreachable
+
+    try:
+        return published(cluster, run, plan.tensorboard)
+    except (Refused, Unreachable):
+        return ""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.storage import chain, kept, manifest
+from paceline.storage import chain, curves, kept, manifest
 from paceline.storage.chain import Record
 from paceline.storage.files import copy
 from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Part, fit
@@ -228,6 +228,7 @@ class Snapshots:
         for id in ids:
             self.delete(id)
         self._store.clear(f"{self.run}/{kept.FOLDER}/")
+        self._store.clear(f"{self.run}/{curves.FOLDER}/")
         self._store.clear(f"{self.run}/generations/")
 
     def _record(self, generation: int) -> str:

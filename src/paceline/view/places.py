@@ -244,10 +244,10 @@ def _split(written: str) -> tuple[str, str]:
 
 
 def _of_a_run(name: str) -> bool:
-    from paceline.storage.kept import FOLDER
+    from paceline.storage import curves, kept
     from paceline.storage.manifest import parse_id
 
-    return name in ("generations", FOLDER) or parse_id(name) is not None
+    return name in ("generations", kept.FOLDER, curves.FOLDER) or parse_id(name) is not None
 
 
 def _none_there(store: Store, place: str, run: str, inside: list[str]) -> str:

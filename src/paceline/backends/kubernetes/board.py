@@ -8,8 +8,9 @@ from typing import Any
 import httpx2
 from lightkube import ApiError
 from lightkube.resources.apps_v1 import Deployment
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Pod, Service
 
+from paceline.agent.options import PAGE_PORT
 from paceline.agent.pod import CANNOT_WORDS
 from paceline.backends.kubernetes import names, reasons
 from paceline.backends.kubernetes.cluster import Cluster, Refused
@@ -45,6 +46,29 @@ def pod(cluster: Cluster, run: str) -> str:
         if each.status and each.status.phase == "Running" and not each.metadata.deletionTimestamp:
             return str(each.metadata.name)
     raise Refused(f"no pod of {names.board(run)} runs", "NotFound")
+
+
+def published(cluster: Cluster, run: str, asked: Any) -> str:
+    """Where people find it, as far as the cluster says; empty: it is not published. `asked`: as the plan has it."""
+    if not isinstance(asked, dict) or not (asked.get("service") or asked.get("ingress")):
+        return ""
+    if ingress := asked.get("ingress"):
+        return f"TensorBoard is at {'https' if ingress.get('tls') else 'http'}://{ingress['host']}/"
+    name = names.page(run)
+    try:
+        found = cluster.ask(f"read the Service {name}", partial(cluster.client.get, Service, name))
+    except Refused:
+        return f"TensorBoard is published by the Service {name}"
+    port = (found.spec.ports or [None])[0] if found.spec else None
+    if asked["service"] == "NodePort" and port is not None and port.nodePort:
+        return f"TensorBoard is at port {port.nodePort} of every node: http://NODE:{port.nodePort}/"
+    balancer = found.status.loadBalancer if found.status else None
+    for each in (balancer.ingress or []) if balancer else []:
+        if each.ip or each.hostname:
+            return f"TensorBoard is at http://{each.hostname or each.ip}:{PAGE_PORT}/"
+    if asked["service"] == "LoadBalancer":
+        return f"TensorBoard is at the address that the Service {name} is given; the cluster has given none yet"
+    return f"TensorBoard is at http://{name}.{cluster.namespace}:{PAGE_PORT}/ within the cluster"
 
 
 def why(cluster: Cluster, run: str) -> str:

@@ -23,7 +23,7 @@ from paceline.plan import Plan, to_json
 from paceline.view import origin
 from paceline.view.runs import alive, runs_folder, taken
 
-__all__ = ["CannotRun", "Running", "caveats", "create", "kill", "start", "stop"]
+__all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "start", "stop"]
 
 
 def create(plan: Plan, job_text: str, wanted: str | None = None) -> tuple[str, Path]:
@@ -98,8 +98,9 @@ class Running:
             time.sleep(0.005)
 
 
-def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
-    """Start the run's supervisor, which starts the hosts. Not detached, all of it ends when this process does."""
+def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -> Running:
+    """Start the run's supervisor, which starts the hosts. Not detached, all of it ends when this process does. `page`:
+    host and port for TensorBoard, where there is to be one."""
     from paceline.backends import ahead
 
     hosts = assign(plan)
@@ -113,7 +114,7 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
     pid = os.fork()
     if pid == 0:
         os.close(theirs)
-        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else ours)
+        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else ours, page)
     os.close(ours)
     os.close(lock)
     words = {"run": run, "job": plan.name, "framework": plan.framework, "strategy": plan.strategy, "started": stamp()}
@@ -124,11 +125,24 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool) -> Running:
         "detached": detach,
         "version": _version(),
     }
-    replace(str(folder / "run.json"), {**words, **more})
+    beside = {"tensorboard": f"http://{page}/"} if page else {}
+    replace(str(folder / "run.json"), {**words, **more, **beside})
     if detach:
         os.close(theirs)
         theirs = -1
     return Running(run, folder, pid, theirs)
+
+
+def page_for(plan: Plan) -> tuple[str, str]:
+    """Where TensorBoard is to be beside a run; or nothing, and why not."""
+    if not plan.tensorboard:
+        return "", ""
+    from paceline.agent.showing import with_tensorboard
+
+    python = interpreter()
+    if not with_tensorboard([python]):
+        return "", f"no TensorBoard beside the run: {python} has no tensorboard (pip install tensorboard)"
+    return f"127.0.0.1:{machine.free_port()}", ""
 
 
 def stop(folder: Path, reason: str, timeout: float) -> bool:

@@ -12,29 +12,38 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.agent import __main__ as agent
-from paceline.agent import captaincy, machine, member  # noqa: F401 - what agents need, imported once for all of them
+from paceline.agent import captaincy, machine, member, showing  # noqa: F401 - what agents need, imported once for all of them
 from paceline.agent.loop import Loop
 from paceline.agent.options import FAILED, Options
 from paceline.backends.local.lastwords import write_last_words
 from paceline.backends.local.resources import Share
-from paceline.plan import CAPTAIN, Plan, absolute
+from paceline.plan import CAPTAIN, TENSORBOARD, Plan, absolute
 
 RUN_OVER = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to leave after the captain
+COMPANION_AGAIN = 5.0  # seconds until TensorBoard's agent is replaced: nothing depends on it
 TOO_OFTEN = 20  # replacements of one host in a minute
 
 
 def supervise(
-    plan: Plan, run: str, folder: Path, captain: str, shares: Mapping[str, Share], interpreter: str, pipe: int
+    plan: Plan,
+    run: str,
+    folder: Path,
+    captain: str,
+    shares: Mapping[str, Share],
+    interpreter: str,
+    pipe: int,
+    page: str = "",
 ) -> NoReturn:
-    """Runs in a process of its own (forked, so that it is there at once) and never returns."""
+    """Runs in a process of its own (forked, so that it is there at once) and never returns. `page`: where TensorBoard
+    listens, if there is one."""
     code = 70
     try:
         os.setsid()
         os.environ.update(absolute(os.environ))  # agents and tasks work in other folders
         _quiet(folder)
         machine.become_subreaper()
-        code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe).run()
+        code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe, page).run()
     except BaseException:
         import traceback
 
@@ -50,7 +59,15 @@ def supervise(
 
 class Supervisor:
     def __init__(
-        self, plan: Plan, run: str, folder: Path, captain: str, shares: Mapping[str, Share], interpreter: str, pipe: int
+        self,
+        plan: Plan,
+        run: str,
+        folder: Path,
+        captain: str,
+        shares: Mapping[str, Share],
+        interpreter: str,
+        pipe: int,
+        page: str,
     ) -> None:
         self._folder = folder
         self._run = run
@@ -72,6 +89,11 @@ class Supervisor:
                 run, host.name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
                 interpreter=interpreter, cores=share.cores, devices=share.devices, replaces=True,
                 starter=os.getpid(),
+            )  # fmt: skip
+        if page:
+            self._options[TENSORBOARD] = Options(
+                run, TENSORBOARD, str(folder / "plan.json"), str(folder), str(folder / "tls"), "", listen=page,
+                interpreter=interpreter, starter=os.getpid(),
             )  # fmt: skip
         self._pids: dict[int, str] = {}
         self._replaced: dict[str, list[float]] = {}
@@ -108,12 +130,18 @@ class Supervisor:
         if host == CAPTAIN and code in RUN_OVER:
             self._over = True
             self._loop.after(PATIENCE, self._loop.stop)
+            for other, name in self._pids.items():
+                if name == TENSORBOARD:  # which has nothing to say
+                    os.kill(other, signal.SIGUSR1)
         elif not self._over and code != 0:
             self._replace(host)
         if self._over and not self._pids:
             self._loop.stop()
 
     def _replace(self, host: str) -> None:
+        if host == TENSORBOARD:
+            self._loop.after(COMPANION_AGAIN, lambda: self._start(host))
+            return
         now = time.monotonic()
         times = self._replaced[host] = [at for at in self._replaced.get(host, []) if at > now - 60] + [now]
         if len(times) > TOO_OFTEN:
