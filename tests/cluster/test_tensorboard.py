@@ -25,6 +25,7 @@ from tensorboard.summary import Writer
 import paceline
 task = os.environ["PACELINE_TASK"]
 writer = Writer(os.path.join(os.environ["PACELINE_TENSORBOARD_DIR"], task))
+writer.add_scalar("generation", 1, int(os.environ["PACELINE_GENERATION"]))
 step = 0
 while not os.path.exists("/shared/finish"):
     step += 1
@@ -70,8 +71,8 @@ class Page:
             self._line = None
             return None
 
-    def steps(self, task: str) -> list[int]:
-        found = self.get("/data/plugin/scalars/scalars", run=task, tag="loss")
+    def steps(self, task: str, tag: str = "loss") -> list[int]:
+        found = self.get("/data/plugin/scalars/scalars", run=task, tag=tag)
         return [int(step) for _, step, _ in found or ()]
 
 
@@ -98,10 +99,10 @@ def tensorboard(person: Person, run: Run) -> Iterator[Page]:
             process.stdout.close()
 
 
-def job(image: str, **more: Any) -> dict[str, Any]:
+def job(image: str, tensorboard: Any = True, **more: Any) -> dict[str, Any]:
     settings = {"image": image, "image_pull_policy": "IfNotPresent", "placement": "spread", **more}
     settings["volumes"] = [{"mount": "/shared", "claim": "shared", "read_only": True}]
-    return {"tensorboard": True, "kubernetes": settings, "workers": 2}
+    return {"tensorboard": tensorboard, "kubernetes": settings, "workers": 2}
 
 
 def last_steps(run: Run) -> dict[str, int]:
@@ -115,7 +116,7 @@ def test_all_tasks_are_shown_while_it_runs_and_after_until_it_is_deleted(
     person.cluster.images("tensorflow")
     run = start(program=WRITING, **job("lab.local/tensorflow:1"))
     with tensorboard(person, run) as page:
-        tags = {"worker-0": ["loss"], "worker-1": ["loss"]}
+        tags = {"worker-0": ["generation", "loss"], "worker-1": ["generation", "loss"]}
         eventually("the tags of all", lambda: _names(page.get("/data/plugin/scalars/tags")) == tags, more=run.said)
         pods = run.pods("tensorboard")
         assert len(pods) == 1
@@ -141,9 +142,42 @@ def test_all_tasks_are_shown_while_it_runs_and_after_until_it_is_deleted(
     eventually("an empty namespace", lambda: not person.cluster.get(*selected)["items"])
 
 
+def test_published_it_shows_one_line_after_a_lost_pod(person: Person, start: Callable[..., Run]) -> None:
+    """A program that begins anew, in a pod that has nothing of what the one before it wrote; seen through a port of a
+    node by somebody who was asked nothing."""
+    person.cluster.images("tensorflow")
+    asked = {"service": "NodePort", "ingress": {"host": "board.example.com", "class": "none", "tls": "board-tls"}}
+    run = start(program=WRITING, **job("lab.local/tensorflow:1", asked))
+    warned = "TensorBoard asks nobody who they are: whoever reaches its Ingress sees what this run writes"
+    eventually("the words", lambda: "TensorBoard is at https://board.example.com/" in run.said(), more=run.said)
+    assert warned in run.said()
+    name = f"{run.name}-tensorboard-page"
+    ingress = person.cluster.get("ingress", name, "-n", person.namespace)["spec"]
+    assert (ingress["ingressClassName"], ingress["tls"][0]["secretName"]) == ("none", "board-tls")
+    port = person.cluster.get("service", name, "-n", person.namespace)["spec"]["ports"][0]["nodePort"]
+    run.all_step()
+    with tensorboard(person, run) as page:
+        eventually("steps of both", lambda: len(page.steps("worker-1")) > 5, more=run.said)
+        lost = run.pods("worker")[1]["metadata"]["name"]
+        person.cluster.kubectl("delete", "pod", lost, "-n", person.namespace, "--force", "--grace-period=0")
+        run.wait("generation-formed", generation=2)
+        eventually("both generations", lambda: page.steps("worker-1", "generation") == [1, 2], more=run.said)
+        before = len(page.steps("worker-1"))
+        eventually("more steps", lambda: len(page.steps("worker-1")) > before + 20, more=run.said)
+        line = page.steps("worker-1")
+        assert line == list(range(1, len(line) + 1))
+        pod = run.pods("worker")[0]
+        url = f"http://{pod['status']['hostIP']}:{port}/data/runs"
+        read = f"import urllib.request; print(urllib.request.urlopen('{url}', timeout=10).read().decode())"
+        from_node = ["exec", pod["metadata"]["name"], "-n", person.namespace, "--", "python3", "-c", read]
+        assert sorted(json.loads(person.cluster.kubectl(*from_node))) == ["worker-0", "worker-1"]
+    person.finish()
+    assert run.ends() == 0, run.said()
+
+
 def test_an_image_without_tensorboard_is_said_and_training_goes_on(person: Person, start: Callable[..., Run]) -> None:
     run = start(program=PLAIN, **job("lab.local/python:1"))
-    why = "the image lab.local/python:1 has no tensorboard: set kubernetes.tensorboard_image to one that has"
+    why = "the image lab.local/python:1 has no tensorboard: set tensorboard.image to one that has"
     eventually("the warning", lambda: why in run.said(), more=run.said)
     shown = person.call("tensorboard", run.name)
     assert (shown.returncode, shown.stdout) == (1, "") and why in shown.stderr
@@ -153,9 +187,7 @@ def test_an_image_without_tensorboard_is_said_and_training_goes_on(person: Perso
 
 
 def test_a_companion_that_never_comes_does_not_hold_up_the_run(person: Person, start: Callable[..., Run]) -> None:
-    run = start(
-        program=PLAIN, **job("lab.local/python:1", tensorboard_image="lab.local/nowhere:1", image_pull_policy="Never")
-    )
+    run = start(program=PLAIN, **job("lab.local/python:1", {"image": "lab.local/nowhere:1"}, image_pull_policy="Never"))
     run.wait("step", task="worker-1")
     eventually("its pod", lambda: _waiting(run) == "ErrImageNeverPull")
     person.finish()
@@ -170,7 +202,7 @@ def test_a_run_without_one_says_what_to_write(person: Person, start: Callable[..
 
 
 def _names(tags: dict[str, dict[str, Any]] | None) -> dict[str, list[str]]:
-    return {run: list(found) for run, found in (tags or {}).items()}
+    return {run: sorted(found) for run, found in (tags or {}).items()}
 
 
 def _waiting(run: Run) -> str:
