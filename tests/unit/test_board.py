@@ -24,8 +24,10 @@ from paceline.agent.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.sending import Sending
 from paceline.agent.wire import Decoder, encode
+from paceline.agent.written import Notes, notes_path
 from paceline.backends import certificates
 from paceline.job import load_text
+from paceline.runtime import tfrecord
 
 JOB = "{name: t, framework: none, command: [x], roles: {worker: {replicas: 2}}, kubernetes: {image: a/b}}"
 EVENTS = "train/events.out.tfevents.1"
@@ -172,6 +174,29 @@ def test_files_of_the_same_name_stay_apart(side: Side) -> None:
         side.write(number, "checkpoint", b"of %d" % number)
         side.member(number).sweep()
     assert side.shown() == {"checkpoint": b"of 0", "checkpoint.worker-host-1": b"of 1"}
+
+
+def test_what_a_lost_host_left_is_in_one_line_with_what_its_successor_writes(side: Side) -> None:
+    def curve(number: int, *steps: int) -> bytes:
+        file = f"train/events.out.tfevents.{number}"
+        side.write(0, file, tfrecord.first(1.0) + b"".join(tfrecord.scalars(step, 1.0, {"a": 0.0}) for step in steps))
+        return (side.place / "member-0" / "tensorboard" / file).read_bytes()
+
+    curve(1, 1, 2, 3, 4)
+    side.member(0).sweep()
+    shutil.rmtree(side.place / "member-0")
+    successor = side.member(0)
+    Notes(notes_path(str(side.place / "member-0"))).begin(2, 2, list)
+    successor.sweep()  # it has nothing yet
+    first = tfrecord.first(1.0)
+    both = first + tfrecord.scalars(1, 1.0, {"a": 0.0}) + tfrecord.scalars(2, 1.0, {"a": 0.0})
+    assert side.shown() == {"train/events.out.tfevents.1": both}
+    second = curve(2, 2, 3)
+    successor._begun = 0.0
+    successor.sweep()
+    one = first + tfrecord.scalars(1, 1.0, {"a": 0.0})
+    assert side.shown() == {"train/events.out.tfevents.1": one, "train/events.out.tfevents.2": second}
+    assert side.board is not None and side.board._held._bytes == len(one) + len(second)
 
 
 def test_links_and_pipes_are_not_sent(side: Side, tmp_path: Path) -> None:

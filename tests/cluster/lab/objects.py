@@ -17,7 +17,7 @@ RIGHTS = {
     "batch": ("jobs", "jobs/status"),
     "apps": ("deployments", "deployments/scale"),
     "events.k8s.io": ("events",),
-    "networking.k8s.io": ("networkpolicies",),
+    "networking.k8s.io": ("networkpolicies", "ingresses"),
 }  # fmt: skip
 
 
