@@ -18,7 +18,7 @@ from paceline.storage.curves import find
 from paceline.storage.manifest import parse_id
 
 SOON, OFTEN, SELDOM = 5.0, 60.0, 600.0  # seconds between two looks
-LAST_S = 8.0  # at the end
+LAST_S = 5.0  # at the end, when what the run writes besides is still to be kept
 # As TensorFlow and TensorBoard name them: time, machine, process.
 _PROCESS = re.compile(r"\.tfevents\.\d+\..*?\.(\d+)\.")
 
@@ -37,7 +37,7 @@ class Curves:
         }  # fmt: skip
         self._porting, self._loop = porting, loop
         self._pause = SOON if kept else 0.0  # 0: nothing is to be done
-        self._looking = False
+        self._looking = self._closed = False
         if kept:
             self._later()
 
@@ -75,6 +75,8 @@ class Curves:
     def _look(self) -> None:
         """Less and less often: what is written anew takes the place of what was there in the first minutes, mostly."""
         self._looking = False
+        if self._closed:
+            return
         self._ask(False, lambda _: None)
         self._pause = OFTEN if self._request["host"] else min(SELDOM, 3 * self._pause)
         self._later()
@@ -84,9 +86,10 @@ class Curves:
 
     def close(self, then: Callable[[], None]) -> None:
         """`then`: once all is as it should be, or cannot be. Tasks have ended."""
-        if not self._pause and self._notes.read().generation < 2:
+        if self._closed or (not self._pause and self._notes.read().generation < 2):
             then()
             return
+        self._closed = True
         waiting = [then]
 
         def done(_: Answer | None = None) -> None:

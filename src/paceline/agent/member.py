@@ -169,7 +169,7 @@ class Member:
 
     def _depart(self) -> None:
         self._line.hang_up()
-        self._keeping.close(self.loop.stop)
+        self._curves.close(lambda: self._keeping.close(self.loop.stop))
 
 
 def main(options: Options, instance: str, number: int, beat: Callable[[Any], None]) -> int:
