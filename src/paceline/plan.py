@@ -84,6 +84,7 @@ class Limits:
     grace: float
     keep_finished: float = KEEP_FINISHED  # clusters only
     commit: float = COMMIT
+    evaluation: float | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,12 @@ def make(job: Job) -> Plan:
         tasks=tuple(tasks),
         restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm),
         limits=Limits(
-            job.limits.start, job.limits.runtime, job.limits.grace, job.limits.keep_finished, job.limits.commit
+            job.limits.start,
+            job.limits.runtime,
+            job.limits.grace,
+            job.limits.keep_finished,
+            job.limits.commit,
+            job.limits.evaluation,
         ),
         snapshots=_snapshots(job),
         tensorboard=job.tensorboard.model_dump() if job.tensorboard is not None else {},

@@ -40,6 +40,11 @@ RESTART = event(
     delay_s=0.0, count=1, limit=10,
 )  # fmt: skip
 
+BEST = {"snapshot": "step-100-g1", "metric": "accuracy", "value": 0.9}
+EVALUATED = event(
+    11.6, "evaluated", 2, task="evaluator-0", step=100, snapshot="step-100-g1", metrics={"accuracy": 0.9}, best=BEST,
+)  # fmt: skip
+
 # One of every kind, in an order that a real run could have.
 LIFE = [
     STARTED,
@@ -69,6 +74,7 @@ LIFE = [
     event(11.3, "captain-returned", 2, adopted=True),
     event(11.4, "note", 2, text="kubernetes is not used here"),
     event(11.5, "warning", 2, text="the disk is full"),
+    EVALUATED,
     event(12, "task-exited", 2, task="worker-0", code=0, signal=None, expected=False),
     event(12.1, "ending", 2, reason="all workers have succeeded", grace_s=30.0),
     event(12.2, "run-ended", 2, status="succeeded", reason="all workers have succeeded", cause=None),
@@ -106,7 +112,8 @@ REPORT: dict[str, Any] = {
     "restarts": [
         {"cause": "signal", "task": "worker-1", "at": at(7.1), "detail": "killed by SIGKILL", "first_step_after_s": 1.3}
     ],
-    "steps_per_s": 30.0, "metrics": {"worker-0": {"loss": 0.2}}, "started": at(0), "ended": at(12.2), "stacks": {},
+    "steps_per_s": 30.0, "metrics": {"worker-0": {"loss": 0.2}}, "best": BEST, "started": at(0), "ended": at(12.2),
+    "stacks": {},
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from worlds import LEASE, World, make_plan
 
 from paceline.agent import events as ev
 from paceline.plan import GROUP, LEAD
+from paceline.storage.manifest import parse_id
 
 LIMIT = 4
 
@@ -20,12 +21,12 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(
         workers=st.integers(1, 3),
-        evaluator=st.booleans(),
+        evaluator=st.integers(0, 2),
         servers=st.sampled_from([(0, False), (0, True), (1, True), (2, False)]),
         per_host=st.integers(1, 2),
         watch=st.sampled_from(["", "ckpt"]),
     )
-    def begin(self, workers: int, evaluator: bool, servers: tuple[int, bool], per_host: int, watch: str) -> None:
+    def begin(self, workers: int, evaluator: int, servers: tuple[int, bool], per_host: int, watch: str) -> None:
         ps, chief = servers
         kinds = {"evaluator": evaluator, "ps": ps, "chief": chief, "per_host": per_host}
         plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch)  # type: ignore[arg-type]
@@ -41,6 +42,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _running(self) -> list[str]:
         return sorted({name for m in self.world.machines.values() for name in m.processes})
+
+    def _evaluators(self) -> list[str]:
+        return [name for name in self._running() if name.startswith("evaluator")]
 
     @rule(data=st.data())
     def member_joins(self, data: Any) -> None:
@@ -95,6 +99,16 @@ class AnyOrder(RuleBasedStateMachine):
         trains = [name for name in self._running() if not name.startswith(("ps", "evaluator"))]
         for task in trains[:1] if whole else trains:
             self.world.save(task, self.step, 1 if whole else len(trains))
+
+    @precondition(lambda self: self._evaluators())
+    @rule(data=st.data())
+    def an_evaluator_follows(self, data: Any) -> None:
+        self.world.follow(data.draw(st.sampled_from(self._evaluators())))
+
+    @precondition(lambda self: self._evaluators())
+    @rule(data=st.data())
+    def an_evaluator_is_done(self, data: Any) -> None:
+        self.world.evaluate(data.draw(st.sampled_from(self._evaluators())), accuracy=self.step)
 
     @rule()
     def the_place_answers(self) -> None:
@@ -152,6 +166,25 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.world.left is None
 
     @invariant()
+    def an_event_tells_of_what_is_recorded(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        snapshots = self.world.place.snapshots
+        for kind, _, fields in self.world.events:
+            if kind == "evaluated" and (id := parse_id(fields["snapshot"])) is not None and snapshots.has(id):
+                told = snapshots.evaluation(id)
+                assert told is not None and told.metrics == fields["metrics"]
+
+    @invariant()
+    def no_two_evaluate_the_same(self) -> None:
+        """Unless one of them is on a host that was lost, or has been replaced, and may be running."""
+        if not hasattr(self, "world"):
+            return
+        there = [machine for machine in self.world.machines.values() if machine.connected]
+        given = [id for machine in there for id in machine.follows.values() if id is not None]
+        assert len(given) == len(set(given)), given
+
+    @invariant()
     def budgets_are_kept(self) -> None:
         if not hasattr(self, "world"):
             return
@@ -177,7 +210,13 @@ class AnyOrder(RuleBasedStateMachine):
             self.step += 1
             world.step(self.step)
             for task in self._running():
-                world.exit(task, "")
+                following = task.startswith("evaluator") and any(task in m.follows for m in world.machines.values())
+                if not following:
+                    world.exit(task, "")
+            for _ in range(30):
+                for task in self._evaluators():
+                    world.evaluate(task, accuracy=1.0)
+                world.deliver_all()
         assert world.is_over, (world.captain.phase, [(u.name, u.phase, u.lacking, u.live) for u in world.captain.units])
         world.deliver_all()
         for host in world.machines:
@@ -185,6 +224,9 @@ class AnyOrder(RuleBasedStateMachine):
         world.pass_time(LEASE + 2)
         assert world.running() == []
         assert world.over is not None and world.over.status in ("succeeded", "failed", "stopped")
+        if len(world.plan.tasks_of("evaluator")) == 1 and world.no_more:
+            snapshots = world.place.snapshots
+            assert all(map(snapshots.evaluation, snapshots.known().counted())), "the last one was left out"
 
 
 AnyOrder.TestCase.settings = settings(

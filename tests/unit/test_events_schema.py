@@ -48,6 +48,6 @@ def test_what_is_not_an_event_is_refused(change: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("line", recorded.LIFE, ids=lambda line: line["event"])
 def test_a_missing_field_is_refused(line: dict[str, object]) -> None:
-    for field in line:
+    for field in line.keys() - {"best"}:  # which there is only where the job says by what
         with pytest.raises(jsonschema.ValidationError):
             CHECKER.validate({key: value for key, value in line.items() if key != field})

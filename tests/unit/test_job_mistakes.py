@@ -187,14 +187,14 @@ FIELDS = {
         "roles: {}\n",
         "job.yaml:4: roles: is empty; remove it for one worker, or write {worker: {replicas: 2}}\n    roles: {}",
     ),
-    "evaluator in a torch job": (
-        "roles: {worker: {}, evaluator: {}}\n",
-        'job.yaml:4: roles.evaluator: a torch job has no role "evaluator"; allowed: worker\n'
-        "    roles: {worker: {}, evaluator: {}}",
+    "chief in a torch job": (
+        "roles: {worker: {}, chief: {}}\n",
+        'job.yaml:4: roles.chief: a torch job has no role "chief"; allowed: worker, evaluator\n'
+        "    roles: {worker: {}, chief: {}}",
     ),
     "unknown role": (
         "roles: {workers: {}}\n",
-        'job.yaml:4: roles.workers: unknown role "workers"; did you mean "worker"? allowed: worker\n'
+        'job.yaml:4: roles.workers: unknown role "workers"; did you mean "worker"? allowed: worker, evaluator\n'
         "    roles: {workers: {}}",
     ),
     "strategy without effect": (
@@ -260,6 +260,11 @@ FIELDS = {
         "limits: {grace: 0s}\n",
         f'job.yaml:4: limits.grace: must be longer than 0 seconds, got "0s"; {TIMES}\n    limits: {{grace: 0s}}',
     ),
+    "time for an evaluation without an evaluator": (
+        "limits: {evaluation: 1h}\n",
+        "job.yaml:4: limits.evaluation: has no effect: the job has no evaluator; remove it\n"
+        "    limits: {evaluation: 1h}",
+    ),
     "negative duration": (
         "restart: {hang_after: -5}\n",
         f"job.yaml:4: restart.hang_after: must be longer than 0 seconds, got -5; {TIMES}\n"
@@ -298,7 +303,7 @@ FIELDS = {
     "a section that is text": (
         "limits: 6h\n",
         'job.yaml:4: limits: must be a mapping, got the text "6h"; '
-        "allowed: commit, grace, keep_finished, runtime, start\n    limits: 6h",
+        "allowed: commit, evaluation, grace, keep_finished, runtime, start\n    limits: 6h",
     ),
     "variables that are a list": (
         "env: [A=b]\n",
@@ -593,7 +598,7 @@ def test_a_wrong_job(case: str, folder: Path) -> None:
 def test_several_mistakes_are_reported_together_in_line_order(folder: Path) -> None:
     text = (
         "name: A\nframework: torch\nstrategy: multi-worker\ncommand: [python, trian.py, 3]\n"
-        "roles:\n  worker: {replics: 3, replicas: 0}\n  evaluator: {}\nmemory: 8G b\n"
+        "roles:\n  worker: {replics: 3, replicas: 0}\n  chief: {}\nmemory: 8G b\n"
     )
     with pytest.raises(job.JobError) as caught:
         job.load_text(text, "job.yaml", folder, ["limits.grace=0", "nonsense"])
@@ -605,7 +610,7 @@ def test_several_mistakes_are_reported_together_in_line_order(folder: Path) -> N
         (4, "command.2"),
         (6, "roles.worker.replics"),
         (6, "roles.worker.replicas"),
-        (7, "roles.evaluator"),
+        (7, "roles.chief"),
         (8, "memory"),
         (None, ""),
         (None, "limits.grace"),

@@ -13,6 +13,7 @@ import recorded
 from committed import DEAD, NAMES, RUN
 from recorded import REPORT, call
 
+from paceline.storage.evaluation import Evaluation
 from paceline.storage.folder import Folder
 from paceline.storage.manifest import File, Gone, Id, Manifest
 from paceline.storage.snapshots import Known, Snapshots
@@ -62,10 +63,25 @@ def test_the_forms_of_a_list(home: Path) -> None:
     assert newest == {
         "snapshot": "step-40-g2", "step": 40, "generation": 2, "counts": True, "damaged": None, "at": committed.AT,
         "bytes": len(committed.weights(40)) + 2, "files": 2, "tasks": ["worker-0"], "world": 2,
-        "metrics": {"loss": 0.025}, "versions": {"torch": "2.13.0"},
+        "metrics": {"loss": 0.025}, "evaluated": None, "versions": {"torch": "2.13.0"},
     }  # fmt: skip
     assert call(home, "snapshots", "ls", "-o", "yaml").stdout.startswith("- snapshot: step-40-g2\n  step: 40\n")
     assert committed.AT in call(home, "snapshots", "ls", "-o", "wide").stdout
+
+
+def test_what_an_evaluator_said_counts_more_than_what_a_snapshot_says_of_itself(home: Path) -> None:
+    told = Evaluation("evaluator-0", {"loss": 0.5, "accuracy": 0.75}, committed.AT)
+    snapshots_of = Snapshots(Folder(str(place(home).parent)), RUN)
+    assert snapshots_of.evaluate(Id(40, 2), told) == told
+    assert snapshots_of.evaluate(Id(40, 2), Evaluation("evaluator-1", {"loss": 0.1})) == told, "the first counts"
+    assert "loss 0.5, accuracy 0.75" in call(home, "snapshots", "ls").stdout.splitlines()[1]
+    shown = call(home, "snapshots", "show").stdout
+    assert "  metrics      loss 0.025\n" in shown
+    assert "  evaluated    loss 0.5, accuracy 0.75 (evaluator-0)\n" in shown
+    newest = json.loads(call(home, "snapshots", "ls", "-o", "json").stdout)[0]
+    assert (newest["metrics"], newest["evaluated"]["task"]) == (told.metrics, "evaluator-0")
+    (place(home) / "step-40-g2" / "evaluation.json").write_text("{")
+    assert "loss 0.025" in call(home, "snapshots", "ls").stdout.splitlines()[1]
 
 
 def test_a_damaged_manifest_does_not_hide_the_others(home: Path) -> None:
@@ -367,6 +383,9 @@ class Vanishing:
         if str(id) == self._gone:
             raise Gone(f"{id} is gone")
         return self._snapshots.manifest(id)
+
+    def evaluation(self, id: Id) -> Evaluation | None:
+        return None
 
     def check(self, id: Id, task: str, file: File, still: Wanted) -> None:
         raise Gone(f"{file.path} is gone")

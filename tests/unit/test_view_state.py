@@ -56,7 +56,8 @@ def test_the_whole_life() -> None:
     assert (end.status, end.reason, end.cause) == ("succeeded", "all workers have succeeded", None)
     assert (end.generation, end.steps) == (2, 161)
     assert end.committed == state.Mark(100, "step-100-g1", recorded.at(5.5), 1)
-    assert end.metrics == {"worker-0": {"loss": 0.2, "accuracy": 0.91}}
+    assert end.metrics == {"worker-0": {"loss": 0.2, "accuracy": 0.91}, "evaluator-0": {"accuracy": 0.9}}
+    assert (end.tasks["evaluator-0"].step, end.best) == (100, recorded.BEST)
     assert end.restarts == recorded.REPORT["restarts"]
     assert end.stacks == {"worker-0": 'File "train.py", line 3'}
     assert end.warnings == ["the disk is full"]
@@ -201,6 +202,7 @@ def test_the_report_in_words(tmp_path: Path) -> None:
     assert lines[4].endswith("worker-1 signal: killed by SIGKILL; next step after 1.3 s")
     assert lines[5:] == [
         f"  logs         {folder}/logs",
+        "  best         step-100-g1: accuracy 0.9",
         f"  tensorboard  {folder}/tensorboard",
         "  next         paceline tensorboard digits-3f9a",
     ]

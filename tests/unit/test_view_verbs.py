@@ -51,6 +51,7 @@ def test_ls_and_status_give_the_fields_of_the_report(home: Path) -> None:
     assert status["waiting"] is None
     assert status["saved"] == {"step": 100, "snapshot": "step-100-g1", "at": at(5.5)}
     assert status["committed"] == status["saved"]
+    assert "  best         step-100-g1: accuracy 0.9\n" in call(home, "status", "digits").stdout
 
 
 def test_status_tells_what_is_saved_from_what_is_committed(tmp_path: Path) -> None:

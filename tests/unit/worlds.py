@@ -25,7 +25,7 @@ LEASE = 10.0
 def make_plan(
     workers: int = 2,
     *,
-    evaluator: bool = False,
+    evaluator: int = 0,
     ps: int = 0,
     chief: bool = False,
     per_host: int = 1,
@@ -37,7 +37,7 @@ def make_plan(
 ) -> Plan:
     """A plan by hand: the captain's tests do not need a job file."""
     roles, hosts, tasks = [], [], []
-    counts = {"chief": int(chief), "worker": workers, "ps": ps, "evaluator": int(evaluator)}
+    counts = {"chief": int(chief), "worker": workers, "ps": ps, "evaluator": evaluator}
     rank = 0
     for name, count in counts.items():
         if not count:
@@ -140,6 +140,8 @@ class Machine:
     restored: Id | None = None
     prepared: int = 0  # the generation that it is ready for
     shown: Id | None = None  # to evaluators
+    follows: dict[str, Id | None] = field(default_factory=dict)  # what each evaluates; None: it waits for one
+    unnoted: dict[Id, ev.Evaluated] = field(default_factory=dict)  # on disk
 
 
 class Place:
@@ -181,6 +183,8 @@ class World:
         self.place = Place()
         self.place.origin = plan.snapshots.origin
         self.told_committed: list[Id] = []
+        self.evaluated: list[Id] = []  # in the order in which evaluators were done
+        self.no_more: list[str] = []  # evaluators that have seen the last one
         self._instances = 0
         self.started: list[tuple[str, int]] = []  # tasks and their generations in the order in which they began
 
@@ -243,6 +247,8 @@ class World:
                 tuple(e for n, e in machine.exits.items() if n in idle),
                 {name: f"h:{name}" for name in idle},
                 tuple(saved for _, saved in sorted(machine.held.items())),
+                dict(machine.follows),
+                tuple(machine.unnoted.values()),
             )
         )
 
@@ -262,6 +268,7 @@ class World:
         machine.processes.clear()
         machine.exits.clear()
         machine.stored.clear()
+        machine.follows.clear()
         machine.agent += 1
         self.disconnect(host)
 
@@ -322,8 +329,53 @@ class World:
         if machine.connected:
             self.tell(saved)
 
+    def follow(self, task: str) -> None:
+        """It asks for its first snapshot."""
+        machine = self._machine_of(task)
+        if task in machine.processes and task not in machine.follows:
+            machine.follows[task] = None
+            if machine.connected:
+                self.tell(ev.Follows(machine.host, task))
+
+    def evaluate(self, task: str, **metrics: float) -> Id | None:
+        """It is done with what it has, and wants the next."""
+        machine = self._machine_of(task)
+        id = machine.follows.get(task)
+        if id is not None and id not in machine.unnoted:
+            told = machine.unnoted[id] = ev.Evaluated(machine.host, task, id, metrics)
+            self.evaluated.append(id)
+            if machine.connected:
+                self.tell(told)
+        return id
+
+    def _machine_of(self, task: str) -> Machine:
+        return self.machines[next(t.host for t in self.plan.tasks if t.name == task)]
+
+    def _hear_of_evaluation(self, machine: Machine, message: dict[str, Any]) -> None:
+        task, id = message.get("task"), message["snapshot"] and Id(*message["snapshot"])
+        if message["type"] == "noted":
+            machine.unnoted.pop(id, None)
+            for name in [name for name, has in machine.follows.items() if has == id]:
+                machine.follows[name] = None
+                self.tell(ev.Follows(machine.host, name))
+        elif task in machine.follows and machine.follows[task] is None:
+            if id is None:
+                del machine.follows[task]
+                self.no_more.append(task)
+                self.exit(task, "")
+            elif id in self.place.damaged:
+                told = machine.unnoted[id] = ev.Evaluated(machine.host, task, id, {}, f"{id} is damaged")
+                machine.follows[task] = id
+                self.tell(told)
+            else:
+                assert self.place.snapshots.has(id), "what is to be evaluated is gone"
+                machine.follows[task] = id
+
     def _hear(self, machine: Machine, message: dict[str, Any]) -> None:
         kind = message["type"]
+        if kind in ("evaluate", "noted"):
+            self._hear_of_evaluation(machine, message)
+            return
         if message["snapshot"] is None:
             machine.prepared, machine.restored = int(message["generation"]), None
             self.tell(ev.Prepared(machine.host, None))
@@ -372,6 +424,7 @@ class World:
         for name, attempt in end.tasks.items():
             if name in machine.processes and machine.processes[name].attempt == attempt:
                 del machine.processes[name]
+                machine.follows.pop(name, None)
                 machine.exits[name] = ev.Exit(name, attempt, expected=True)
         offers = {name: f"h:{name}" for name in self.plan.host(machine.host).tasks if name not in machine.processes}
         self.tell(ev.Ended(machine.host, end.tasks, offers))
@@ -381,6 +434,7 @@ class World:
         host = next(t.host for t in self.plan.tasks if t.name == task)
         machine = self.machines[host]
         process = machine.processes.pop(task, None)
+        machine.follows.pop(task, None)
         if process is None:
             return
         gone = ev.Exit(
@@ -426,6 +480,7 @@ class World:
                     for name, process in machine.processes.items():
                         machine.exits[name] = ev.Exit(name, process.attempt, expected=True)
                     machine.processes.clear()
+                    machine.follows.clear()
             self.beat_all()
             self.tell(ev.Tick())
             self.answer()

@@ -140,7 +140,7 @@ class Attempt:
         if message.get("_") == "cold":
             self.cold_because = str(message.get("why", ""))[:500]
             return
-        if message.get("_") in ("saved", "warning", "asks", "save", "agree"):
+        if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow"):
             self._told(self, message)
             return
         if message.get("_") == "raised" and self.raised is None:

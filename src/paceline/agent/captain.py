@@ -6,9 +6,10 @@ from typing import Any, Callable
 
 from paceline.agent import events as ev
 from paceline.agent.ending import Ending
+from paceline.agent.evaluating import Evaluating
 from paceline.agent.failing import Failing, failure_of
 from paceline.agent.forming import Forming
-from paceline.agent.ledger import DONE, ENDING, LIVE, OVER, RETURNING, RUNNING, STOPPING, WAITING, Ledger, Unit
+from paceline.agent.ledger import CLOSING, DONE, ENDING, LIVE, OVER, RETURNING, RUNNING, STOPPING, WAITING, Ledger, Unit
 from paceline.agent.progress import Watch
 from paceline.agent.shelf import Shelf
 from paceline.agent.together import Together
@@ -44,9 +45,11 @@ class Captain:
         self.watch = Watch(plan)
         self.shelf = Shelf(plan, run, self._put, self._emit, copies)
         self._together = Together(self.books, self.shelf, self.watch.rate, self._put)
-        self._ending = Ending(plan, self.books, self.shelf, lease, self._put, self._emit)
+        self.evaluating = Evaluating(plan, self.books, self.shelf, self.watch.measured, self._put, self._emit)
+        self.shelf.needed = self.evaluating.needed
+        self._ending = Ending(plan, self.books, self.shelf, self.evaluating, lease, self._put, self._emit)
         self.failing = Failing(
-            plan, self.books, self.watch, self._ending, lease, self._wall_offset, self._put, self._emit
+            plan, self.books, self.watch, self._ending, self.evaluating, lease, self._wall_offset, self._put, self._emit
         )
         self._forming = Forming(plan, self.books, self.shelf, self._ending, self._start, self._put, self._emit)
         self.leaving: set[str] = set()  # hosts that have been told to go, and are still there
@@ -131,6 +134,7 @@ class Captain:
             self._on_saved(saved, now)
         if self.plan.host(told.host).role == "evaluator":
             self.shelf.tell_evaluator(told.host)
+            self.evaluating.joined(told, now)
         if self._forming.beginning is not None:
             self._forming.beginning.joined(told.host)
 
@@ -226,7 +230,9 @@ class Captain:
             if stepped and progress.step is not None:
                 fields = {"task": name, "step": progress.step, "metrics": dict(progress.metrics)}
                 self._emit("step", **fields, steps_per_s=self.watch.rate(name))
-                if self._task[name].role != "evaluator":
+                if self._task[name].role == "evaluator":
+                    self.evaluating.steps(name)
+                else:
                     self.failing.stepped(progress.step, now - progress.step_age)
 
     def _on_exited(self, told: ev.Exited, now: float) -> None:
@@ -247,6 +253,12 @@ class Captain:
             self.watch.snapshot(now)
             self.failing.reached(told.id.step)
 
+    def _on_follows(self, told: ev.Follows, now: float) -> None:
+        self.evaluating.asks(told)
+
+    def _on_evaluated(self, told: ev.Evaluated, now: float) -> None:
+        self.evaluating.evaluated(told, now)
+
     def _on_stored(self, told: ev.Stored, now: float) -> None:
         self.shelf.stored(told, now)
 
@@ -259,6 +271,8 @@ class Captain:
         if error is not None and error["kind"] == "superseded":
             self.books.phase = OVER
             self._out.append(ev.Leave(str(error["text"])))
+        elif told.request["do"] == "evaluated":
+            self.evaluating.answered(told.request, told.answer, now)
         elif "_number" not in told.request:
             before = self.shelf.newest()
             self.shelf.answered(told.request, told.answer, now)
@@ -289,9 +303,11 @@ class Captain:
                     continue
                 hosts.setdefault(task.host, {})[task.name] = self.books.begin(task)
                 self._together.begins(task.name, unit.kind == ALONE)
+                self.evaluating.begins(task.name)
                 self.watch.begin(task.name, now)
         if self._runtime_until is None and self.plan.limits.runtime is not None:
             self._runtime_until = now + self.plan.limits.runtime
+        self.evaluating.not_after = self._runtime_until
         self._out.append(
             ev.Start(self.generation, len(self.failing.restarts), dict(self.books.addresses), restore, hosts)
         )
@@ -309,9 +325,13 @@ class Captain:
             self.failing.advance(now)
         if self.phase == LIVE:
             self._forming.advance(now)
+        elif self.phase == CLOSING and self.evaluating.left(now):
+            self.failing.advance(now)
+            self._forming.again(now)
         self._together.advance()
         if self.phase != OVER:
             self.shelf.advance(now, all_there=self.phase != RETURNING)
+            self.evaluating.advance(now)
         self._ending.advance(now)
 
     # ---- a captain that returns
@@ -327,7 +347,10 @@ class Captain:
         self.books.phase = LIVE
         if self._ending.outcome[0]:  # the captain before this one had decided how the run ends
             self._emit("captain-returned", adopted=True)
-            self._ending.end(*self._ending.outcome, now, "term")
+            if self._ending.outcome[0] == "succeeded":
+                self._close_again(now)
+            else:
+                self._ending.end(*self._ending.outcome, now, "term")
             return
         complete = True
         for unit in self.units:
@@ -352,6 +375,16 @@ class Captain:
             self._forming.hold_until = 0.0
         self._emit("captain-returned", adopted=complete)
 
+    def _close_again(self, now: float) -> None:
+        """Training had succeeded: an evaluator may not have seen all of it."""
+        for unit in self.units:
+            task = unit.tasks[0]
+            if unit.phase != DONE:
+                gone = task.role == "evaluator" and not unit.live and task.name not in self.books.succeeded
+                unit.turn(WAITING if gone else RUNNING, now)
+        self._forming.hold_until = 0.0
+        self._ending.close(now)
+
     # ---- notes for the next captain
 
     def milestone(self) -> tuple[object, ...]:
@@ -370,6 +403,7 @@ class Captain:
             "outcome": list(self._ending.outcome),
             "books": self.books.saved(),
             "watch": self.watch.saved(),
+            "follows": sorted(self.evaluating.follows),
         }
 
     def _load(self, saved: dict[str, Any], ahead: float) -> None:
@@ -382,5 +416,6 @@ class Captain:
         self._ending.outcome = (status, reason, cause)
         self.books.load(saved["books"])
         self.watch.load(saved["watch"])
+        self.evaluating.follows = set(saved["follows"])
         if saved["runtime_until"] is not None:
-            self._runtime_until = saved["runtime_until"] + ahead
+            self._runtime_until = self.evaluating.not_after = saved["runtime_until"] + ahead

@@ -403,6 +403,7 @@ class Captaincy:
             "steps": watch.steps,
             "steps_per_s": watch.steps_per_second(),
             "metrics": watch.metrics,
+            "best": self._captain.shelf.best_words().get("best"),
             "skipped": self._captain.shelf.skipped,
             "started": self._started,
             "ended": stamp(),

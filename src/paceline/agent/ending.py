@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Callable
 
 from paceline.agent import events as ev
+from paceline.agent.evaluating import Evaluating
 from paceline.agent.ledger import CLOSING, ENDING, LIVE, OVER, RETURNING, Ledger
 from paceline.agent.shelf import Shelf
 from paceline.plan import Plan
@@ -20,11 +21,13 @@ class Ending:
         plan: Plan,
         books: Ledger,
         shelf: Shelf,
+        evaluating: Evaluating,
         lease: float,
         put: Callable[[ev.Instruction], None],
         emit: Callable[..., None],
     ) -> None:
         self._limits, self._books, self._shelf, self._lease = plan.limits, books, shelf, lease
+        self._evaluating = evaluating
         self._put, self._emit = put, emit
         self._deciding = [task.name for task in plan.tasks if plan.role(task.role).decides]
         servers = plan.strategy == "parameter-server"
@@ -54,7 +57,7 @@ class Ending:
         self._how, self._grace_until = how, now + grace
         self._farewell_until = now + grace + self._lease + FAREWELL
 
-    def _close(self, now: float) -> None:
+    def close(self, now: float) -> None:
         """Training has succeeded: servers end at once, evaluator and peers may finish what they do."""
         self._books.phase = CLOSING
         self.outcome = ("succeeded", "training succeeded", None)
@@ -64,7 +67,8 @@ class Ending:
         beside = [name for name in self._books.live if self._books.task[name].role == "evaluator"]
         if beside:
             text = f"training has succeeded; {', '.join(beside)} may finish"
-            self._emit("ending", reason=text, grace_s=self._limits.grace)
+            limit = self._evaluating.limit() if self._evaluating.follows else self._limits.grace
+            self._emit("ending", reason=text, grace_s=limit)
 
     def _end_tasks(self, names: list[str], how: str, grace: float) -> None:
         for end in self._books.ends(names, how, grace):
@@ -86,7 +90,7 @@ class Ending:
 
     def advance(self, now: float) -> None:
         if self._books.phase == LIVE and all(name in self._books.succeeded for name in self._deciding):
-            self._close(now)
+            self.close(now)
         if self._books.phase == CLOSING:
             self._closing(now)
         if self._books.phase == ENDING:
@@ -95,6 +99,10 @@ class Ending:
     def _closing(self, now: float) -> None:
         if self._committing(now):
             self._closing_until = now + self._limits.grace  # what stands beside training gets the last snapshot too
+            return
+        self._evaluating.end(now)
+        if self._evaluating.may_finish(now):
+            self._closing_until = now + self._limits.grace
             return
         if not self._books.anything_live() or now >= self._closing_until:
             self.end(*self.outcome, now, "term")
@@ -106,8 +114,9 @@ class Ending:
         return self._shelf.busy() and now < self._commit_until
 
     def _deleting(self, now: float) -> bool:
-        """What is not to be kept is gone when the run is over, too."""
-        return bool(self._shelf.deleting) and self._commit_until is not None and now < self._commit_until
+        """What is not to be kept is gone when the run is over, too, and what evaluators said is at its place."""
+        until = max(self._commit_until or 0.0, self._farewell_until)
+        return now < until and (bool(self._shelf.deleting) or self._evaluating.unrecorded())
 
     def _ending(self, now: float) -> None:
         members = self._books.members.values()

@@ -40,6 +40,25 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """An evaluator is done with a snapshot; or its host cannot have it."""
+
+    host: str
+    task: str
+    id: Id
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Follows:
+    """An evaluator wants the next snapshot."""
+
+    host: str
+    task: str
+
+
+@dataclass(frozen=True)
 class Joined:
     host: str
     instance: str  # one for each life of the host; an agent that was started again keeps it
@@ -51,6 +70,8 @@ class Joined:
     exits: tuple[Exit, ...] = ()  # the last attempt of tasks that have ended
     offers: Mapping[str, str] = field(default_factory=dict)  # task -> address for its next start
     held: tuple[Saved, ...] = ()  # snapshots that are on this host
+    follows: Mapping[str, Id | None] = field(default_factory=dict)  # evaluator -> what it has; None: wants the next
+    evaluated: tuple[Evaluated, ...] = ()  # what the captain has not taken note of yet
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, Callable
 from paceline.agent import events as ev
 from paceline.agent.budget import Failure, blame
 from paceline.agent.ending import Ending
+from paceline.agent.evaluating import Evaluating
 from paceline.agent.ledger import CLOSING, DONE, ENDING, LIVE, RETURNING, RUNNING, STOPPING, WAITING, Ledger, Unit
 from paceline.agent.progress import Watch
 from paceline.plan import ALONE, LEAD, Plan
@@ -25,12 +26,14 @@ class Failing:
         books: Ledger,
         watch: Watch,
         ending: Ending,
+        evaluating: Evaluating,
         lease: float,
         wall_offset: float,
         put: Callable[[ev.Instruction], None],
         emit: Callable[..., None],
     ) -> None:
         self._plan, self._books, self._watch, self._ending = plan, books, watch, ending
+        self._evaluating = evaluating
         self._lease, self._wall_offset = lease, wall_offset
         self._put, self._emit = put, emit
         self.restarts: list[dict[str, Any]] = []
@@ -54,7 +57,7 @@ class Failing:
             return
         if not exit.cause:
             self._books.succeeded.add(exit.task)
-        elif self._books.phase == CLOSING:
+        elif self._books.phase == CLOSING and not self._needed(unit, now):
             self._emit("note", text=f"{exit.task} failed after training had succeeded: {exit.detail}")
         else:
             failure = failure_of(exit, now)
@@ -68,7 +71,8 @@ class Failing:
                 continue
             self._books.dies(name)
             self._emit("task-exited", task=name, code=None, signal=None, expected=True)
-            if self._books.phase == LIVE and self._books.unit_of[name].phase == RUNNING:
+            unit = self._books.unit_of[name]
+            if (self._books.phase == LIVE or self._needed(unit, now)) and unit.phase == RUNNING:
                 self.lost(name, f"{told.host} ended it: it had heard nothing from the captain for a lease", now)
         for name, text in told.stacks.items():
             self.stacks[name] = text
@@ -86,9 +90,14 @@ class Failing:
                 continue
             self._books.dies(name)
             self._emit("task-exited", task=name, code=None, signal=None, expected=self._books.phase == ENDING)
-            if self._books.phase in (LIVE, RETURNING):
+            unit = self._books.unit_of[name]
+            if self._books.phase in (LIVE, RETURNING) or self._needed(unit, now):
                 failure = _lost(name, detail, now)
-                self._fail(self._books.unit_of[name], self._perhaps_memory(failure, host) if host else failure, now)
+                self._fail(unit, self._perhaps_memory(failure, host) if host else failure, now)
+
+    def _needed(self, unit: Unit, now: float) -> bool:
+        """Whether it has to start again though training is over: an evaluator that has not seen all of it."""
+        return self._books.phase == CLOSING and unit.tasks[0].role == "evaluator" and self._evaluating.left(now)
 
     def lost(self, task: str, detail: str, now: float) -> None:
         self._fail(self._books.unit_of[task], _lost(task, detail, now), now)
@@ -154,7 +163,8 @@ class Failing:
 
     def advance(self, now: float) -> None:
         for unit in self._books.units:
-            if self._books.phase == LIVE and unit.phase == STOPPING and not unit.live:
+            may = self._books.phase == LIVE or self._needed(unit, now)
+            if may and unit.phase == STOPPING and not unit.live:
                 self._settle(unit, now)
 
     def _settle(self, unit: Unit, now: float) -> None:

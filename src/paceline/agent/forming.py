@@ -50,6 +50,13 @@ class Forming:
             self._start(alone, None, now)
         self._begin([unit for unit in ready if unit.kind != ALONE], now)
 
+    def again(self, now: float) -> None:
+        """Training is over: evaluators alone, which have not seen all of it."""
+        for unit in self._books.units:
+            free = unit.phase == WAITING and not unit.lacking and not unit.live
+            if free and unit.tasks[0].role == "evaluator" and now >= max(unit.not_before, self.hold_until):
+                self._start([unit], None, now)
+
     def _begin(self, units: list[Unit], now: float) -> None:
         """A generation of these, once everything is there; from the start again where they have changed meanwhile."""
         hosts = restoring(self._plan, units)

@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 from paceline.agent import events as ev
 from paceline.agent.curves import Curves
+from paceline.agent.following import Following
 from paceline.agent.journal import Echo, last_words
 from paceline.agent.keeping import Keeping
 from paceline.agent.line import Line
@@ -35,7 +36,13 @@ class Member:
         echo = Echo() if options.echo else None
         self._line = Line(options, self.loop, echo, self._join, lambda: self._tasks.beat(), self._receive)
         self._staging = Staging(self._plan, options, self.loop, self._line.send, self._line.said)
-        self._tasks = Tasks(self._plan, options, self.loop, self._line, self._staging, echo, self._go)
+        self._following = Following(
+            self._plan, options, self._staging.porting, self.loop, self._line.send, self._line.said,
+            self._staging.remove, lambda task, words: self._tasks.tell({"tasks": [task], "words": words}),
+        )  # fmt: skip
+        self._tasks = Tasks(
+            self._plan, options, self.loop, self._line, self._staging, self._following, echo, self._go
+        )  # fmt: skip
         self._keeping = Keeping(
             self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in host.tasks},
             self._staging.porting, self.loop, lambda text: self._line.said(text, True),
@@ -60,6 +67,7 @@ class Member:
         self._staging.close()
         if self._over:
             self._staging.tidy()
+            self._following.tidy()
         if self._board is not None:
             self._board.close()
         return self._exit
@@ -78,6 +86,8 @@ class Member:
             exits=self._tasks.exits(),
             offers=self._tasks.offers(),
             held=tuple(self._staging.held()),
+            follows=self._following.follows(),
+            evaluated=self._following.unnoted(),
         )
 
     def _receive(self, message: Message) -> None:
@@ -89,7 +99,9 @@ class Member:
             self._tasks.start(message)
         elif kind == "end":
             self._tasks.end(message)
-        elif kind in ("send", "drop", "prepare", "committed"):
+        elif kind in ("evaluate", "noted"):
+            self._following.receive(message)
+        elif kind in ("send", "drop", "prepare") or (kind == "committed" and not self._following):
             self._staging.receive(kind, message)
         elif kind == "agree":
             self._tasks.tell(message)

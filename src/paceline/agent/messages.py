@@ -17,7 +17,10 @@ FILES_AT_ONCE = 500  # of a snapshot, in one message: with the longest paths tha
 
 def join(run: str, joined: ev.Joined) -> Message:
     held = [{**saved, "snapshot": list(saved.pop("id").values())} for saved in map(asdict, joined.held)]
-    return {"type": "join", "protocol": PROTOCOL, "run": run, **asdict(joined), "held": held}
+    told = [{**each, "snapshot": list(each.pop("id").values())} for each in map(asdict, joined.evaluated)]
+    follows = {task: None if id is None else pair(id) for task, id in joined.follows.items()}
+    more = {"held": held, "evaluated": told, "follows": follows}
+    return {"type": "join", "protocol": PROTOCOL, "run": run, **asdict(joined), **more}
 
 
 def stored(task: str, id: Id, files: list[Any]) -> Iterator[Message]:
@@ -38,6 +41,11 @@ def read_join(message: Message, run: str) -> ev.Joined:
         raise WireError("join: exits is no list")
     if not isinstance(held, list) or len(held) > MANY or not all(isinstance(item, dict) for item in held):
         raise WireError("join: held is no list")
+    told, follows = message.get("evaluated", []), message.get("follows", {})
+    if not isinstance(told, list) or len(told) > MANY or not all(isinstance(item, dict) for item in told):
+        raise WireError("join: evaluated is no list")
+    if not isinstance(follows, dict) or len(follows) > MANY:
+        raise WireError("join: follows is no object")
     return ev.Joined(
         host=_text(message, "host"),
         instance=_text(message, "instance"),
@@ -49,6 +57,8 @@ def read_join(message: Message, run: str) -> ev.Joined:
         exits=tuple(read_exit(item) for item in exits),
         offers=_texts(message, "offers"),
         held=tuple(_saved(item, _text(message, "host")) for item in held),
+        follows={task: None if given is None else _id({"snapshot": given}) for task, given in follows.items()},
+        evaluated=tuple(_evaluated(item, _text(message, "host")) for item in told),
     )
 
 
@@ -104,6 +114,10 @@ def read_member(message: Message, host: str) -> ev.Told | None:
     if kind == "agree":
         which, count, step = (_number(message, name) for name in ("which", "count", "step"))
         return ev.Agrees(host, _text(message, "task"), _text(message, "say"), which, count, step)
+    if kind == "follow":
+        return ev.Follows(host, _text(message, "task"))
+    if kind == "evaluated":
+        return _evaluated(message, host)
     if kind == "left":
         return ev.Left(host)
     return None
@@ -137,14 +151,22 @@ def _is_finite(value: Any) -> bool:
 
 
 def _saved(message: Mapping[str, Any], host: str) -> ev.Saved:
-    metrics = message.get("metrics", {})
-    if not isinstance(metrics, dict) or len(metrics) > MANY:
-        raise WireError("metrics is no object")
-    numbers = {str(name): float(value) for name, value in metrics.items() if _is_finite(value)}
-    parts = _number(message, "parts")
+    numbers, parts = _metrics(message), _number(message, "parts")
     if not 1 <= parts <= MANY:
         raise WireError("parts is no number of tasks")
     return ev.Saved(host, _text(message, "task"), _id(message), parts, numbers, _texts(message, "versions"))
+
+
+def _evaluated(message: Mapping[str, Any], host: str) -> ev.Evaluated:
+    error = _text({"error": "", **message}, "error")
+    return ev.Evaluated(host, _text(message, "task"), _id(message), _metrics(message), error)
+
+
+def _metrics(message: Mapping[str, Any]) -> dict[str, float]:
+    metrics = message.get("metrics", {})
+    if not isinstance(metrics, dict) or len(metrics) > MANY:
+        raise WireError("metrics is no object")
+    return {str(name): float(value) for name, value in metrics.items() if _is_finite(value)}
 
 
 def _stored(message: Mapping[str, Any], host: str) -> ev.Stored:

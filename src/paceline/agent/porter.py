@@ -23,6 +23,7 @@ from typing import Any, Callable
 from paceline.agent.options import endpoint
 from paceline.agent.written import Notes
 from paceline.storage.curves import FOLDER, Curves
+from paceline.storage.evaluation import Evaluation
 from paceline.storage.folder import Folder
 from paceline.storage.kept import Kept
 from paceline.storage.manifest import Damaged, Id, Newer, pair, parse
@@ -114,10 +115,11 @@ class Porter:
     # ---- short requests
 
     def _known(self, request: Request) -> Request:
-        """`metric`: with its value where a manifest has it."""
+        """`metric`: with its value where a manifest has it. `evaluated`: with what evaluators said."""
         known = self._short.known()
         counted, metric = known.counted(), request.get("metric")
         metrics = []
+        told = {id: self._short.evaluation(id) for id in (counted if request.get("evaluated") else ())}
         for id in counted if metric else ():
             try:
                 metrics.append([pair(id), self._short.manifest(id).metrics[str(metric)]])
@@ -128,6 +130,7 @@ class Porter:
             "counted": [pair(id) for id in counted],
             "committed": [pair(id) for id in sorted(known.committed)],
             "metrics": metrics,
+            "evaluated": [[pair(id), dict(found.metrics)] for id, found in told.items() if found is not None],
         }
 
     def _begin(self, request: Request) -> Request:
@@ -140,6 +143,10 @@ class Porter:
 
     def _commit(self, request: Request) -> Request:
         return {"new": self._short.commit(parse(str(request["manifest"]).encode(), "a manifest"))}
+
+    def _evaluated(self, request: Request) -> Request:
+        told = Evaluation(str(request["task"]), request["metrics"], str(request["at"]))
+        return {"metrics": dict(self._short.evaluate(_id(request["snapshot"]), told).metrics)}
 
     def _delete(self, request: Request) -> Request:
         self._short.delete(_id(request["snapshot"]))

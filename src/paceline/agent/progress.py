@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,10 @@ class Watch:
                 self.steps = max(self.steps, progress.step)
         pace.reported_at = max(at, pace.reported_at)
         return reported
+
+    def measured(self, task: str, metrics: Mapping[str, float]) -> None:
+        """What an evaluator said of a snapshot."""
+        self.metrics.setdefault(task, {}).update(metrics)
 
     def snapshot(self, now: float) -> None:
         self._snapshot_at = now

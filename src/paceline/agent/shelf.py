@@ -6,7 +6,7 @@ One snapshot is sent at a time. When more are saved meanwhile, the newest is nex
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -14,7 +14,7 @@ from paceline.agent import events as ev
 from paceline.agent.journal import stamp
 from paceline.plan import Plan, Task
 from paceline.storage.manifest import File, Id, Manifest, Part, pair
-from paceline.storage.retention import to_delete
+from paceline.storage.retention import best, to_delete
 
 PAUSE = 2.0  # seconds until a place that does not answer is asked again
 LONGEST_PAUSE = 60.0  # seconds between tries to send a snapshot
@@ -75,6 +75,8 @@ class Shelf:
         self._committed: set[Id] = set()
         self.deleting: set[Id] = set()
         self._values: dict[Id, float] = {}  # of the metric that the best is chosen by
+        self.results: dict[Id, Mapping[str, float]] = {}  # what evaluators said of snapshots, as it is at the place
+        self.needed: Callable[[float], set[Id]] = lambda _: set()  # what they have not judged yet
         self._misses_best = False  # told that a snapshot has no such metric
         self._drafts: dict[Id, Draft] = {}
         self._moving: Id | None = None
@@ -128,8 +130,9 @@ class Shelf:
         self._tell_evaluators()
 
     def question(self) -> dict[str, Any]:
-        best = self._plan.snapshots.best
-        return {"do": "known", "metric": None if best is None else best[0]}
+        wanted = self._plan.snapshots.best
+        evaluated = any(role.name == "evaluator" for role in self._plan.roles)
+        return {"do": "known", "metric": None if wanted is None else wanted[0], "evaluated": evaluated}
 
     def open(self, generation: int) -> None:
         """From now on, only what this generation saves counts."""
@@ -250,6 +253,8 @@ class Shelf:
         self.counted = [Id(*each) for each in answer["counted"]]
         self._committed = {Id(*each) for each in answer["committed"]}
         self._values = {Id(*each): float(value) for each, value in answer["metrics"]}
+        for each, metrics in answer["evaluated"]:
+            self.judged(Id(*each), metrics)
         for id in [id for id in self._drafts if self.past(id)]:
             self._held[id] = self._drafts.pop(id)
         self._let_go()
@@ -273,23 +278,51 @@ class Shelf:
         self._moving = None
         self.counted.insert(0, id)
         self._committed.add(id)
-        best = self._plan.snapshots.best
-        if best is not None and best[0] in draft.metrics:
-            self._values[id] = draft.metrics[best[0]]
-        elif best is not None and not self._values and not self._misses_best:
-            self._misses_best = True
-            known = f"only {', '.join(sorted(draft.metrics))}" if draft.metrics else "none"
-            text = f"the snapshot of step {id.step} has no {best[0]}, by which snapshots.best chooses: {known}"
-            self._emit("warning", text=text)
+        wanted = self._plan.snapshots.best
+        if wanted is not None and wanted[0] in draft.metrics:
+            self._values[id] = draft.metrics[wanted[0]]
+        elif id not in self.needed(now):  # else an evaluator may have it
+            self._miss_best(id, draft.metrics)
         parts = [piece.part for piece in draft.pieces.values() if piece.part is not None]
         size = sum(file.size for part in parts for file in part.files)
-        self._emit("committed", step=id.step, snapshot=str(id), bytes=size, took_s=round(now - draft.since, 3))
+        words = {"bytes": size, "took_s": round(now - draft.since, 3), **self.best_words(self.needed(now))}
+        self._emit("committed", step=id.step, snapshot=str(id), **words)
         self._held[id] = draft
         self._let_go()
         if id.generation < self.generation:  # it was brought back from copies
             self.owed, self._owed_at = _record(self.generation, id), now
         self._tell_evaluators()
-        self._retain()
+        self.retain(now)
+
+    # ---- which is the best
+
+    def judged(self, id: Id, metrics: Mapping[str, float]) -> None:
+        """By an evaluator, whose word counts more than what the snapshot says of itself."""
+        self.results[id] = metrics
+        wanted = self._plan.snapshots.best
+        if wanted is not None and wanted[0] in metrics:
+            self._values[id] = float(metrics[wanted[0]])
+        elif id not in self._values:
+            self._miss_best(id, metrics)
+
+    def _miss_best(self, id: Id, metrics: Mapping[str, float]) -> None:
+        wanted = self._plan.snapshots.best
+        if wanted is None or self._values or self._misses_best:
+            return
+        self._misses_best = True
+        known = f"only {', '.join(sorted(metrics))}" if metrics else "none"
+        text = f"the snapshot of step {id.step} has no {wanted[0]}, by which snapshots.best chooses: {known}"
+        self._emit("warning", text=text)
+
+    def best_words(self, unjudged: Collection[Id] = ()) -> dict[str, Any]:
+        """For events: {} where nothing is known."""
+        wanted = self._plan.snapshots.best
+        if wanted is None:
+            return {}
+        found = best([id for id in self.counted if id not in unjudged], self._values, wanted[1])
+        if found is None:
+            return {}
+        return {"best": {"snapshot": str(found), "metric": wanted[0], "value": self._values[found]}}
 
     # ---- from one to the next
 
@@ -399,10 +432,14 @@ class Shelf:
             for task, piece in self._held.pop(id).pieces.items():
                 self._put(_drop(piece.host, task, id))
 
-    def _retain(self) -> None:
+    def retain(self, now: float) -> None:
+        """No more than is to be kept."""
+        if not self.known or self._lost:
+            return
         settings = self._plan.snapshots
         lowest = settings.best is None or settings.best[1]
-        gone = to_delete(self.counted, sorted(self._committed), settings.keep, self._values, lowest)
+        needed = self.needed(now)
+        gone = to_delete(self.counted, sorted(self._committed), settings.keep, self._values, lowest, needed)
         for id in gone:
             self._committed.discard(id)
             self.deleting.add(id)

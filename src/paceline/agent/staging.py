@@ -3,7 +3,7 @@
 <folder>/staging/<task>/g<generation>/step-<n>     written by the task
 <folder>/held/<task>/step-<n>-g<generation>        taken by the agent, until the captain lets it go
 <folder>/restored/<host>/step-<n>-g<generation>    a verified copy to go on from
-<folder>/committed/<host>/step-<n>                 copies for evaluators
+<folder>/committed/<host>/step-<n>                 copies for evaluators that look for themselves; see following.py
 Where a folder of their own is watched instead, see watching.py.
 """
 
@@ -80,7 +80,7 @@ class Staging:
         os.makedirs(own, exist_ok=True)
         old = [f"{folder}/{name}" for name in os.listdir(folder) if name != f"g{generation}"]
         if old:
-            self._remove(old)
+            self.remove(old)
         self._prepared = None
         given = {"PACELINE_SNAPSHOT_DIR": own, "PACELINE_RESTORE": f"{self._restored}/{restore}" if restore else ""}
         if self._plan.snapshots.trust:
@@ -95,7 +95,7 @@ class Staging:
         for task in self._tasks:
             for step, generation, path in list(self._new(task)):
                 if self.watching.folder:
-                    self._remove([path])
+                    self.remove([path])
                     self._said(f"{task}: its own snapshots are not taken, as snapshots.watch names a folder", True)
                 else:
                     self._take(task, Id(step, generation), path)
@@ -104,7 +104,7 @@ class Staging:
         target = f"{self._held}/{task}/{id}"
         try:
             if os.path.exists(target):
-                self._remove([path])  # the same step once more: the first is on its way
+                self.remove([path])  # the same step once more: the first is on its way
                 return
             _about(path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -112,7 +112,7 @@ class Staging:
             os.rename(path, target)
         except _Unfit as error:
             self._said(f"{task}: the snapshot of step {id.step} is not taken: {error}", True)
-            self._remove([path])
+            self.remove([path])
             return
         except OSError as error:
             self._said(f"{task}: the snapshot in {path} cannot be taken: {error.strerror}", True)
@@ -138,7 +138,7 @@ class Staging:
             if found and not same:
                 text = f"{', '.join(sorted(found))} was saved before this machine started again: it is not used"
                 self._said(f"{task}: {text}", True)
-                self._remove([f"{folder}/{name}" for name in found])
+                self.remove([f"{folder}/{name}" for name in found])
             if not same:
                 with contextlib.suppress(OSError):
                     os.unlink(f"{folder}/{BOOT}")
@@ -213,7 +213,7 @@ class Staging:
         if number is not None:
             self.porting.forget(number)
         if task in self._tasks:
-            self._remove([f"{self._held}/{task}/{id}"])
+            self.remove([f"{self._held}/{task}/{id}"])
 
     def _prepare(self, id: Id | None, begins: int) -> None:
         """For the generation `begins`."""
@@ -226,7 +226,7 @@ class Staging:
             self._tell(words)
             return
         self._prepared = None
-        self._remove([f"{self._restored}/{name}" for name in _names(self._restored)])
+        self.remove([f"{self._restored}/{name}" for name in _names(self._restored)])
         folder = f"{self._restored}/{id}"
 
         def fetched(answer: Answer) -> None:
@@ -272,7 +272,7 @@ class Staging:
                 if error["passing"]:
                     self._loop.after(AGAIN, lambda: self._fetch_for_evaluators(id, again=True))
             elif error is None:
-                self._remove([f"{self._committed}/{name}" for name in kept[: 1 - FOR_EVALUATORS]])
+                self.remove([f"{self._committed}/{name}" for name in kept[: 1 - FOR_EVALUATORS]])
             wanted, self._wanted = self._wanted, None
             if wanted is not None:
                 self._fetch_for_evaluators(wanted)
@@ -280,7 +280,7 @@ class Staging:
         request = {"do": "fetch", "snapshot": pair(id), "folder": f"{self._committed}/step-{id.step}"}
         self.porting.ask(request, fetched)
 
-    def _remove(self, folders: Iterable[str]) -> None:
+    def remove(self, folders: Iterable[str]) -> None:
         """By the porter: it may take a while. Out of the way at once, where something takes its place."""
         gone = []
         for folder in folders:

@@ -9,6 +9,7 @@ from typing import Any, Callable
 from paceline.agent import causes, machine
 from paceline.agent import events as ev
 from paceline.agent.attempt import Attempt
+from paceline.agent.following import Following
 from paceline.agent.journal import Echo
 from paceline.agent.line import Line
 from paceline.agent.logs import TaskLog
@@ -32,12 +33,13 @@ class Tasks:
         loop: Loop,
         line: Line,
         staging: Staging,
+        following: Following,
         echo: Echo | None,
         none_left: Callable[[], None],
     ) -> None:
         """`none_left`: the last one is gone, and the host has to go, too."""
         self._plan, self._options, self._loop = plan, options, loop
-        self._line, self._staging, self._echo = line, staging, echo
+        self._line, self._staging, self._following, self._echo = line, staging, following, echo
         self._none_left = none_left
         self._tasks = {task.name: task for task in plan.tasks if task.host == options.host}
         self._starting = Starting(plan, options, loop, line.send, line.said, self._began, self._cannot_start)
@@ -168,6 +170,8 @@ class Tasks:
         elif kind == "asks":
             attempt.asks = True
             self._line.beat()
+        elif kind == "follow":
+            self._following.told(task, message)
         elif kind == "save":
             self._line.send({"type": "save", "task": task})
         elif kind == "agree":
@@ -216,6 +220,7 @@ class Tasks:
         self._staging.look()  # its last snapshot, and its last step, before the word that it is gone
         self._line.beat()
         del self.attempts[name]
+        self._following.gone(name)
         if attempt.cold_because:
             self._starting.no_spares(f"{name} starts cold from now on: {attempt.cold_because}")
         if attempt.state:

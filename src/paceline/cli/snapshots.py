@@ -102,7 +102,7 @@ def show(
         known = source.reader.known()
         id = meant(source, known, snapshot)
         made = source.reader.manifest(id)
-        found = snapshots.Found(id, id in known.counted(), made)
+        found = snapshots.Found(id, id in known.counted(), made, evaluation=source.reader.evaluation(id))
         if not output:
             print("\n".join(_text(source, known, found)))
             sys.stdout.flush()
@@ -241,7 +241,7 @@ def _show_table(found: list[Found], also_dead: bool, wide: bool) -> None:
         cells = [str(each.id), str(each.id.step), str(each.id.generation), *_cells(each)]
         cells += ["yes" if each.counts else "no"] if also_dead else []
         cells += [made.at if made else "-", str(len(made.parts)) if made else "-"] if wide else []
-        rows.append([*cells, f"damaged: {each.damaged}" if made is None else metrics(dict(made.metrics))])
+        rows.append([*cells, f"damaged: {each.damaged}" if made is None else metrics(each.metrics)])
     print(table([[clean(cell, colours=False) for cell in row] for row in rows]))
     sys.stdout.flush()
 
@@ -270,7 +270,7 @@ def _text(source: Source, known: Known, found: Found) -> list[str]:
     from paceline.view.terminal import clean, table
     from paceline.view.words import count, join, metrics, since, size, span
 
-    made, id = found.manifest, found.id
+    made, id, by = found.manifest, found.id, found.evaluation
     assert made is not None
     age = since(made.at, time.time())
     when = f", committed {span(round(age))} ago ({made.at})" if age is not None else ""
@@ -285,6 +285,7 @@ def _text(source: Source, known: Known, found: Found) -> list[str]:
         if made.world
         else "",
         "metrics": metrics(dict(made.metrics), most=100),
+        "evaluated": f"{metrics(dict(by.metrics), most=100) or 'nothing reported'} ({by.task})" if by else "",
         "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
     }
     rows = [["TASK", "FILE", "SIZE", "SHA256"]]

@@ -26,12 +26,14 @@ def late(plan: Plan, task: Task, roster: Roster, run: str, generation: int, rest
     }
     if plan.framework == "tensorflow":
         given.update(_tensorflow(plan, task, roster))
+    elif plan.framework == "none":
+        given["CLUSTER_CONFIG"] = json.dumps(_spec(plan, roster))
+    elif task.rank < 0:
+        pass  # an evaluator is no part of the group, and must not try to be
     elif plan.framework == "torch":
         given.update(_torch(plan, task, roster, run, restarts))
     elif plan.framework == "jax":
         given["PACELINE_JAX_COORDINATOR"] = roster[_leader(plan)]
-    else:
-        given["CLUSTER_CONFIG"] = json.dumps(_spec(plan, roster))
     return given
 
 
@@ -70,7 +72,7 @@ def _torch(plan: Plan, task: Task, roster: Roster, run: str, restarts: int) -> d
         "LOCAL_RANK": str(task.local_index),
         "LOCAL_WORLD_SIZE": str(len(host.tasks)),
         "GROUP_RANK": str(host.index),
-        "GROUP_WORLD_SIZE": str(len(plan.hosts)),
+        "GROUP_WORLD_SIZE": str(sum(1 for each in plan.hosts if each.role == host.role)),
         "ROLE_NAME": task.role,
         "ROLE_RANK": str(task.rank),
         "ROLE_WORLD_SIZE": world,

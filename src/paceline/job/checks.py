@@ -43,6 +43,7 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _commands(job, broken, framework_known)
         findings += _sizes(job)
         findings += _same_groups(job)
+        findings += _limits(job)
     if job.credentials is not None:
         findings += cluster_checks.credentials(job.credentials, broken)
     if job.kubernetes is not None:
@@ -82,7 +83,7 @@ def _for_clusters(job: Job) -> list[str]:
 
 def allowed_roles(framework: str, strategy: str | None) -> tuple[str, ...]:
     if framework != "tensorflow":
-        return ("worker",)
+        return ("worker", "evaluator")
     return ROLES if strategy == PARAMETER_SERVER else ("chief", "worker", "evaluator")
 
 
@@ -168,6 +169,11 @@ def _sizes(job: Job) -> Iterator[Finding]:
     )
     if tasks > MOST_TASKS:
         yield Finding(("roles",), f"makes {tasks} tasks; a job has at most {MOST_TASKS}", at_key=True)
+
+
+def _limits(job: Job) -> Iterator[Finding]:
+    if job.limits.evaluation is not None and "evaluator" not in job.roles:
+        yield Finding(("limits", "evaluation"), "has no effect: the job has no evaluator", "remove it")
 
 
 def _same_groups(job: Job) -> Iterator[Finding]:

@@ -87,14 +87,20 @@ class Limits(Strict):
     grace: Duration = Field(
         default=30.0,
         description="Time that tasks have between SIGTERM and SIGKILL when the run is stopped, and, with the snapshot "
-        "that is taken before, when their host is told to go; for an evaluator to finish; and for what was saved to be "
-        "committed before a restart goes on without it.",
+        "that is taken before, when their host is told to go; for an evaluator to finish that does not `follow()`; and "
+        "for what was saved to be committed before a restart goes on without it.",
         examples=["30s"],
     )
     commit: Duration = Field(
         default=COMMIT,
         description="Time for the last snapshot to be committed once training has ended.",
         examples=["10m"],
+    )
+    evaluation: Duration | None = Field(
+        default=None,
+        description="Time that an evaluator has, once training has ended, for each snapshot that is left. "
+        "Unset: the larger of 10 minutes and five times the longest evaluation so far.",
+        examples=["30m"],
     )
     keep_finished: Duration = Field(
         default=KEEP_FINISHED,
@@ -150,7 +156,7 @@ class _Job(Strict):
     roles: dict[str, Groups] = Field(
         default_factory=lambda: {"worker": [Group()]},
         description="The roles, and the hosts of each: a mapping, or a list of mappings where hosts are unequal. "
-        "Unset: one worker. Every framework has `worker`; TensorFlow also has `chief` (exactly one) and `evaluator`, "
+        "Unset: one worker. Every framework has `worker` and `evaluator`; TensorFlow also has `chief` (exactly one), "
         "and with `strategy: parameter-server` `ps`.",
         examples=[{"worker": {"replicas": 3}}],
     )

@@ -38,7 +38,7 @@ _ABOUT_ROLES = {
     "chief": "TensorFlow only: the one task that leads. A mapping.",
     "worker": "The tasks that train. A mapping, or a list of mappings for unequal hosts.",
     "ps": "TensorFlow with `strategy: parameter-server` only: the tasks that hold the parameters.",
-    "evaluator": "TensorFlow only: evaluates snapshots beside the training.",
+    "evaluator": "Evaluates snapshots beside the training.",
 }
 
 

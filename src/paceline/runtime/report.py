@@ -30,13 +30,19 @@ def report(step: int | None = None, **metrics: Any) -> None:
     if step is not None:
         _pending["step"] = int(step)
     for name, value in metrics.items():
-        try:
-            # Tensors and arrays of one number become floats; a torch tensor warns unless it is asked for its item.
-            _pending[name] = float(value.item() if hasattr(value, "item") else value)
-        except (TypeError, ValueError):
-            continue
+        found = number(value)
+        if found is not None:
+            _pending[name] = found
     if time.monotonic() >= _due:
         _send()
+
+
+def number(value: Any) -> float | None:
+    """Tensors and arrays of one number become floats; a torch tensor warns unless it is asked for its item."""
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError):
+        return None
 
 
 def tell(words: dict[str, Any]) -> None:

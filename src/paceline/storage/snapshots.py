@@ -8,8 +8,9 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.storage import chain, curves, kept, manifest
+from paceline.storage import chain, curves, evaluation, kept, manifest
 from paceline.storage.chain import Record
+from paceline.storage.evaluation import Evaluation
 from paceline.storage.files import copy
 from paceline.storage.manifest import Damaged, File, Gone, Id, Manifest, Part, fit
 from paceline.storage.store import Sent, Store, StoreError, Wanted
@@ -160,6 +161,24 @@ class Snapshots:
         data = made.to_bytes()
         _room_for(sum(len(part.files) for part in made.parts), len(data))
         return self._store.create(self._manifest(made.id), data)
+
+    # ---- evaluation
+
+    def evaluate(self, id: Id, told: Evaluation) -> Evaluation:
+        """What counts from now on: of two evaluations of a snapshot, the first. Gone: it was deleted meanwhile."""
+        if not self.has(id):
+            raise Gone(f"{self._manifest(id)} is gone")
+        name = f"{self.run}/{id}/{evaluation.NAME}"
+        return told if self._store.create(name, told.to_bytes()) else self.evaluation(id) or told
+
+    def evaluation(self, id: Id) -> Evaluation | None:
+        """None: it has not been evaluated, or nobody can read what came of it."""
+        name = f"{self.run}/{id}/{evaluation.NAME}"
+        data = self._store.read(name, evaluation.MOST_BYTES)
+        try:
+            return None if data is None else evaluation.parse(data, name)
+        except (Damaged, manifest.Newer):
+            return None
 
     # ---- restore
 

@@ -18,7 +18,7 @@ def place() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     world = int(os.environ.get("PACELINE_WORLD_SIZE", "1"))
-    if world > 1:
+    if world > 1 and os.environ.get("PACELINE_ROLE") != "evaluator":  # which is no part of the group
         raise RuntimeError(
             f"{world} tasks train together, and torch.distributed is not initialised: call init_process_group before"
             " snapshots are taken or restored"

@@ -13,8 +13,8 @@ from paceline.view.tail import Tail
 
 KINDS = (
     "run-started", "member-joined", "member-lost", "waiting", "generation-formed", "task-started", "step", "saved",
-    "committed",    "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note",
-    "warning", "ending", "run-ended",
+    "committed", "evaluated", "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready",
+    "captain-returned", "note", "warning", "ending", "run-ended",
 )  # fmt: skip
 
 

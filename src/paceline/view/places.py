@@ -14,6 +14,7 @@ from paceline.view import runs
 from paceline.view.runs import Run
 
 if TYPE_CHECKING:
+    from paceline.storage.evaluation import Evaluation
     from paceline.storage.kept import Kept
     from paceline.storage.manifest import File, Id, Manifest
     from paceline.storage.snapshots import Known
@@ -45,6 +46,8 @@ class Reader(Protocol):
     def known(self) -> Known: ...
 
     def manifest(self, id: Id) -> Manifest: ...
+
+    def evaluation(self, id: Id) -> Evaluation | None: ...
 
     def check(self, id: Id, task: str, file: File, still: Wanted) -> None:
         """Reads every byte of a file; Damaged where it is not what was committed."""

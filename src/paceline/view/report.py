@@ -21,7 +21,7 @@ def text(report: dict[str, Any], committed: str = "") -> list[str]:
     lines = [_headline(report)]
     lines += [f"  {line}" for line in _progress(report)]
     lines += [f"  {line}" for line in _restarts(report)]
-    lines += [f"  {name:<12} {where}" for name, where in _places(folder, committed)]
+    lines += [f"  {name:<12} {where}" for name, where in _places(folder, committed, best(report.get("best")))]
     lines += [f"  {'next':<12} {_next(report, folder)}"]
     return lines
 
@@ -72,10 +72,20 @@ def restarted(restart: dict[str, Any]) -> str:
     return f"{line}; next step after {span(after)}" if after is not None else line
 
 
-def _places(folder: Path, committed: str) -> list[tuple[str, str]]:
+def _places(folder: Path, committed: str, best: str) -> list[tuple[str, str]]:
     logs, tensorboard = (str(folder / name) if _filled(folder / name) else "" for name in ("logs", "tensorboard"))
-    places = (("from", of_run(folder)), ("logs", logs), ("snapshots", committed), ("tensorboard", tensorboard))
+    places = (
+        ("from", of_run(folder)), ("logs", logs), ("snapshots", committed), ("best", best),
+        ("tensorboard", tensorboard),
+    )  # fmt: skip
     return [(name, where) for name, where in places if where]
+
+
+def best(found: Any) -> str:
+    """The snapshot that `snapshots.best` chooses, and by what."""
+    if not isinstance(found, dict):
+        return ""
+    return f"{found.get('snapshot')}: {metrics({str(found.get('metric')): found.get('value')})}"
 
 
 def snapshots(standing: Standing, now: float | None = None) -> str:

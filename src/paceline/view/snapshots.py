@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.storage import chain
+from paceline.storage.evaluation import Evaluation
 from paceline.storage.manifest import Damaged, Gone, Id, Manifest, Newer
 from paceline.storage.snapshots import Known
 from paceline.storage.store import Wanted
@@ -36,6 +37,13 @@ class Found:
     counts: bool
     manifest: Manifest | None  # None where it is damaged
     damaged: str = ""
+    evaluation: Evaluation | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Its own, and those of an evaluator, which count more."""
+        own = {} if self.manifest is None else self.manifest.metrics
+        return {**own, **(self.evaluation.metrics if self.evaluation is not None else {})}
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def every(known: Known) -> list[Id]:
 
 def _found(reader: Reader, id: Id, counts: bool) -> Found | None:
     try:
-        return Found(id, counts, reader.manifest(id))
+        return Found(id, counts, reader.manifest(id), evaluation=reader.evaluation(id))
     except Gone:
         return None  # the run that trains has let it go meanwhile
     except (Damaged, Newer) as error:
@@ -78,10 +86,11 @@ def data(found: Found) -> dict[str, Any]:
         "snapshot": str(found.id), "step": found.id.step, "generation": found.id.generation, "counts": found.counts,
         "damaged": found.damaged or None,
     }  # fmt: skip
-    made = found.manifest
+    made, by = found.manifest, found.evaluation
+    evaluated = None if by is None else {"task": by.task, "at": by.at, "metrics": dict(by.metrics)}
     return told if made is None else {
         **told, "at": made.at, "bytes": made.size, "files": files(made), "tasks": [part.task for part in made.parts],
-        "world": made.world, "metrics": dict(made.metrics), "versions": dict(made.versions),
+        "world": made.world, "metrics": found.metrics, "evaluated": evaluated, "versions": dict(made.versions),
         **({"origin": made.origin} if made.origin else {}),
     }  # fmt: skip
 

@@ -86,6 +86,7 @@ class State:
     stacks: dict[str, str] = field(default_factory=dict)
     saved: Mark | None = None  # the newest snapshot that is complete on its hosts
     committed: Mark | None = None  # and the newest that is at its place
+    best: dict[str, Any] | None = None  # snapshot, metric and value
     waiting: Event | None = None
     ending: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -153,10 +154,7 @@ def _step(state: State, event: Event) -> None:
     task = state.task(event.text("task"))
     step = int(event.number("step"))
     task.step = step
-    reported = event.get("metrics")
-    values = {k: v for k, v in reported.items() if number(v) is not None} if isinstance(reported, dict) else {}
-    task.metrics = {**task.metrics, **values}
-    state.last_metrics = {**state.last_metrics, **values} if values else state.last_metrics
+    _measured(state, task, event)
     memory = number(event.get("memory"))
     task.memory = int(memory) if memory is not None else task.memory
     if step >= state.steps:
@@ -167,12 +165,33 @@ def _step(state: State, event: Event) -> None:
         state.pace.add(event.generation, at, step)
 
 
+def _measured(state: State, task: Task, event: Event) -> None:
+    reported = event.get("metrics")
+    values = {k: v for k, v in reported.items() if number(v) is not None} if isinstance(reported, dict) else {}
+    task.metrics = {**task.metrics, **values}
+    state.last_metrics = {**state.last_metrics, **values} if values else state.last_metrics
+
+
+def _evaluated(state: State, event: Event) -> None:
+    task = state.task(event.text("task"))
+    task.step = int(event.number("step"))
+    _measured(state, task, event)
+    _best(state, event)
+
+
+def _best(state: State, event: Event) -> None:
+    found = event.get("best")
+    if isinstance(found, dict) and number(found.get("value")) is not None:
+        state.best = found
+
+
 def _saved(state: State, event: Event) -> None:
     state.saved = _mark(event)
 
 
 def _committed(state: State, event: Event) -> None:
     state.committed = _mark(event)
+    _best(state, event)
 
 
 def _mark(event: Event) -> Mark:
@@ -234,6 +253,7 @@ _CHANGES = {
     "step": _step,
     "saved": _saved,
     "committed": _committed,
+    "evaluated": _evaluated,
     "task-exited": _task_exited,
     "stacks": _stacks,
     "restart": _restart,
@@ -291,6 +311,7 @@ def derive(run: runs.Run, state: State) -> dict[str, Any]:
         "steps": state.steps,
         "steps_per_s": state.steps_per_s,
         "metrics": state.metrics,
+        "best": state.best,
         "started": state.started or runs.started(run.folder),
         "ended": state.ended,
         "folder": str(run.folder),

@@ -73,6 +73,11 @@ def _committed(event: Event) -> str:
     return f"snapshot of step {event.get('step')} committed: {size(event.number('bytes'))}, {took} after it was saved"
 
 
+def _evaluated(event: Event) -> str:
+    reported = metrics(event.get("metrics")) or "nothing reported"
+    return f"{event.text('task')}: step {event.get('step')} evaluated: {reported}"
+
+
 def _task_exited(event: Event) -> str:
     task = event.text("task")
     if event.get("code") == 0:
@@ -126,6 +131,7 @@ _SENTENCES = {
     "step": _step,
     "saved": lambda event: f"snapshot of step {event.get('step')} saved",
     "committed": _committed,
+    "evaluated": _evaluated,
     "task-exited": _task_exited,
     "hang": _hang,
     "stacks": _stacks,
