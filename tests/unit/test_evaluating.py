@@ -287,6 +287,19 @@ def test_captain_and_evaluator_may_die_together_after_training() -> None:
     assert told(world) == [10] and world.over is not None and world.over.status == "succeeded"
 
 
+def test_an_evaluator_that_dies_before_a_captain_that_returned_knows_what_is_left_starts_again() -> None:
+    world = committed(following(), 10)
+    world.exit("worker-0", "")
+    world.deliver_all()
+    world.restart_captain()
+    world.join_all()
+    world.exit(EVALUATOR, "signal")
+    comes_back(world)
+    evaluate(world)
+    world.deliver_all()
+    assert told(world) == [10] and world.over is not None and world.over.status == "succeeded"
+
+
 def test_what_waits_beyond_keep_is_gone_when_a_run_is_stopped() -> None:
     world = committed(following(keep=1), 10, 20, 30)
     world.tell(ev.Stop("stop"))

@@ -163,9 +163,9 @@ class Evaluating:
         return own.union(self.waiting()) if self.expected(now) and not over else own
 
     def left(self, now: float) -> bool:
-        """Whether an evaluator that follows has something to do."""
+        """Whether an evaluator that follows has something to do, or may have: a captain that returns has to ask."""
         follows = any(task in self.follows and self._may_ask(task, now) for task in self._tasks)
-        return bool(self._unrecorded) or (follows and bool(self.waiting()))
+        return bool(self._unrecorded) or (follows and (not self._shelf.known or bool(self.waiting())))
 
     # ---- the end
 
