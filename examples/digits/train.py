@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -21,7 +21,6 @@ BATCH = 100  # over all workers together: more workers make a step faster, not d
 TASK = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
 CHIEF = TASK == {"type": "worker", "index": 0}
 SNAPSHOTS = Path(os.environ.get("PACELINE_SNAPSHOT_DIR") or tempfile.mkdtemp(prefix="digits-"))
-COMMITTED = Path(os.environ.get("PACELINE_COMMITTED_DIR") or SNAPSHOTS)  # where an evaluator finds them
 TENSORBOARD = Path(os.environ.get("PACELINE_TENSORBOARD_DIR") or SNAPSHOTS / "tensorboard")
 
 
@@ -110,24 +109,26 @@ def save(checkpoint: tf.train.Checkpoint, step: int) -> None:
     partial.rename(SNAPSHOTS / f"step-{step}")
 
 
-def evaluate(last: int) -> None:
-    """Tests each new snapshot until the last one; not part of the cluster, so it can come, go and be late."""
+def tester() -> Callable[[int, Path], float]:
+    """How many of the held-out digits a snapshot reads."""
     _, (images, labels) = digits()
     model = network()
     checkpoint = tf.train.Checkpoint(model=model)
-    tested = 0
-    with tf.summary.create_file_writer(str(TENSORBOARD / "test")).as_default():
-        while tested < last:
-            newest = max((int(folder.name[5:]) for folder in COMMITTED.glob("step-*")), default=0)
-            if newest == tested:
-                time.sleep(0.2)
-                continue
-            checkpoint.read(str(COMMITTED / f"step-{newest}" / "state")).expect_partial()
-            accuracy = float(np.mean(np.argmax(model(images), axis=1) == labels))
-            print(f"step {newest}: {accuracy:.1%} of {len(labels)} held-out digits read correctly", flush=True)
-            paceline.report(step=newest, accuracy=accuracy)
-            tf.summary.scalar("accuracy", accuracy, step=newest)
-            tested = newest
+
+    def test(step: int, folder: Path) -> float:
+        checkpoint.read(str(folder / "state")).expect_partial()
+        accuracy = float(np.mean(np.argmax(model(images), axis=1) == labels))
+        print(f"step {step}: {accuracy:.1%} of {len(labels)} held-out digits read correctly", flush=True)
+        return accuracy
+
+    return test
+
+
+def evaluate() -> None:
+    """Tests each snapshot once, to the last; not part of the cluster, so it can come, go and be late."""
+    test = tester()
+    for snapshot in paceline.snapshots.follow():
+        snapshot.report(accuracy=test(snapshot.step, snapshot.path))
 
 
 if __name__ == "__main__":
@@ -135,10 +136,10 @@ if __name__ == "__main__":
     options.add_argument("--steps", type=int, default=800)
     options.add_argument("--every", type=int, default=100, help="steps between snapshots")
     given = options.parse_args()
-    if TASK["type"] != "evaluator":
-        train(given.steps, given.every)
     if TASK["type"] == "evaluator":
-        evaluate(given.steps)
-    elif "TF_CONFIG" not in os.environ:
-        evaluate(given.steps)
+        evaluate()
+    else:
+        train(given.steps, given.every)
+    if "TF_CONFIG" not in os.environ:
+        tester()(given.steps, SNAPSHOTS / f"step-{given.steps}")
         print(f"snapshots and TensorBoard files are in {SNAPSHOTS}")

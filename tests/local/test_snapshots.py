@@ -199,8 +199,7 @@ def test_an_evaluator_gets_a_snapshot_that_it_could_not_have_at_first(
 ) -> None:
     link, place = toxiproxy.link(s3.port), bucket(s3)
     worker, evaluator = {"replicas": 1}, {"replicas": 1, "env": {"AWS_ENDPOINT_URL": link.endpoint}}
-    framework = {"framework": "tensorflow", "strategy": "multi-worker"}  # another has no evaluators
-    run = start(a_job(state, place, roles={"worker": worker, "evaluator": evaluator}, **framework), env=place.env)
+    run = start(a_job(state, place, roles={"worker": worker, "evaluator": evaluator}), env=place.env)
     commit(run, state, 10)
     eventually("it has seen the first", lambda: "seen 10" in run.log("evaluator-0"), more=run.story)
     with link.down():
@@ -214,8 +213,7 @@ def test_an_evaluator_gets_a_snapshot_that_it_could_not_have_at_first(
 
 def test_an_evaluator_has_the_last_snapshot_before_the_run_ends(start: Starter, state: Path, place: Place) -> None:
     roles = {"worker": {"replicas": 1}, "evaluator": {"replicas": 1}}
-    framework = {"framework": "tensorflow", "strategy": "multi-worker"}  # another has no evaluators
-    run = start(a_job(state, place, roles=roles, **framework), env=place.env)
+    run = start(a_job(state, place, roles=roles), env=place.env)
     commit(run, state, 10)
     eventually("it has seen the first", lambda: "seen 10" in run.log("evaluator-0"), more=run.story)
     do(state, 20)

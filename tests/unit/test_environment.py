@@ -75,6 +75,16 @@ def test_jax_gets_the_address_of_the_first_task(tmp_path: Path) -> None:
     assert (variables["PACELINE_RANK"], variables["PACELINE_WORLD_SIZE"]) == ("1", "2")
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax", "none"])
+def test_an_evaluator_is_no_part_of_any_group(tmp_path: Path, framework: str) -> None:
+    roles = "roles: {worker: {replicas: 2}, evaluator: {}}"
+    made = planned(tmp_path, f"{{name: a, framework: {framework}, command: [python, train.py], {roles}}}")
+    variables = given(made, "evaluator-0")
+    assert (variables["PACELINE_RANK"], variables["PACELINE_WORLD_SIZE"]) == ("-1", "2")
+    assert not {"RANK", "MASTER_ADDR", "PACELINE_JAX_COORDINATOR"} & variables.keys()
+    assert given(made, "worker-0").get("GROUP_WORLD_SIZE", "2") == "2"
+
+
 @pytest.mark.parametrize(
     ("framework", "devices", "local", "visible"),
     [

@@ -1,0 +1,120 @@
+"""What an evaluator's program sees of snapshots, and what its agent hears of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.runtime import report, snapshots, tfrecord
+
+
+class Agent:
+    def __init__(self, ours: socket.socket) -> None:
+        self._ours = ours
+
+    def gives(self, *words: dict[str, Any]) -> None:
+        for each in words:
+            self._ours.send(json.dumps(each).encode())
+
+    def heard(self) -> list[dict[str, Any]]:
+        found = []
+        self._ours.setblocking(False)
+        while True:
+            try:
+                found.append(json.loads(self._ours.recv(65536)))
+            except BlockingIOError:
+                return found
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Agent]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        theirs.setblocking(False)
+        monkeypatch.setattr(report, "_descriptor", theirs.fileno())
+        monkeypatch.setattr(snapshots, "_curve", snapshots._Curve())
+        given = {"RUN": "run", "ROLE": "evaluator", "TASK": "evaluator-0", "TENSORBOARD_DIR": str(tmp_path)}
+        for name, value in {**given, "RESTORE": ""}.items():
+            monkeypatch.setenv(f"PACELINE_{name}", value)
+        yield Agent(ours)
+
+
+def one(step: int) -> dict[str, Any]:
+    return {"snapshot": f"step-{step}-g1", "path": f"/copies/step-{step}-g1"}
+
+
+def drawn(folder: Path) -> list[int]:
+    found = []
+    for path in sorted((folder / "evaluator-0").iterdir()):
+        with path.open("rb") as file:
+            found += [tfrecord.step_of(record) for _, record in tfrecord.records(file)]
+    return [step for step in found if step is not None]
+
+
+def test_each_is_done_when_the_loop_goes_on(agent: Agent, tmp_path: Path) -> None:
+    agent.gives(one(10), one(20), {"over": True})
+    for snapshot in paceline.snapshots.follow():
+        assert (snapshot.path, snapshot.id) == (Path(f"/copies/{snapshot.id}"), f"step-{snapshot.step}-g1")
+        assert os.environ["PACELINE_RESTORE"] == str(snapshot.path)
+        snapshot.report(accuracy=snapshot.step, word="no number")
+        snapshot.report(loss=float("nan"))
+    assert agent.heard() == [
+        {"_": "follow", "wants": True},
+        {"_": "follow", "done": "step-10-g1", "metrics": {"accuracy": 10.0}, "wants": True},
+        {"_": "follow", "done": "step-20-g1", "metrics": {"accuracy": 20.0}, "wants": True},
+    ]
+    assert drawn(tmp_path) == [10, 20] and os.environ["PACELINE_RESTORE"] == ""
+
+
+def test_a_loop_that_is_left_is_done_with_what_it_has_reported_of(agent: Agent) -> None:
+    agent.gives(one(10))
+    for snapshot in paceline.snapshots.follow():
+        snapshot.report(accuracy=1)
+        break
+    assert agent.heard()[1:] == [{"_": "follow", "done": "step-10-g1", "metrics": {"accuracy": 1.0}, "wants": False}]
+    agent.gives(one(20))
+    with pytest.raises(ZeroDivisionError):
+        for _ in paceline.snapshots.follow():
+            raise ZeroDivisionError
+    assert agent.heard() == [{"_": "follow", "wants": True}], "it failed: it is to be evaluated again"
+
+
+def test_a_step_is_drawn_once_also_by_the_next_process(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        agent.gives(one(10), one(20), {"over": True})
+        for snapshot in paceline.snapshots.follow():
+            snapshot.report(accuracy=1e300 if snapshot.step == 10 else 1)
+            snapshot.report(loss=2)
+        with next((tmp_path / "evaluator-0").iterdir()).open("ab") as file:
+            file.write(b"torn")  # by one that was killed
+        monkeypatch.setattr(snapshots, "_curve", snapshots._Curve())
+    files = sorted((tmp_path / "evaluator-0").iterdir(), key=lambda path: path.stat().st_size)
+    sizes = [path.stat().st_size for path in files]
+    assert len(files) == 2 and sizes[0] < 60 < sizes[1], "the second has nothing but its head"
+
+
+def test_outside_a_run_there_are_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("PACELINE_RUN", raising=False)
+    monkeypatch.setattr(snapshots, "_said", False)
+    assert list(paceline.snapshots.follow()) == list(paceline.snapshots.follow()) == []
+    assert capsys.readouterr().err == "paceline: paceline.snapshots.follow() has no snapshots to give outside a run\n"
+
+
+def test_others_than_evaluators_are_told(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_ROLE", "worker")
+    monkeypatch.setenv("PACELINE_TASK", "worker-0")
+    with pytest.raises(RuntimeError, match="worker-0 is no evaluator"):
+        next(paceline.snapshots.follow())
+    monkeypatch.setenv("PACELINE_ROLE", "evaluator")
+    monkeypatch.setattr(report, "_descriptor", -1)
+    with pytest.raises(RuntimeError, match="a process in between has closed PACELINE_REPORT_FD"):
+        next(paceline.snapshots.follow())
