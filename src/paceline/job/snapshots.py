@@ -88,7 +88,7 @@ Watched = Annotated[str, PlainValidator(watched), WithJsonSchema(text_schema(r"\
 class Best(Strict):
     """Which snapshot is kept besides the newest ones."""
 
-    metric: Text = Field(description="A metric that is in the snapshot.", examples=["loss"])
+    metric: Text = Field(description="A metric of the snapshot, or one that an evaluator reports.", examples=["loss"])
     mode: Annotated[str, *choice(("min", "max"), _ALSO_MODES)] = Field(
         default="min", description="Whether the lowest or the highest is the best."
     )
