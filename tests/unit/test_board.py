@@ -186,7 +186,7 @@ def test_what_a_lost_host_left_is_in_one_line_with_what_its_successor_writes(sid
     side.member(0).sweep()
     shutil.rmtree(side.place / "member-0")
     successor = side.member(0)
-    Notes(notes_path(str(side.place / "member-0"))).begin(2, 2, list)
+    Notes(notes_path(str(side.place / "member-0"))).begin(2, (2, 4), list)
     successor.sweep()  # it has nothing yet
     first = tfrecord.first(1.0)
     both = first + tfrecord.scalars(1, 1.0, {"a": 0.0}) + tfrecord.scalars(2, 1.0, {"a": 0.0})
@@ -266,6 +266,41 @@ def test_a_tensorboard_that_dies_is_started_again(
     made._listener.close()
     assert made.loop.now() < until
     assert "TensorBoard in a/b ended (exit code 3) and is started again" in capsys.readouterr().out
+
+
+def test_one_that_takes_too_much_memory_or_has_read_what_is_gone_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nexec sleep 60\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(showing, "LOOK_S", 0.02)
+    monkeypatch.setattr(showing, "SOON_S", 0.01)
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    events, said = folder / "events.out.tfevents.1", list[str]()
+    events.write_bytes(b"1234")
+    loop = Loop()
+
+    def starts(count: int) -> None:
+        until = loop.now() + 20
+        while not ((tmp_path / "starts").exists() and (tmp_path / "starts").read_text().count("--logdir") == count):
+            assert loop.now() < until
+            loop.once(0.02)
+
+    made = showing.Showing(loop, str(program), str(folder), ("127.0.0.1", 1), 1 << 40, said.append)
+    starts(1)
+    events.write_bytes(b"12345")
+    loop.once(0.05)
+    events.write_bytes(b"123")
+    starts(2)
+    assert said == []
+    made._memory = 0
+    starts(3)
+    assert said == ["it used more than 0 MiB, which is tensorboard.memory"]
+    made.close()
+    while made._pid:
+        loop.once(0.02)
 
 
 class Stranger:

@@ -48,11 +48,11 @@ FIRST, SECOND, THIRD = (f"train/events.out.tfevents.{number}.machine.{number}.0"
 
 def test_steps_after_the_snapshot_go_at_once_and_so_does_a_torn_end(folder: Path) -> None:
     write(folder / FIRST, {"loss": range(1, 101), "rare": [10, 90]}, torn=b"half a rec")
-    assert curves(folder).trim({FIRST: 1}, {2: 50}) == [FIRST]
+    assert curves(folder).trim({FIRST: 1}, {2: (50, 98)}) == [FIRST]
     assert steps(folder / "train", "loss") == list(range(1, 51))
     assert steps(folder / "train", "rare") == [10]
     write(folder / SECOND, {"loss": range(51, 61)})
-    assert curves(folder).trim({FIRST: 1}, {2: 50}) == []
+    assert curves(folder).trim({FIRST: 1}, {2: (50, 98)}) == []
     assert steps(folder / "train", "loss") == list(range(1, 61))
 
 
@@ -75,9 +75,21 @@ def test_steps_that_are_epochs_are_in_one_line_too(folder: Path) -> None:
     write(folder / FIRST, {"epoch_loss": range(5), "batch_loss": range(0, 500, 10)})
     write(folder / SECOND, {"epoch_loss": range(3, 6), "batch_loss": range(310, 600, 10)})
     write(folder / THIRD, {"epoch_loss": range(5, 9), "batch_loss": range(510, 900, 10)})
-    assert set(curves(folder).trim({FIRST: 1, SECOND: 2}, {2: 300, 3: 500})) == {FIRST, SECOND}
+    assert set(curves(folder).trim({FIRST: 1, SECOND: 2}, {2: (300, 490), 3: (500, 590)})) == {FIRST, SECOND}
     assert steps(folder / "train", "epoch_loss") == list(range(9))
     assert steps(folder / "train", "batch_loss") == list(range(0, 900, 10))
+
+
+def test_a_tag_that_counts_examples_loses_only_what_is_written_again(folder: Path) -> None:
+    """Its steps are far beyond that of the snapshot, from the beginning on."""
+    write(folder / FIRST, {"loss": range(1, 101), "by_examples": range(64, 6401, 64)})
+    drawn = curves(folder)
+    assert drawn.trim({FIRST: 1}, {2: (50, 100)}) == [FIRST]
+    assert steps(folder / "train", "loss") == list(range(1, 51))
+    assert steps(folder / "train", "by_examples") == list(range(64, 6401, 64))
+    write(folder / SECOND, {"by_examples": range(51 * 64, 60 * 64 + 1, 64)})
+    assert drawn.trim({FIRST: 1}, {2: (50, 100)}) == [FIRST]
+    assert steps(folder / "train", "by_examples") == list(range(64, 60 * 64 + 1, 64))
 
 
 def test_what_others_write_at_the_same_time_stays(folder: Path) -> None:
@@ -89,7 +101,7 @@ def test_what_others_write_at_the_same_time_stays(folder: Path) -> None:
     write(folder / "other" / "events.out.tfevents.1.machine.7.0", {"loss": range(1, 11)})
     (folder / "train" / "checkpoint").write_bytes(b"no event file")
     before = find(str(folder))
-    assert curves(folder).trim({FIRST: 1, same: 1, "other/events.out.tfevents.1.machine.7.0": 1}, {2: 10}) == []
+    assert curves(folder).trim({FIRST: 1, same: 1, "other/events.out.tfevents.1.machine.7.0": 1}, {2: (10, 10)}) == []
     assert find(str(folder)) == before
 
 
@@ -110,7 +122,7 @@ def test_files_of_another_machine_are_brought_back_and_what_is_trimmed_is_sent_a
     other.mkdir()
     again = curves(other)
     assert again.bring(store, "r/tensorboard/h", lambda _: True) == [FIRST]
-    assert again.trim({FIRST: 0}, {2: 50}) == [FIRST]
+    assert again.trim({FIRST: 0}, {2: (50, 101)}) == [FIRST]
     write(other / SECOND, {"loss": range(51, 61)})
     again.keep(store, "r/tensorboard/h", lambda _: True, last=False)
     assert steps(kept / "train", "loss") == list(range(1, 61))
@@ -119,10 +131,10 @@ def test_files_of_another_machine_are_brought_back_and_what_is_trimmed_is_sent_a
 def test_whoever_is_first_says_what_was_there_when_a_generation_began(tmp_path: Path) -> None:
     notes = Notes(str(tmp_path / "notes.json"))
     assert notes.begin(1, None, list) and not notes.begin(1, None, lambda: ["late"])
-    assert notes.begin(2, 50, lambda: ["a"])
-    assert not notes.begin(2, 50, lambda: ["b"]), "another host, when tasks of the first already write"
+    assert notes.begin(2, (50, 60), lambda: ["a"])
+    assert not notes.begin(2, (50, 60), lambda: ["b"]), "another host, when tasks of the first already write"
     assert Notes(str(tmp_path / "notes.json")).begin(4, None, lambda: ["a", "b"])
     told = notes.read()
-    assert (told.generation, told.old, told.after) == (4, {"a": 1, "b": 3}, {2: 50})
+    assert (told.generation, told.old, told.after) == (4, {"a": 1, "b": 3}, {2: (50, 60)})
     (tmp_path / "notes.json").write_text(json.dumps({"generation": "odd"}))
     assert notes.read().generation == 0

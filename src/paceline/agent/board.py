@@ -126,9 +126,9 @@ class Board:
         """What its host has, the host itself keeps in one line; what an instance before it has left here, nobody else
         can."""
         after = message.get("after")
-        if not isinstance(after, list) or not all(isinstance(each, list) and len(each) == 2 for each in after):
-            raise WireError("begun: after is no list of pairs")
-        self._held.trim(peer.host, peer.has, {int(generation): int(step) for generation, step in after})
+        if not isinstance(after, list) or not all(isinstance(each, list) and len(each) == 3 for each in after):
+            raise WireError("begun: after is no list of three numbers each")
+        self._held.trim(peer.host, peer.has, {int(each[0]): (int(each[1]), int(each[2])) for each in after})
         return self._answer(peer, {})
 
     def _answer(self, peer: Peer, sizes: dict[str, int]) -> Message:

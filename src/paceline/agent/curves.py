@@ -41,14 +41,15 @@ class Curves:
         if kept:
             self._later()
 
-    def begins(self, generation: int, restore: str | None) -> None:
-        """Before its first task starts: what is there now was written before it."""
+    def begins(self, generation: int, restore: str | None, reached: int) -> None:
+        """Before its first task starts: what is there now was written before it. `reached`: the furthest step that
+        tasks of this host have said; 0 where they have said none."""
         if not self._together:
             return  # these go on from nothing that others would write again
         id = parse_id(restore) if restore else None
         try:
             os.makedirs(self._folder, exist_ok=True)
-            first = self._notes.begin(generation, None if id is None else id.step, self._written)
+            first = self._notes.begin(generation, None if id is None else (id.step, reached), self._written)
         except OSError:
             return  # a full disk: the line is not drawn again, and training goes on
         if first and generation > 1:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import Any
 
-from paceline.storage.curves import Curves, find
+from paceline.storage.curves import After, Curves, find
 
 MOST_BYTES = 4 * 1024 * 1024 * 1024  # of all files: the node's disk is everybody's
 MOST_FILES = 20_000
@@ -54,7 +54,7 @@ class Held:
         except OSError as error:
             raise Refusal(error.strerror or str(error)) from None
 
-    def trim(self, host: str, has: Set[str], after: Mapping[int, int]) -> None:
+    def trim(self, host: str, has: Set[str], after: After) -> None:
         """Of the files of a host all but those that it has now: an instance before it has written them."""
         folder = f"{self._hosts}/{host}"
         lost = [path for path in find(folder) if path not in has] if os.path.isdir(folder) else []

@@ -95,7 +95,7 @@ class Member:
         if kind == "roster":
             self._tasks.roster = message["roster"]
         elif kind == "start":
-            self._curves.begins(int(message["generation"]), message["restore"])
+            self._curves.begins(int(message["generation"]), message["restore"], self._tasks.reached)
             self._tasks.start(message)
         elif kind == "end":
             self._tasks.end(message)

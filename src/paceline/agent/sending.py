@@ -96,9 +96,9 @@ class Sending:
     def sweep(self) -> None:
         """All that is new, once. What the other side holds is what it says: whoever started anew goes on from there."""
         found = find(self._folder)
-        after = self._notes.read().after
-        if not found and not after:
+        if not found and self._notes.read().generation < 2:
             return
+        after = self._notes.read().after
         if self._sock is None:
             self._connect()
         unknown = [path for path in found if path not in self._held]
@@ -113,7 +113,7 @@ class Sending:
                 self._inodes[path] = inode
         if time.monotonic() - self._begun > PING_S or self._closing.is_set():
             # Also so that the other side hears from here.
-            self._ask({"type": "begun", "after": [list(each) for each in after.items()]})
+            self._ask({"type": "begun", "after": [[number, *each] for number, each in after.items()]})
             self._begun = time.monotonic()
 
     def _send(self, path: str, size: int, replaced: bool) -> None:

@@ -56,6 +56,7 @@ class Tasks:
         self._generation_file = f"{options.folder}/logs/.{options.host}.generation"
         self.generation = self._last_generation()
         self.roster: dict[str, str] = {}
+        self.reached = 0  # the furthest step of those that have ended
         self._leaving = False
 
     # ---- what the captain is told
@@ -221,6 +222,7 @@ class Tasks:
         self._line.beat()
         del self.attempts[name]
         self._following.gone(name)
+        self.reached = max(self.reached, attempt.step or 0)
         if attempt.cold_because:
             self._starting.no_spares(f"{name} starts cold from now on: {attempt.cold_because}")
         if attempt.state:

@@ -16,7 +16,8 @@ from paceline.storage.curves import alone
 class Told:
     generation: int = 0  # the last that has begun
     old: dict[str, int] = field(default_factory=dict)  # files whose writers are gone -> of which generation
-    after: dict[int, int] = field(default_factory=dict)  # generation -> the step it goes on from
+    # Generation -> the step it goes on from, and the furthest that training is known to have come before.
+    after: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Notes:
@@ -29,12 +30,12 @@ class Notes:
         try:
             with open(self._path) as file:
                 data = json.load(file)
-            after = {int(generation): int(step) for generation, step in data["after"].items()}
+            after = {int(generation): (int(step), int(last)) for generation, (step, last) in data["after"].items()}
             return Told(int(data["generation"]), {str(p): int(g) for p, g in data["old"].items()}, after)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Told()
 
-    def begin(self, generation: int, step: int | None, files: Callable[[], Iterable[str]]) -> bool:
+    def begin(self, generation: int, after: tuple[int, int] | None, files: Callable[[], Iterable[str]]) -> bool:
         """Whether this is the first to say so. `files`: those that are there, and whose writers are gone."""
         with alone(os.path.dirname(self._path)):
             told = self.read()
@@ -42,8 +43,8 @@ class Notes:
                 return False
             for path in files():
                 told.old.setdefault(path, generation - 1)
-            if step is not None:
-                told.after[generation] = step
+            if after is not None:
+                told.after[generation] = after
             told.generation = generation
             self._write(told)
         return True

@@ -1,9 +1,10 @@
 """Event files of TensorBoard in a folder: of what was written twice only the later is left, and the place has a copy.
 
 A program that goes on from step N writes the steps after N once more, and one that begins anew writes all of them. What
-generations before have written is dropped then: whatever is after N, and of each tag whatever is not before the first
-step that a later generation has written. So what nobody has written again stays, also where a program has restored what
-Paceline does not know of, and where steps are epochs. Files whose writers live are never touched.
+generations before have written is dropped then: of each tag, whatever is not before the first step that a later
+generation has written; and at once whatever is after N, of tags that count the steps of training. So what nobody writes
+again stays, also where a program has restored what Paceline does not know of, and where steps are epochs or examples.
+Files whose writers live are never touched.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _NEVER = 1 << 63
 _MARK = "tfevents"  # in the names of what TensorBoard reads
 
 Found = dict[str, tuple[int, int]]  # path below the folder -> inode and size
+# Generation -> the step that it goes on from, and the furthest that training is known to have come before.
+After = Mapping[int, tuple[int, int]]
 
 
 def find(folder: str) -> Found:
@@ -73,9 +76,9 @@ class Curves:
 
     # ---- one line
 
-    def trim(self, old: Mapping[str, int], after: Mapping[int, int]) -> list[str]:
+    def trim(self, old: Mapping[str, int], after: After) -> list[str]:
         """The paths of files that have become shorter. `old`: those whose writers are gone, with their generation;
-        what else is there is of a later one. `after`: generations, with the step that each goes on from, if any."""
+        what else is there is of a later one. `after`: of generations that go on from a snapshot."""
         with alone(self._folder):
             places: dict[str, dict[int, list[str]]] = {}
             found = event_files(self._folder)
@@ -89,18 +92,17 @@ class Curves:
                 for path in self._trim_place(generations, found, after)
             ]
 
-    def _trim_place(
-        self, generations: Mapping[int, list[str]], found: Found, after: Mapping[int, int]
-    ) -> Iterator[str]:
+    def _trim_place(self, generations: Mapping[int, list[str]], found: Found, after: After) -> Iterator[str]:
         """The files of one folder: to TensorBoard they are one run."""
         floors: dict[str, int] = {}  # tag -> the first step that a later generation has written
         for generation in sorted(generations, reverse=True):
-            limit = min((step + 1 for later, step in after.items() if later > generation), default=_NEVER)
             written = [(path, self._read(path, found[path])) for path in generations[generation]]
-            for path, known in written if generation < _NEVER else ():
-                if any(step >= min(limit, floors.get(tag, limit)) for tag, step in known.high.items()):
-                    self._rewrite(path, limit, floors)
-                    yield path
+            if generation < _NEVER:
+                first = _first_dropped([known for _, known in written], floors, generation, after)
+                for path, known in written:
+                    if any(step >= first[tag] for tag, step in known.high.items()):
+                        self._rewrite(path, first)
+                        yield path
             for _, known in written:
                 for tag, step in known.low.items():
                     floors[tag] = min(step, floors.get(tag, step))
@@ -125,14 +127,15 @@ class Curves:
             pass  # what follows is not whole, or not yet
         return known
 
-    def _rewrite(self, path: str, limit: int, floors: Mapping[str, int]) -> None:
+    def _rewrite(self, path: str, first: Mapping[str, int]) -> None:
+        """Without what is not before `first` of its tag."""
         own, beside = f"{self._folder}/{path}", f"{self._scratch}.trimmed"
         kept: list[tuple[int, int]] = []  # ranges of bytes
         with open(own, "rb") as file:
             with contextlib.suppress(tfrecord.Torn):
                 for begin, record in tfrecord.records(file):
                     step, tags = tfrecord.summary_of(record) or (-1, ())
-                    if any(step >= min(limit, floors.get(tag, limit)) for tag in tags):
+                    if any(step >= first.get(tag, _NEVER) for tag in tags):
                         continue
                     if kept and kept[-1][1] == begin:
                         begin = kept.pop()[0]
@@ -183,6 +186,28 @@ class Curves:
             self._sent[path] = about.st_ino, about.st_size
             came.append(path)
         return came
+
+
+def _first_dropped(written: list[_Known], floors: Mapping[str, int], generation: int, after: After) -> dict[str, int]:
+    """By tag: from which step on its values are dropped, of what one generation has written."""
+    high: dict[str, int] = {}
+    for known in written:
+        for tag, step in known.high.items():
+            high[tag] = max(step, high.get(tag, step))
+    return {
+        tag: min(
+            floors.get(tag, _NEVER),
+            *(step + 1 for later, (step, reached) in after.items() if later > generation and _counts(last, reached)),
+            _NEVER,
+        )
+        for tag, last in high.items()
+    }
+
+
+def _counts(last: int, reached: int) -> bool:
+    """Whether a tag counts the steps of training: one that counts examples or tokens has come much further. A program
+    may say how far it is less often than it writes."""
+    return last <= reached + max(10, reached // 10)
 
 
 def _copy(source: int, target: int, begin: int, end: int) -> None:
