@@ -16,7 +16,7 @@ from paceline.agent import pod
 from paceline.agent.machine import free_port
 from paceline.backends import certificates
 from paceline.backends.kubernetes import render
-from paceline.backends.kubernetes.archive import agent_archive
+from paceline.backends.kubernetes.archive import archives
 from paceline.backends.kubernetes.code import collect
 from paceline.job import load_text
 
@@ -44,7 +44,7 @@ class Pods:
         fields = {"name": "tiny", "framework": "none", "command": ["python", "train.py"], **job}
         fields |= {"roles": {"worker": {"replicas": 2}}, "kubernetes": {"image": "any"}}
         plan = plans.make(load_text(json.dumps(fields), "job.yaml", source, cluster=True).job)
-        objects = render.render(plan, "tiny-0000", b"", tuple(collect(source).chunks(100)))
+        objects = render.render(plan, "tiny-0000", {}, tuple(collect(source).chunks(100)))
         self.jobs = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Job"}
         for name in ("plan", "code"):
             (place / name).mkdir()
@@ -52,7 +52,8 @@ class Pods:
         for number, part in enumerate(collect(source).chunks(100)):
             (place / "code" / f"{number:02}").write_bytes(part)
         certificates.make(place / "tls")
-        (place / "agent.pyz").write_bytes(agent_archive())
+        for name, data in archives().items():
+            (place / name).write_bytes(data)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.captain = f"127.0.0.1:{probe.getsockname()[1]}"
         self._serve = free_port()

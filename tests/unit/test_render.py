@@ -95,6 +95,8 @@ JOBS = {
     """,
 }
 
+AGENT = {"agent.pyz": b"agent", "helpers.pyz": b"helpers"}
+
 
 def plan_of(text: str, folder: Path) -> plans.Plan:
     (folder / "train.py").touch()
@@ -103,7 +105,7 @@ def plan_of(text: str, folder: Path) -> plans.Plan:
 
 
 def rendered(name: str, folder: Path, run: str = "digits-3f9a", **more: Any) -> list[Object]:
-    return render.render(plan_of(JOBS[name], folder), run, b"agent", **more)
+    return render.render(plan_of(JOBS[name], folder), run, AGENT, **more)
 
 
 def one(objects: list[Object], kind: str, name: str) -> Object:
@@ -177,7 +179,7 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
     )
     plan = plan_of(text, tmp_path)
     run = f"{name}-3f9a"
-    for each in render.render(plan, run, b"agent", [b"x"]):
+    for each in render.render(plan, run, AGENT, [b"x"]):
         assert each["metadata"]["name"].startswith(run) and LABEL.fullmatch(each["metadata"]["name"])
     for group in names.groups(plan):
         assert LABEL.fullmatch(f"{names.job_of(run, group)}-{len(group.hosts) - 1}")
@@ -185,7 +187,7 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
 
 def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
     plan = plan_of(JOBS["mirrored"].replace("replicas: 3", "replicas: 5000"), tmp_path)
-    objects = render.render(plan, "digits-3f9a", b"agent", certificates=certificates.generate())
+    objects = render.render(plan, "digits-3f9a", AGENT, certificates=certificates.generate())
     config = one(objects, "ConfigMap", "digits-3f9a-plan")
     packed = base64.b64decode(config["binaryData"]["plan.json.gz"])
     assert plans.from_data(json.loads(gzip.decompress(packed))) == plan

@@ -1,19 +1,23 @@
 """agent.pyz: one file with all that an agent needs in any image with Python 3.9, and that `import paceline` finds.
 
-It is a program (`python agent.pyz '{"run": ...}'`, or `python agent.pyz pod`) and, on PYTHONPATH, a library.
+It is a program (`python agent.pyz '{"run": ...}'`, or `python agent.pyz pod`) and, on PYTHONPATH, a library. What only
+programs import is in helpers.pyz, which it finds beside it: `kubectl apply` keeps a copy of all that an object holds in
+an annotation of it, which has room for 256 KiB.
 """
 
 from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import paceline
 
 _AGENT = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
 _HELPERS = ("jax/*.py", "keras.py", "tensorflow/*.py", "torch/*.py")  # for programs; they import their framework
+# Where the helpers are in a file of their own.
+_BESIDE = '\n__path__.append(__path__[0].replace("agent.pyz", "helpers.pyz"))\n'
 _QUOTES = '"""'
 _MAIN = '''"""Starts the agent of this host."""
 
@@ -33,11 +37,26 @@ sys.exit(agent.main(agent.parse(sys.argv[1])))
 '''
 
 
+def archives() -> dict[str, bytes]:
+    """What an agent is started from, by the names of the files."""
+    return {"agent.pyz": agent_archive(), "helpers.pyz": helpers_archive()}
+
+
 def agent_archive() -> bytes:
     """The same sources give the same bytes."""
+    sources = dict(_sources(_AGENT))
+    sources["paceline/__init__.py"] += _BESIDE.encode()
+    return _packed({"__main__.py": _MAIN.encode(), **sources})
+
+
+def helpers_archive() -> bytes:
+    return _packed(dict(_sources(_HELPERS)))
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w") as archive:
-        for name, data in sorted({"__main__.py": _MAIN.encode(), **dict(_sources())}.items()):
+        for name, data in sorted(files.items()):
             info = zipfile.ZipInfo(name)  # its time is 1980
             info.create_system = 3  # Unix
             info.external_attr = 0o100644 << 16
@@ -46,16 +65,16 @@ def agent_archive() -> bytes:
     return memory.getvalue()
 
 
-def _sources() -> Iterator[tuple[str, bytes]]:
+def _sources(patterns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     package = Path(paceline.__file__).parent
-    for pattern in _AGENT + _HELPERS:
+    for pattern in patterns:
         for path in package.glob(pattern):
             yield f"{package.name}/{path.relative_to(package).as_posix()}", bare(path.read_text()).encode()
 
 
 def bare(source: str) -> str:
-    """Without docstrings and most comments, every statement on its line: `kubectl apply` keeps a copy of all it is
-    given in an annotation, which has room for 256 KiB. By the look of our own sources alone, as each run waits for it.
+    """Without docstrings and most comments, every statement on its line. By the look of our own sources alone, as each
+    run waits for it.
     """
     lines = source.split("\n")
     within, docstring, before = False, False, ":"

@@ -249,7 +249,10 @@ def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certif
     # A user of the image's own may be in any group; nobody else is in the pod.
     readable = 0o444 if plan.kubernetes["user"] == "cluster" else 0o440
     volumes = [
-        {"name": "paceline-agent", "configMap": {"name": f"{run}-agent"}},
+        {
+            "name": "paceline-agent",
+            "projected": {"sources": [{"configMap": {"name": f"{run}-{part}"}} for part in ("agent", "helpers")]},
+        },
         {"name": "paceline-plan", "configMap": {"name": f"{run}-plan"}},
         {"name": "paceline-tls", "secret": {"secretName": run, "items": files, "defaultMode": readable}},
         *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp")),

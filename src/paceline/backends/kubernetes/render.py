@@ -24,14 +24,14 @@ BACKSTOP_S = 86400 + 120  # after the captain should have ended the run; a day o
 def render(
     plan: Plan,
     run: str,
-    agent: bytes,
+    agent: Mapping[str, bytes],
     code: Sequence[bytes] = (),
     certificates: Mapping[str, str] | None = None,
     suspended: bool = False,
     library: Sequence[bytes] = (),
 ) -> list[Object]:
-    """The captain's Job first: it owns the others, once it has a uid. `code`, `library`: parts of at most CHUNK bytes,
-    the library where snapshots go to a bucket."""
+    """The captain's Job first: it owns the others, once it has a uid. `agent`: its archives. `code`, `library`: parts
+    of at most CHUNK bytes, the library where snapshots go to a bucket."""
     parts = {f"{run}-code-{number:02}": part for number, part in enumerate(code)}
     books = {f"{run}-library-{number:02}": part for number, part in enumerate(library)}
     objects = [
@@ -39,7 +39,7 @@ def render(
         _service(plan, run),
         _network_policy(plan, run),
         _secret(plan, run, certificates or {}),
-        _config(plan, run, f"{run}-agent", {"agent.pyz": agent}),
+        *(_config(plan, run, f"{run}-{name.partition('.')[0]}", {name: data}) for name, data in agent.items()),
         _plan(plan, run),
         *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in (parts | books).items()),
         *([_claim(plan)] if plan.snapshots.claim else []),
