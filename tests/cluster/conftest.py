@@ -17,7 +17,7 @@ from lab import needs
 from lab.cluster import Cluster, LabError, prepare
 from lab.components import BuildFailed
 from lab.places import locked, say
-from people import Person, Run
+from people import Person, Run, bucket_of
 
 HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[str]()
@@ -148,3 +148,24 @@ def start(person: Person) -> Iterator[Callable[..., Run]]:
     yield begin
     for run in runs:
         run.clean_up()
+
+
+@pytest.fixture
+def bucket(person: Person) -> dict[str, str]:
+    """In the namespace, as a Secret `store`."""
+    return bucket_of(person)
+
+
+@pytest.fixture
+def outside(person: Person, bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The settings of the same bucket for this machine, which has a server of its own before it."""
+    from stores import parts
+    from stores.serving import Port, Server, running
+
+    folder = tmp_path / "outside"
+    (folder / "sidecar").mkdir(parents=True)
+    port = Port()
+    command = [parts.versitygw(), "--port", port.address, "posix", "--sidecar", folder / "sidecar"]
+    keys = {"ROOT_ACCESS_KEY": bucket["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": bucket["AWS_SECRET_ACCESS_KEY"]}
+    with running(folder, Server("versitygw", folder, port, [*command, person.shared / "objects"], keys)):
+        yield {**bucket, "AWS_ENDPOINT_URL": f"http://{port.address}"}

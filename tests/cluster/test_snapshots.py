@@ -6,18 +6,14 @@ import json
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import objects
 from lab.cluster import LabError
-from people import Person, Run, bucket_of, eventually, lines
-
-from stores import parts
-from stores.serving import Port, Server, running
+from people import Person, Run, eventually, lines
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
@@ -253,23 +249,6 @@ def test_in_a_claim_snapshots_outlive_their_run_and_its_pods_and_others_start_fr
     assert list((folder / "of digits").iterdir()) == []
     assert person.call("snapshots", "ls", run.name).returncode == 2
     eventually("nothing is left", lambda: not person.cluster.get("jobs,pods", "-n", person.namespace)["items"])
-
-
-@pytest.fixture
-def bucket(person: Person) -> dict[str, str]:
-    return bucket_of(person)
-
-
-@pytest.fixture
-def outside(person: Person, bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The settings of the same bucket for this machine, which has a server of its own before it."""
-    folder = tmp_path / "outside"
-    (folder / "sidecar").mkdir(parents=True)
-    port = Port()
-    command = [parts.versitygw(), "--port", port.address, "posix", "--sidecar", folder / "sidecar"]
-    keys = {"ROOT_ACCESS_KEY": bucket["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": bucket["AWS_SECRET_ACCESS_KEY"]}
-    with running(folder, Server("versitygw", folder, port, [*command, person.shared / "objects"], keys)):
-        yield {**bucket, "AWS_ENDPOINT_URL": f"http://{port.address}"}
 
 
 def printed(person: Person, where: str) -> dict[str, list[str]]:
