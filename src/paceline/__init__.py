@@ -6,11 +6,12 @@ from paceline.runtime.report import report
 
 if TYPE_CHECKING:
     from paceline.runtime import snapshots
+    from paceline.runtime.fetching import fetch
     from paceline.runtime.leaving import leaving, save_now
     from paceline.runtime.shards import Shards
 
 __version__ = "0.1.0"
-__all__ = ["Shards", "leaving", "report", "save_now", "snapshots"]
+__all__ = ["Shards", "fetch", "leaving", "report", "save_now", "snapshots"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from paceline.runtime import snapshots
 
         return snapshots
+    if name == "fetch":
+        from paceline.runtime.fetching import fetch
+
+        return fetch
     if name in ("leaving", "save_now"):
         # Not through the module of that name, which takes the place of the function here once it is imported.
         from paceline.runtime import leaving as module

@@ -20,6 +20,8 @@ CODE_IN_IMAGE = "image"  # as Plan.code; a folder is an absolute path there
 KEEP_FINISHED = 3600.0
 COMMIT = 600.0
 KEEP = 3
+INGEST = "ingest-0"  # the task that makes the data, before all others
+INGEST_S = 6 * 3600.0
 BUCKETS = ("s3://", "gs://", "az://")
 CLAIM = "claim://"
 # Variables that hold the path of a file, of those that clients of buckets read.
@@ -28,6 +30,7 @@ _FILE = re.compile(r"GOOGLE_(APPLICATION_CREDENTIALS|SERVICE_ACCOUNT_PATH)|(AWS|
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with a chief its workers
 ALONE = "alone"  # restarted by itself
+BEFORE = "before"  # ingest: it has succeeded before any other starts
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,21 @@ class Snapshots:
         return in_claim(self.to)
 
 
+@dataclass(frozen=True)
+class Ingest:
+    """Data that is made once, before training."""
+
+    command: tuple[str, ...]
+    to: str  # an absolute folder, a bucket, or a folder in a claim
+    inputs: tuple[str, ...] | None = None  # what the data is made from; None: the files that the command names
+    limit: float = INGEST_S
+    again: bool = False  # make it anew, though it is there
+
+    @property
+    def claimed(self) -> tuple[str, str]:
+        return in_claim(self.to)
+
+
 def in_claim(place: str) -> tuple[str, str]:
     """The name of a volume claim and the folder in it; empty where it is another place."""
     if not place.startswith(CLAIM):
@@ -145,6 +163,7 @@ class Plan:
     restart: Restart
     limits: Limits
     snapshots: Snapshots = field(default_factory=Snapshots)
+    ingest: Ingest | None = None
     tensorboard: dict[str, Any] = field(default_factory=dict)  # image, memory, service, ingress; {}: there is none
     credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
@@ -163,6 +182,28 @@ class Plan:
 
     def tasks_of(self, role: str) -> list[Task]:
         return [task for task in self.tasks if task.role == role]
+
+    @property
+    def ingest_task(self) -> Task | None:
+        """On the first host that decides: the captain runs no code of the user's. It is no task of a generation."""
+        if self.ingest is None:
+            return None
+        host = next(host.name for host in self.hosts if self.role(host.role).decides)
+        return Task(INGEST, "ingest", 0, host, 0, -1)
+
+    @property
+    def written(self) -> list[str]:
+        """The tasks that have a log."""
+        return [*([] if self.ingest is None else [INGEST]), *(task.name for task in self.tasks)]
+
+    @property
+    def needs_bucket(self) -> bool:
+        """Whether agents or tasks speak to one: where snapshots or data are, or as a command or a variable names it."""
+        to = "" if self.ingest is None else self.ingest.to
+        words = [word for role in self.roles for word in (*role.command, *role.env.values())]
+        words += [] if self.ingest is None else [*self.ingest.command, *(self.ingest.inputs or ())]
+        named = any(scheme in word for word in words for scheme in BUCKETS)
+        return self.snapshots.needs_bucket or to.startswith(BUCKETS) or named
 
     @property
     def world_size(self) -> int:
@@ -232,6 +273,7 @@ def make(job: Job) -> Plan:
             job.limits.evaluation,
         ),
         snapshots=_snapshots(job),
+        ingest=_ingest(job),
         tensorboard=job.tensorboard.model_dump() if job.tensorboard is not None else {},
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
@@ -244,6 +286,14 @@ def _snapshots(job: Job) -> Snapshots:
     best = None if given.best is None else (given.best.metric, given.best.mode == "min")
     claim = {} if given.claim is None else given.claim.model_dump()
     return Snapshots(given.to or "", given.keep, best, given.rate, claim, given.watch or "", given.origin, given.trust)
+
+
+def _ingest(job: Job) -> Ingest | None:
+    given = job.ingest
+    if given is None:
+        return None
+    inputs = None if given.inputs is None else tuple(given.inputs)
+    return Ingest(tuple(given.command), given.to, inputs, given.limit)
 
 
 def gpus_of(job: Job, role: str, group: Group) -> int:
@@ -285,6 +335,7 @@ def from_data(data: dict[str, Any]) -> Plan:
             "limits": Limits(**data["limits"]),
             "snapshots": _snapshots_from(data["snapshots"]),
             "programs": {name: program_from(each) for name, each in data.get("programs", {}).items()},
+            "ingest": _ingest_from(data.get("ingest")),
         }
     )
 
@@ -296,6 +347,13 @@ def program_from(data: dict[str, Any]) -> Program:
 def _snapshots_from(data: dict[str, Any]) -> Snapshots:
     best = data["best"]
     return Snapshots(**{**data, "best": None if best is None else (best[0], best[1])})
+
+
+def _ingest_from(data: dict[str, Any] | None) -> Ingest | None:
+    if data is None:
+        return None
+    inputs = None if data["inputs"] is None else tuple(data["inputs"])
+    return Ingest(**{**data, "command": tuple(data["command"]), "inputs": inputs})
 
 
 def to_json(plan: Plan) -> str:

@@ -15,8 +15,8 @@ TIMES = 'allowed: a time such as "90s", "10m", "6h", "1h30m" or "2d", or a numbe
 AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
 CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
 TOP = (
-    "allowed: code, command, cpu, credentials, env, export, framework, gpus, kubernetes, limits, memory, name, "
-    "restart, roles, snapshots, strategy, tensorboard, try"
+    "allowed: code, command, cpu, credentials, env, export, framework, gpus, ingest, kubernetes, limits, memory, "
+    "name, restart, roles, snapshots, strategy, tensorboard, try"
 )
 PLACES = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
@@ -91,6 +91,34 @@ FIELDS = {
         "snapshots: {to: 's3://training/../other'}\n",
         "job.yaml:4: snapshots.to: has a path that cannot be one; write names with one / between them; "
         f"{PLACES}\n    snapshots: {{to: 's3://training/../other'}}",
+    ),
+    "an ingest of nothing": (
+        "ingest: {to: data}\n",
+        "job.yaml:4: ingest.command: is missing; write command: ['python', 'ingest.py']\n    ingest: {to: data}",
+    ),
+    "an ingest to nowhere": (
+        "ingest: {command: [python, train.py]}\n",
+        "job.yaml:4: ingest.to: is missing; write to: s3://training/digits\n    ingest: {command: [python, train.py]}",
+    ),
+    "an ingest to another kind of bucket": (
+        "ingest: {command: [python, train.py], to: gcs://data}\n",
+        'job.yaml:4: ingest.to: "gcs://" is no place for data; did you mean "gs://"? '
+        f"{PLACES}\n    ingest: {{command: [python, train.py], to: gcs://data}}",
+    ),
+    "an ingest with a script that is not there": (
+        "ingest: {command: [python, trian.py], to: data}\n",
+        'job.yaml:4: ingest.command.1: the script "trian.py" is not there: looked in FOLDER; did you mean "train.py"?\n'
+        "    ingest: {command: [python, trian.py], to: data}",
+    ),
+    "an input that is not there": (
+        "ingest: {command: [python, train.py], to: data, inputs: [train.py, $A, 's3://raw/a', 'raw/*']}\n",
+        'job.yaml:4: ingest.inputs.3: nothing is called "raw/*" in FOLDER\n'
+        "    ingest: {command: [python, train.py], to: data, inputs: [train.py, $A, 's3://raw/a', 'raw/*']}",
+    ),
+    "inputs as one text": (
+        "ingest: {command: [python, train.py], to: data, inputs: train.py}\n",
+        'job.yaml:4: ingest.inputs: must be a list of files, got the text "train.py"; write [ingest.py, raw/*.txt]\n'
+        "    ingest: {command: [python, train.py], to: data, inputs: train.py}",
     ),
     "a claim that nothing names": (
         "snapshots: {claim: {size: 20Gi}}\n",

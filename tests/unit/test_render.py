@@ -63,6 +63,15 @@ JOBS = {
           ingress: {host: digits.example.com, class: nginx, tls: digits-tls}
         kubernetes: {image: "registry.example/tf:1"}
     """,
+    "data": """
+        name: digits
+        framework: tensorflow
+        command: [python, train.py]
+        roles: {worker: {replicas: 2}, evaluator: {}}
+        ingest: {command: [python, train.py], to: claim://data/of digits, limit: 1h}
+        limits: {runtime: 6h}
+        kubernetes: {image: "registry.example/tf:1"}
+    """,
     "everything": """
         name: everything
         framework: torch

@@ -13,7 +13,7 @@ from paceline.agent import events as ev
 from paceline.agent.captain import Captain
 from paceline.agent.ledger import OVER
 from paceline.agent.porter import Porter
-from paceline.plan import ALONE, GROUP, LEAD, VERSION, Host, Limits, Plan, Restart, Role, Task
+from paceline.plan import ALONE, GROUP, INGEST, LEAD, VERSION, Host, Ingest, Limits, Plan, Restart, Role, Task
 from paceline.plan import Snapshots as Settings
 from paceline.storage.manifest import File, Id, parse, parse_id
 from paceline.storage.snapshots import Snapshots
@@ -34,6 +34,8 @@ def make_plan(
     runtime: float | None = None,
     start: float = 300.0,
     watch: str = "",
+    ingest: bool = False,
+    ingest_limit: float = 3600.0,
 ) -> Plan:
     """A plan by hand: the captain's tests do not need a job file."""
     roles, hosts, tasks = [], [], []
@@ -58,6 +60,7 @@ def make_plan(
     return Plan(
         VERSION, "job", "tensorflow", strategy, "/", tuple(roles), tuple(hosts), tuple(tasks),
         Restart(limit, hang_after, True), limits, Settings(watch=watch),
+        Ingest(("python", "ingest.py"), "/data", limit=ingest_limit) if ingest else None,
     )  # fmt: skip
 
 
@@ -142,6 +145,7 @@ class Machine:
     shown: Id | None = None  # to evaluators
     follows: dict[str, Id | None] = field(default_factory=dict)  # what each evaluates; None: it waits for one
     unnoted: dict[Id, ev.Evaluated] = field(default_factory=dict)  # on disk
+    data: str = ""  # where it is
 
 
 class Place:
@@ -185,6 +189,7 @@ class World:
         self.told_committed: list[Id] = []
         self.evaluated: list[Id] = []  # in the order in which evaluators were done
         self.no_more: list[str] = []  # evaluators that have seen the last one
+        self.data_is_there = False
         self._instances = 0
         self.started: list[tuple[str, int]] = []  # tasks and their generations in the order in which they began
 
@@ -204,7 +209,8 @@ class World:
                 self.place.asked.append({"by": self.place.by, **instruction.request})
             elif isinstance(instruction, ev.Start):
                 for host, tasks in instruction.hosts.items():
-                    self.machines[host].inbox.append((instruction.generation, tasks, instruction.restore))
+                    words = instruction.generation, tasks, instruction.restore, instruction.data
+                    self.machines[host].inbox.append(words)
             else:
                 self.machines[instruction.host].inbox.append(instruction)
 
@@ -234,7 +240,7 @@ class World:
         machine.inbox.clear()
         machine.lease_from = self.now
         running = {name: process.attempt for name, process in machine.processes.items()}
-        idle = [name for name in self.plan.host(host).tasks if name not in running]
+        idle = [name for name in self._tasks_of(host) if name not in running]
         self.tell(
             ev.Joined(
                 host,
@@ -249,6 +255,7 @@ class World:
                 tuple(saved for _, saved in sorted(machine.held.items())),
                 dict(machine.follows),
                 tuple(machine.unnoted.values()),
+                machine.data,
             )
         )
 
@@ -404,7 +411,17 @@ class World:
         elif kind == "committed":
             machine.shown = id
 
-    def _start(self, machine: Machine, generation: int, tasks: dict[str, int], restore: Id | None) -> None:
+    def _tasks_of(self, host: str) -> tuple[str, ...]:
+        first = self.plan.ingest_task
+        return (*self.plan.host(host).tasks, *([INGEST] if first is not None and first.host == host else []))
+
+    def _start(
+        self, machine: Machine, generation: int, tasks: dict[str, int], restore: Id | None, data: str = ""
+    ) -> None:
+        trains = [name for name in tasks if name != INGEST]
+        needs = bool(trains) and self.plan.ingest is not None
+        assert not needs or (self.data_is_there and data == "/data/fingerprint"), "a task began without its data"
+        machine.data = data or machine.data
         restores = [t for t in self.plan.tasks if t.name in tasks and t.rank >= 0]
         if restores:
             assert restore is None or machine.restored == restore, "a task began without its snapshot"
@@ -426,24 +443,28 @@ class World:
                 del machine.processes[name]
                 machine.follows.pop(name, None)
                 machine.exits[name] = ev.Exit(name, attempt, expected=True)
-        offers = {name: f"h:{name}" for name in self.plan.host(machine.host).tasks if name not in machine.processes}
+        offers = {name: f"h:{name}" for name in self._tasks_of(machine.host) if name not in machine.processes}
         self.tell(ev.Ended(machine.host, end.tasks, offers))
 
     def exit(self, task: str, cause: str = "signal", place: str = "", survivor: bool = False) -> None:
         """A task ends by itself."""
-        host = next(t.host for t in self.plan.tasks if t.name == task)
+        host = next(host for host in self.machines if task in self._tasks_of(host))
         machine = self.machines[host]
         process = machine.processes.pop(task, None)
         machine.follows.pop(task, None)
         if process is None:
             return
+        if task == INGEST and not cause:
+            made, self.data_is_there, machine.data = not self.data_is_there, True, "/data/fingerprint"
+            if machine.connected:
+                self.tell(ev.Ingested(host, "there", machine.data, "run", made, 3, 1000))
         gone = ev.Exit(
             task, process.attempt, 1 if cause else 0, None, False, cause, f"{cause} of {task}", place, survivor
         )
         machine.exits[task] = gone
         if machine.connected:
             self.tell(ev.Exited(host, gone))
-            offers = {name: f"h:{name}" for name in self.plan.host(host).tasks if name not in machine.processes}
+            offers = {name: f"h:{name}" for name in self._tasks_of(host) if name not in machine.processes}
             self.tell(ev.Ended(host, {}, offers))
 
     def step(self, step: int, tasks: list[str] | None = None) -> None:
@@ -504,8 +525,11 @@ class World:
 
 
 def up(plan: Plan, copies: bool = False) -> World:
-    """A world in which the first generation runs."""
+    """A world in which the first generation runs; with its data, where the job makes any."""
     world = World(plan, copies)
     world.join_all()
     world.deliver_all()
+    if plan.ingest is not None:
+        world.exit(INGEST, "")
+        world.deliver_all()
     return world

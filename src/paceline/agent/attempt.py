@@ -49,6 +49,7 @@ class Attempt:
         self.asks = False  # whether it asks once a step if it should take a snapshot
         self.cold_because = ""
         self.raised: Raised | None = None
+        self.failed: tuple[str, str] | None = None  # what an ingest says of its failure: its cause and its detail
         self.raised_at = 0.0
         self.deadline: Timer | None = None
         self.gives_up: Callable[[], None] | None = None  # what is still done for it once its process is gone
@@ -140,7 +141,7 @@ class Attempt:
         if message.get("_") == "cold":
             self.cold_because = str(message.get("why", ""))[:500]
             return
-        if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow"):
+        if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest"):
             self._told(self, message)
             return
         if message.get("_") == "raised" and self.raised is None:

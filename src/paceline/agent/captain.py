@@ -9,11 +9,12 @@ from paceline.agent.ending import Ending
 from paceline.agent.evaluating import Evaluating
 from paceline.agent.failing import Failing, failure_of
 from paceline.agent.forming import Forming
+from paceline.agent.ingesting import Ingesting
 from paceline.agent.ledger import CLOSING, DONE, ENDING, LIVE, OVER, RETURNING, RUNNING, STOPPING, WAITING, Ledger, Unit
 from paceline.agent.progress import Watch
 from paceline.agent.shelf import Shelf
 from paceline.agent.together import Together
-from paceline.plan import ALONE, Plan
+from paceline.plan import ALONE, BEFORE, Plan
 from paceline.storage.manifest import Id
 
 SAID_AGAIN = 600.0  # seconds after which the same words are news
@@ -51,12 +52,15 @@ class Captain:
         self.failing = Failing(
             plan, self.books, self.watch, self._ending, self.evaluating, lease, self._wall_offset, self._put, self._emit
         )
-        self._forming = Forming(plan, self.books, self.shelf, self._ending, self._start, self._put, self._emit)
+        self._ingesting = Ingesting(plan, self.books, self._ending, self._put, self._emit)
+        self._forming = Forming(
+            plan, self.books, self.shelf, self._ending, self._ingesting, self._start, self._put, self._emit
+        )
         self.leaving: set[str] = set()  # hosts that have been told to go, and are still there
         self._runtime_until: float | None = None
         self._said: dict[str, float] = {}  # when
         self._out: ev.Instructions = []
-        if saved and saved.get("generation"):
+        if saved and (saved.get("generation") or saved["ingest"]["until"] is not None):
             self._load(saved, ahead)
             self._return(now)
 
@@ -107,6 +111,7 @@ class Captain:
             self._compare(told, held, now)
         if self.phase == RETURNING:
             self._adopt(told, now)
+        self._ingesting.joined(told, now)
         for name, attempt in told.running.items():
             unit = self._unit_of.get(name)
             unwanted = unit is None or self.books.live.get(name) != attempt or unit.phase == STOPPING
@@ -172,6 +177,9 @@ class Captain:
             if not member.left:
                 self._emit("member-lost", host=told.host, reason="the connection ended")
 
+    def _on_ingested(self, told: ev.Ingested, now: float) -> None:
+        self._ingesting.told(told, now)
+
     def _on_leaving(self, told: ev.Leaving, now: float) -> None:
         self.books.withdraw(self.members[told.host])
         self.leaving.add(told.host)
@@ -204,6 +212,8 @@ class Captain:
             reason = f"the run took {self.plan.limits.runtime:g} s, which is limits.runtime"
             self._ending.end("failed", reason, "runtime-limit", now, "term")
         if self.phase == LIVE:
+            self._ingesting.check(now)
+        if self.phase == LIVE:
             self.failing.judge(now)
         if self.phase == LIVE:
             self._forming.check(now)
@@ -224,7 +234,7 @@ class Captain:
         self._together.asks(told.asking)
         held = self.books.held(told.host)
         for name, progress in told.tasks.items():
-            if name not in held or self._unit_of[name].phase != RUNNING:
+            if name not in held or self._unit_of[name].phase != RUNNING or self._unit_of[name].kind == BEFORE:
                 continue
             stepped = self.watch.update(name, progress, now)
             if stepped and progress.step is not None:
@@ -291,7 +301,7 @@ class Captain:
     def _begin_again(self, now: float) -> None:
         """With nothing that this generation has saved."""
         for unit in self.units:
-            if unit.kind != ALONE and unit.phase == RUNNING:
+            if unit.kind not in (ALONE, BEFORE) and unit.phase == RUNNING:
                 self.failing.stop(unit, now)
 
     def _start(self, units: list[Unit], restore: Id | None, now: float) -> None:
@@ -309,8 +319,11 @@ class Captain:
             self._runtime_until = now + self.plan.limits.runtime
         self.evaluating.not_after = self._runtime_until
         self._out.append(
-            ev.Start(self.generation, len(self.failing.restarts), dict(self.books.addresses), restore, hosts)
-        )
+            ev.Start(
+                self.generation, len(self.failing.restarts), dict(self.books.addresses), restore, hosts,
+                self._ingesting.data,
+            )
+        )  # fmt: skip
         tasks = [name for names in hosts.values() for name in names]
         self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore))
 
@@ -362,7 +375,7 @@ class Captain:
                 continue
             lacking = [t for t in unit.tasks if t.name not in self.books.live and t.name not in self.books.succeeded]
             unit.turn(RUNNING)
-            for task in unit.tasks:
+            for task in unit.tasks if unit.kind != BEFORE else ():
                 self.watch.begin(task.name, now)
             if lacking:
                 complete = False
@@ -390,7 +403,8 @@ class Captain:
     def milestone(self) -> tuple[object, ...]:
         """Differs when something happened that the next captain must know and no member could tell it."""
         failed = len(self.failing.restarts), len(self.failing.recovering)
-        return self.generation, *failed, self._ending.outcome, self.phase, self.shelf.owed is not None
+        owed, ingest = self.shelf.owed is not None, self._ingesting.saved()
+        return self.generation, *failed, self._ending.outcome, self.phase, owed, *ingest.values()
 
     def saved(self) -> dict[str, Any]:
         return {
@@ -401,6 +415,7 @@ class Captain:
             "skipped": self.shelf.skipped,
             "runtime_until": self._runtime_until,
             "outcome": list(self._ending.outcome),
+            "ingest": self._ingesting.saved(),
             "books": self.books.saved(),
             "watch": self.watch.saved(),
             "follows": sorted(self.evaluating.follows),
@@ -414,6 +429,7 @@ class Captain:
         self.shelf.skipped = saved["skipped"]
         status, reason, cause = saved["outcome"]
         self._ending.outcome = (status, reason, cause)
+        self._ingesting.load(saved["ingest"], ahead)
         self.books.load(saved["books"])
         self.watch.load(saved["watch"])
         self.evaluating.follows = set(saved["follows"])

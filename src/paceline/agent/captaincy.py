@@ -270,6 +270,7 @@ class Captaincy:
             )
             restore = None if instruction.restore is None else str(instruction.restore)
             common = {"type": "start", "generation": instruction.generation, "restarts": instruction.restarts}
+            common["data"] = instruction.data
             for host, tasks in instruction.hosts.items():
                 frames = (roster, encode({**common, "restore": restore, "tasks": tasks}))
                 if instruction.generation == 1 and self._follows(tasks):
@@ -298,7 +299,7 @@ class Captaincy:
         """Whether these dial the first of their group when they start, and wait a second where it is not up yet."""
         if self._plan.framework not in ("tensorflow", "jax") or self._plan.strategy == "parameter-server":
             return False
-        return all(self._rank[name] > 0 for name in tasks)
+        return all(self._rank.get(name, 0) > 0 for name in tasks)
 
     def _send(self, host: str, *frames: bytes) -> None:
         """What was held back for this host goes first, so that nothing overtakes it."""

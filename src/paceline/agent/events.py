@@ -72,6 +72,7 @@ class Joined:
     held: tuple[Saved, ...] = ()  # snapshots that are on this host
     follows: Mapping[str, Id | None] = field(default_factory=dict)  # evaluator -> what it has; None: wants the next
     evaluated: tuple[Evaluated, ...] = ()  # what the captain has not taken note of yet
+    data: str = ""  # where the data is, as it has heard
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,19 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Ingested:
+    """How far the data is: another run makes it (`run`), it is being made, or it is there."""
+
+    host: str
+    stage: str  # "waiting", "making" or "there"
+    data: str = ""  # where it is
+    run: str = ""  # that makes, or has made it
+    made: bool = False  # by this attempt
+    files: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True)
 class Leaving:
     host: str
     reason: str
@@ -219,6 +233,7 @@ class Start:
     roster: dict[str, str]
     restore: Id | None
     hosts: dict[str, dict[str, int]]  # host -> task -> attempt
+    data: str = ""  # where the data is that the job has made
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from paceline.agent.ending import Ending
 from paceline.agent.evaluating import Evaluating
 from paceline.agent.ledger import CLOSING, DONE, ENDING, LIVE, RETURNING, RUNNING, STOPPING, WAITING, Ledger, Unit
 from paceline.agent.progress import Watch
-from paceline.plan import ALONE, LEAD, Plan
+from paceline.plan import ALONE, BEFORE, LEAD, Plan
 
 UNKILLABLE = 120.0  # seconds after which a task that was killed and is still there ends the run
 NEARLY_FULL = 0.95  # share of memory
+FOR_GOOD = ("program-error", "store")  # of ingest: it would fail again, after hours perhaps
 
 
 class Failing:
@@ -131,7 +132,7 @@ class Failing:
                 reason = f"{stuck}: not gone {UNKILLABLE:g} s after it was ended; something in the kernel holds it"
                 self._ending.end("failed", reason, "hang", now, "kill")
                 return
-            if unit.phase != RUNNING:
+            if unit.phase != RUNNING or unit.kind == BEFORE:
                 continue
             hang = self._watch.hung(unit.kind, [task for task in unit.tasks if task.name in unit.live], now)
             if hang is None:
@@ -174,6 +175,13 @@ class Failing:
         if not failures:
             return  # ended with others, through no fault of its own
         failure = blame(failures)
+        if unit.kind == BEFORE and unit.name in self._books.succeeded:
+            return  # what was lost had done its work
+        if unit.kind == BEFORE:
+            self._emit("ingest-failed", cause=failure.cause, detail=failure.detail)
+            if failure.cause in FOR_GOOD:
+                self._ending.end("failed", f"ingest failed: {failure.detail}", failure.cause, now, "kill")
+                return
         verdict = unit.budget.count(failure, self._plan.restart.limit)
         if verdict.give_up:
             if unit.kind == ALONE and unit.tasks[0].role == "evaluator":
@@ -187,7 +195,7 @@ class Failing:
         at = failure.at + self._wall_offset
         record = {**what, "at": at, "first_step_after_s": None, "_at": failure.at}
         self.restarts.append(record)
-        if unit.kind != ALONE or self._plan.strategy == "parameter-server":
+        if unit.kind != BEFORE and (unit.kind != ALONE or self._plan.strategy == "parameter-server"):
             self.recovering.append(record)
         count = {"count": verdict.count, "limit": self._plan.restart.limit}
         scope = [task.name for each in [unit, *self._led(unit)] for task in each.tasks]

@@ -7,9 +7,10 @@ from typing import Callable
 from paceline.agent import events as ev
 from paceline.agent.beginning import READY, RECORDING, Beginning
 from paceline.agent.ending import Ending
+from paceline.agent.ingesting import Ingesting
 from paceline.agent.ledger import WAITING, Ledger, Unit
 from paceline.agent.shelf import Shelf, restoring
-from paceline.plan import ALONE, Plan
+from paceline.plan import ALONE, BEFORE, Plan
 from paceline.storage.manifest import Id
 
 WAIT_WORDS_EVERY = 10.0
@@ -22,12 +23,14 @@ class Forming:
         books: Ledger,
         shelf: Shelf,
         ending: Ending,
+        ingesting: Ingesting,
         start: Callable[[list[Unit], Id | None, float], None],
         put: Callable[[ev.Instruction], None],
         emit: Callable[..., None],
     ) -> None:
         """`start`: these units, from that snapshot."""
         self._plan, self._books, self._shelf, self._ending = plan, books, shelf, ending
+        self._ingesting = ingesting
         self._start, self._put, self._emit = start, put, emit
         self.beginning: Beginning | None = None
         self.recorded = 0  # the highest generation that may have a record
@@ -40,11 +43,14 @@ class Forming:
             self._first_joined = now
 
     def advance(self, now: float) -> None:
-        waiting = [unit for unit in self._books.units if unit.phase == WAITING]
+        if not self._ingesting.advance(now, self.hold_until):
+            return
+        training = [unit for unit in self._books.units if unit.kind != BEFORE]
+        waiting = [unit for unit in training if unit.phase == WAITING]
         free = [unit for unit in waiting if not unit.lacking and not unit.live]
         ready = [unit for unit in free if now >= max(unit.not_before, self.hold_until)]
         if self._books.generation == 0:
-            self._begin(ready if len(ready) == len(self._books.units) else [], now)
+            self._begin(ready if len(ready) == len(training) else [], now)
             return
         if alone := [unit for unit in ready if unit.kind == ALONE]:
             self._start(alone, None, now)
@@ -88,6 +94,8 @@ class Forming:
 
     def check(self, now: float) -> None:
         """Says what is waited for; not for longer than limits.start."""
+        if self._ingesting.busy():
+            return  # hosts may come meanwhile; ingest.limit bounds it
         missing = self._books.missing()
         since: float | None
         if self.beginning is not None and not missing:
@@ -95,7 +103,7 @@ class Forming:
                 return  # the place is missing, no host
             missing, since = self.beginning.missing(), self.beginning.since
         elif self._books.generation == 0:
-            since = self._first_joined
+            since = None if self._first_joined is None else max(self._first_joined, self._ingesting.there_since)
         else:
             units = self._books.units
             since = min((u.since for u in units if u.phase == WAITING and u.since is not None), default=None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.agent import events as ev
 from paceline.agent.budget import Budget, Failure
-from paceline.plan import ALONE, Plan, Task
+from paceline.plan import ALONE, BEFORE, Plan, Task
 
 RETURNING, LIVE, CLOSING, ENDING, OVER = "returning", "live", "closing", "ending", "over"  # the run
 WAITING, RUNNING, STOPPING, DONE = "waiting", "running", "stopping", "done"  # a unit of it
@@ -54,9 +54,12 @@ class Ledger:
         self.generation = 0
         self.members = {host.name: Member(host.name) for host in plan.hosts}
         self.units = _units(plan)
+        self.ingest = next((unit for unit in self.units if unit.kind == BEFORE), None)
         self.unit_of = {task.name: unit for unit in self.units for task in unit.tasks}
-        self.task = {task.name: task for task in plan.tasks}
+        self.task = {task.name: task for unit in self.units for task in unit.tasks}
         self._on_host = {host.name: host.tasks for host in plan.hosts}
+        for task in () if self.ingest is None else self.ingest.tasks:
+            self._on_host[task.host] = (*self._on_host[task.host], task.name)
         self.live: dict[str, int] = {}  # task -> attempt that may be running
         self.ghosts: list[tuple[float, dict[str, int]]] = []  # attempts on replaced hosts, until their lease ends
         self.succeeded: set[str] = set()
@@ -149,5 +152,8 @@ def _units(plan: Plan) -> list[Unit]:
             alone.append(Unit(task.name, ALONE, (task,), lacking={task.name}))
         else:
             together.setdefault(kinds[task.role], []).append(task)
+    if plan.ingest_task is not None:
+        task = plan.ingest_task
+        alone.append(Unit(task.name, BEFORE, (task,), lacking={task.name}))
     units = [Unit(kind, kind, tuple(tasks), lacking={t.name for t in tasks}) for kind, tasks in together.items()]
     return units + alone

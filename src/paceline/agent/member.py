@@ -20,7 +20,7 @@ from paceline.agent.sending import Sending
 from paceline.agent.staging import Staging
 from paceline.agent.tasks import Tasks
 from paceline.agent.wire import Message
-from paceline.plan import from_data
+from paceline.plan import INGEST, from_data
 
 
 class Member:
@@ -43,8 +43,10 @@ class Member:
         self._tasks = Tasks(
             self._plan, options, self.loop, self._line, self._staging, self._following, echo, self._go
         )  # fmt: skip
+        first = self._plan.ingest_task
+        written = [*host.tasks, *([INGEST] if first is not None and first.host == host.name else [])]
         self._keeping = Keeping(
-            self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in host.tasks},
+            self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in written},
             self._staging.porting, self.loop, lambda text: self._line.said(text, True),
         )  # fmt: skip
         self._curves = Curves(self._plan, options, self._staging.porting, self.loop)
@@ -57,6 +59,7 @@ class Member:
             self._board.start()
         self.loop.on_child(self._tasks.child_ended)
         self.loop.on_signal(signal.SIGTERM, self._told_to_go)
+        self._staging.bring_library()
         self._line.dial()
         self._beat()
         self._guard()
@@ -88,6 +91,7 @@ class Member:
             held=tuple(self._staging.held()),
             follows=self._following.follows(),
             evaluated=self._following.unnoted(),
+            data=self._tasks.data,
         )
 
     def _receive(self, message: Message) -> None:

@@ -59,6 +59,7 @@ def read_join(message: Message, run: str) -> ev.Joined:
         held=tuple(_saved(item, _text(message, "host")) for item in held),
         follows={task: None if given is None else _id({"snapshot": given}) for task, given in follows.items()},
         evaluated=tuple(_evaluated(item, _text(message, "host")) for item in told),
+        data=_text({"data": "", **message}, "data"),
     )
 
 
@@ -105,6 +106,11 @@ def read_member(message: Message, host: str) -> ev.Told | None:
     if kind == "prepared":
         id = None if message.get("snapshot") is None else _id(message)
         return ev.Prepared(host, id, _error(message))
+    if kind == "ingest":
+        return ev.Ingested(
+            host, _text(message, "stage"), _text(message, "data"), _text(message, "run"), bool(message.get("made")),
+            _number(message, "files"), _number(message, "size"),
+        )  # fmt: skip
     if kind == "leaving":
         return ev.Leaving(host, _text(message, "reason"))
     if kind == "said":

@@ -35,6 +35,7 @@ class Options:
     tensorboard: str = ""  # host:port that takes what tasks write for TensorBoard, where something does
     snapshots: str = ""  # the place for them, where it is not as the plan says
     origin: str = ""  # what the run starts from, where it is not as the plan says
+    ingest: str = ""  # the place for the data that the job makes, where it is not as the plan says
     serve: str = ""  # host:port that other hosts may use that place at, or get the library for buckets from
     obstore: str = ""  # where that library comes from, if this interpreter has none: an archive, or peer://host:port
     token: str = ""  # of the captain: tells this run from any other of its id, however often it is started again

@@ -81,6 +81,7 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "", token
         tensorboard=told["tensorboard"],
         snapshots=told["snapshots"],
         obstore=told["obstore"],
+        ingest=told.get("ingest", ""),
     )
 
 

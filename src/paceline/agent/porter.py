@@ -6,7 +6,6 @@ one after the other; neither short requests, nor what the run writes, nor a fold
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -17,11 +16,11 @@ import time
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Callable
 
 from paceline.agent.options import endpoint
 from paceline.agent.written import Notes
+from paceline.storage import library
 from paceline.storage.curves import FOLDER, Curves
 from paceline.storage.evaluation import Evaluation
 from paceline.storage.folder import Folder
@@ -276,13 +275,10 @@ class Errand:
     token: str = ""  # of the run, where the place is its own to write to
     to: str = ""  # the place, as people call it,
     called: str = ""  # and what the run starts from
+    buckets: bool = False  # whether anything here speaks to one
 
 
 PEER = "peer://"
-AUTHORITIES = (  # where distributions have them
-    "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/etc/pki/tls/cacert.pem",
-)  # fmt: skip
 OBSTORE = "obstore.zip"
 
 
@@ -297,39 +293,33 @@ def _peer(errand: Errand, address: str) -> Store:
     return over_tls(endpoint(address[len(PEER) :]), context(errand.tls, "member", server=False), SERVER_NAME)
 
 
-def _bring_obstore(errand: Errand) -> None:
+def bring_obstore(errand: Errand) -> None:
     """It is sent along, as few images have it, and certificates of authorities with it; what is there is used."""
-    if not errand.obstore or not (_in_bucket(errand.place) or _in_bucket(errand.origin)):
+    if not errand.obstore or not errand.buckets or library.is_here():
         return
-    if find_spec("obstore") is not None and _knows_authorities():
-        return
-    folder = f"{errand.folder}/obstore"
+    folder = f"{errand.folder}/{library.FOLDER}"
     if not os.path.isdir(folder):
         archive = errand.obstore
         if archive.startswith(PEER):
-            archive = f"{errand.folder}/.{OBSTORE}"
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(archive)  # what an earlier try has left
+            archive = f"{errand.folder}/.{OBSTORE}.{os.urandom(4).hex()}"
             _peer(errand, errand.obstore).fetch(f"{errand.run}/{OBSTORE}", archive, always)
-        partial = f"{folder}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        with zipfile.ZipFile(archive) as packed:
-            packed.extractall(partial)
-        os.rename(partial, folder)
-    sys.path.append(folder)
-    if not _knows_authorities():
-        os.environ["SSL_CERT_FILE"] = f"{folder}/certifi/cacert.pem"
+        library.unpack(archive, folder)
+        if archive != errand.obstore:
+            os.unlink(archive)
+    library.use(folder)
 
 
-def _in_bucket(place: str) -> bool:
-    return "://" in place and not place.startswith(PEER)
+class _Served(Folder):
+    """The place, where that is a folder, and the library for buckets."""
 
+    def __init__(self, errand: Errand) -> None:
+        super().__init__(
+            errand.place if errand.place.startswith("/") else os.path.dirname(os.path.dirname(errand.obstore))
+        )
+        self._library, self._archive = f"{errand.run}/{OBSTORE}", errand.obstore
 
-def _knows_authorities() -> bool:
-    """Whether this image has certificates that servers are known by; without any, no client is made at all."""
-    if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
-        return True
-    return any(os.path.isfile(path) for path in AUTHORITIES)
+    def _path(self, name: str) -> str:
+        return self._archive if name == self._library and self._archive else super()._path(name)
 
 
 def _serve(errand: Errand) -> None:
@@ -338,8 +328,7 @@ def _serve(errand: Errand) -> None:
 
     try:
         tls = context(errand.tls, "captain", server=True)
-        folder = errand.place if errand.place.startswith("/") else os.path.dirname(os.path.dirname(errand.obstore))
-        Server(endpoint(errand.serve), tls, Folder(folder), errand.run)
+        Server(endpoint(errand.serve), tls, _Served(errand), errand.run)
     except OSError as error:
         raise StoreError(f"cannot serve {errand.place} at {errand.serve}: {error.strerror}", passing=True) from None
 
@@ -370,7 +359,7 @@ def main(words: str) -> int:
                 _serve(errand)
                 serving = True
             if porter is None:
-                _bring_obstore(errand)
+                bring_obstore(errand)
                 short = Snapshots(_open(errand, PATIENCE), errand.run, errand.token, errand.to)
                 transfers = Snapshots(_open(errand, None), errand.run)
                 porter = Porter(

@@ -23,8 +23,8 @@ _CODE = """
 import sys
 found = [number for number, path in enumerate(sys.path) if path.endswith("-packages")]
 sys.path.insert(found[0] if found else len(sys.path), sys.argv[1])
-from paceline.agent.porter import main
-sys.exit(main(sys.argv[2]))
+from importlib import import_module
+sys.exit(import_module(sys.argv[2]).main(sys.argv[3]))
 """
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # a folder, or an archive
 _READ = 1 << 20
@@ -37,14 +37,19 @@ def errand(plan: Plan, options: Options) -> Errand:
     return Errand(
         place, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder,
         options.origin or plan.snapshots.origin, options.token, plan.snapshots.to or place,
-        plan.snapshots.origin,
+        plan.snapshots.origin, plan.needs_bucket,
     )  # fmt: skip
+
+
+def process(module: str, words: str) -> list[str]:
+    """The command of a process of the agent's own."""
+    return [sys.executable, "-I", "-c", _CODE, _HERE, module, words]
 
 
 class Porting:
     def __init__(self, errand: Errand, environment: Mapping[str, str], loop: Loop) -> None:
         """`environment`: with what the place asks for, such as credentials."""
-        self._command = [sys.executable, "-I", "-c", _CODE, _HERE, json.dumps(asdict(errand))]
+        self._command = process("paceline.agent.porter", json.dumps(asdict(errand)))
         self._serves = bool(errand.serve)
         self._environment = environment
         self._loop = loop

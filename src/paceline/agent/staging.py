@@ -25,6 +25,7 @@ from paceline.agent.porting import Answer, Porting, errand
 from paceline.agent.watching import Watching
 from paceline.agent.wire import Message
 from paceline.plan import Plan
+from paceline.storage import library
 from paceline.storage.manifest import Id, pair, parse_id
 from paceline.storage.watched import ABOUT
 
@@ -89,6 +90,21 @@ class Staging:
             os.makedirs(self._committed, exist_ok=True)
             given["PACELINE_COMMITTED_DIR"] = self._committed
         return given
+
+    def shared(self) -> dict[str, str]:
+        """What all tasks of a host, and an ingest, are given: for paceline.fetch."""
+        obstore = library.own() or (f"{self._folder}/{library.FOLDER}" if self._options.obstore else "")
+        return {"PACELINE_FETCHED_DIR": f"{self._folder}/fetched", **({"PACELINE_OBSTORE": obstore} if obstore else {})}
+
+    def bring_library(self) -> None:
+        """For tasks that fetch, where this host has none: the porter brings it when it is first asked for anything."""
+
+        def answered(answer: Answer) -> None:
+            if "error" in answer and answer["error"]["passing"]:
+                self._loop.after(AGAIN, self.bring_library)
+
+        if self._options.obstore:
+            self.porting.ask({"do": "remove", "folders": []}, answered)
 
     def look(self) -> None:
         """Takes and tells what tasks have saved since the last look."""
@@ -303,7 +319,7 @@ class Staging:
                     os.unlink(f"{folder}/{BOOT}")
         let_go = [f"{folder}/{name}" for folder in own for name in _names(folder) if parse_id(name) is None]
         staged = [f"{self._folder}/staging/{task}" for task in self._tasks]
-        for folder in (self._restored, self._committed, *staged, *let_go):
+        for folder in (self._restored, self._committed, f"{self._folder}/fetched", *staged, *let_go):
             shutil.rmtree(folder, ignore_errors=True)
         above = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
         self.watching.tidy()

@@ -14,6 +14,7 @@ from paceline.agent.attempt import Attempt
 from paceline.agent.command import understand
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options
+from paceline.agent.porting import process
 from paceline.agent.wire import Message
 from paceline.frameworks import environment, server
 from paceline.plan import Plan
@@ -94,6 +95,23 @@ class Starting:
                 self._loop.after(SPARE_ANSWERS, lambda: self._unanswered(attempt))
                 return
         self._start_cold(attempt, given)
+
+    def start_ingest(self, attempt: Attempt, more: dict[str, str]) -> None:
+        """The process of the agent's own that has the command run."""
+        given = {
+            **self._static,
+            "PACELINE_RUN": self._options.run,
+            "PACELINE_TASK": attempt.task.name,
+            "PACELINE_ROLE": attempt.task.role,
+            "PACELINE_INDEX": str(attempt.task.index),
+            "CUDA_VISIBLE_DEVICES": ",".join(self._options.devices),
+            **attempt.environment(),
+            **more,
+        }
+        command = process("paceline.agent.ingest", self._options.to_json())
+        out, reports = attempt.output_end, attempt.report_end.fileno()
+        attempt.began(spare.start_plain(command, given, self._work, out, out, reports), warm=False)
+        self._began(attempt)
 
     def _start_cold(self, attempt: Attempt, given: dict[str, str]) -> None:
         out, reports = attempt.output_end, attempt.report_end.fileno()

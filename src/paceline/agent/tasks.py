@@ -19,10 +19,11 @@ from paceline.agent.shelf import restores
 from paceline.agent.staging import Staging
 from paceline.agent.starting import Starting
 from paceline.agent.wire import Message
-from paceline.plan import Plan
+from paceline.plan import INGEST, Plan
 
 STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
+_INGESTED: dict[str, Any] = {"stage": "", "data": "", "run": "", "made": False, "files": 0, "size": 0}
 
 
 class Tasks:
@@ -41,7 +42,8 @@ class Tasks:
         self._plan, self._options, self._loop = plan, options, loop
         self._line, self._staging, self._following, self._echo = line, staging, following, echo
         self._none_left = none_left
-        self._tasks = {task.name: task for task in plan.tasks if task.host == options.host}
+        every = [*plan.tasks, *([] if plan.ingest_task is None else [plan.ingest_task])]
+        self._tasks = {task.name: task for task in every if task.host == options.host}
         self._starting = Starting(plan, options, loop, line.send, line.said, self._began, self._cannot_start)
         self._memory = machine.Memory()
         self._kills_before = self._memory.kills()
@@ -55,6 +57,8 @@ class Tasks:
         self._early: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
         self._generation_file = f"{options.folder}/logs/.{options.host}.generation"
         self.generation = self._last_generation()
+        self._data_file = f"{options.folder}/logs/.{options.host}.data"
+        self.data = self._last_data()
         self.roster: dict[str, str] = {}
         self.reached = 0  # the furthest step of those that have ended
         self._leaving = False
@@ -87,7 +91,7 @@ class Tasks:
 
     def beat(self) -> Message:
         now = self._loop.now()
-        tasks = {name: attempt.progress(now) for name, attempt in self.attempts.items()}
+        tasks = {name: attempt.progress(now) for name, attempt in self.attempts.items() if name != INGEST}
         asking = [name for name, attempt in self.attempts.items() if attempt.asks]
         more = {"asking": asking} if asking else {}
         return {"tasks": tasks, "memory": self._memory.share(), **more}
@@ -98,6 +102,7 @@ class Tasks:
         if self._leaving or int(message["generation"]) < self.generation:
             return
         self._remember(int(message["generation"]))
+        self._remember_data(str(message["data"]))
         for name, number in message["tasks"].items():
             if name not in self._tasks or name in self.attempts:
                 continue
@@ -113,8 +118,12 @@ class Tasks:
             )
             self.attempts[name] = attempt
             try:
+                if name == INGEST:
+                    self._starting.start_ingest(attempt, self._staging.shared())
+                    continue
                 restore = message["restore"] if restores(self._plan, self._tasks[name]) else None
-                given = self._staging.environment(name, self.generation, restore)
+                given = {**self._staging.environment(name, self.generation, restore), **self._staging.shared()}
+                given.update({"PACELINE_DATA": self.data} if self.data else {})
                 self._starting.start(attempt, self.roster, int(message["restarts"]), given)
             except OSError as error:
                 self._cannot_start(attempt, error)
@@ -134,6 +143,24 @@ class Tasks:
         try:
             with open(self._generation_file, "w") as file:
                 file.write(str(generation))
+        except OSError:
+            pass  # a full disk: this agent still knows
+
+    def _last_data(self) -> str:
+        try:
+            with open(self._data_file) as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def _remember_data(self, data: str) -> None:
+        """A captain whose notes are lost asks for it."""
+        if not data or data == self.data:
+            return
+        self.data = data
+        try:
+            with open(self._data_file, "w") as file:
+                file.write(data)
         except OSError:
             pass  # a full disk: this agent still knows
 
@@ -159,7 +186,8 @@ class Tasks:
         """Once a second."""
         for attempt in self.attempts.values():
             attempt.sample()
-        self._starting.consider_spare(self.attempts, self._memory)
+        trains = {name: attempt for name, attempt in self.attempts.items() if name != INGEST}
+        self._starting.consider_spare(trains, self._memory)
 
     def _told_by(self, attempt: Attempt, message: dict[str, Any]) -> None:
         """What the runtime in a task has to say."""
@@ -173,12 +201,23 @@ class Tasks:
             self._line.beat()
         elif kind == "follow":
             self._following.told(task, message)
+        elif kind == "ingest":
+            self._ingest_says(attempt, message)
         elif kind == "save":
             self._line.send({"type": "save", "task": task})
         elif kind == "agree":
             step = attempt.step if message.get("step") is None else message["step"]
             words = {name: message.get(name) for name in ("say", "which", "count")}
             self._line.send({"type": "agree", "task": task, **words, "step": step or 0})
+
+    def _ingest_says(self, attempt: Attempt, message: dict[str, Any]) -> None:
+        if message.get("stage") == "failed":
+            attempt.failed = str(message.get("cause")), str(message.get("detail"))[:2000]
+            return
+        words = {name: message.get(name, default) for name, default in _INGESTED.items()}
+        if words["stage"] == "there":
+            self._remember_data(str(words["data"]))
+        self._line.send({"type": "ingest", **words})
 
     def tell(self, message: Message) -> None:
         for name in message["tasks"]:
@@ -248,6 +287,8 @@ class Tasks:
             shown = attempt.log.tail if attempt.asked == "kill" else ()
             cause = causes.own_error(shown, attempt.raised) if attempt.asked != "term" else None
             cause = cause or causes.Cause("")
+        elif attempt.failed is not None and status != 0:
+            cause = causes.Cause(*attempt.failed)
         else:
             memory = self._out_of_memory(attempt, number)
             cause = causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
@@ -320,7 +361,8 @@ class Tasks:
             attempt.deadline = self._loop.after(grace, attempt.kill)
 
     def _terminate(self, attempt: Attempt) -> None:
-        attempt.signal(signal.SIGTERM, whole_group=self._starting.python is None)
+        whole = self._starting.python is None or attempt.task.name == INGEST
+        attempt.signal(signal.SIGTERM, whole_group=whole)
 
     def terminate(self) -> None:
         for attempt in self.attempts.values():

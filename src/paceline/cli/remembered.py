@@ -69,6 +69,7 @@ def _still_there(made: plan.Plan) -> bool:
     if not Path(made.code).is_dir():
         return False
     commands = [role.command for role in made.roles] + [program.command for program in made.programs.values()]
+    commands += [] if made.ingest is None else [made.ingest.command]
     for command in commands:
         if not command:
             continue

@@ -54,6 +54,9 @@ def main(
     namespace: NamespaceOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running, and print its id.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
+    ingest: Annotated[
+        bool, typer.Option("--ingest", help="Make the data anew (`ingest`), though it is there.")
+    ] = False,
     output: Annotated[
         str,
         typer.Option("-o", "--output", metavar="json", help="Print the report as JSON, and nothing else, on stdout."),
@@ -102,7 +105,7 @@ def main(
             from paceline.job import load
 
             return run_on_kubernetes(
-                load(path, changes, cluster=True), context_name, namespace, run, detach, dry_run, output
+                load(path, changes, cluster=True), context_name, namespace, run, detach, dry_run, output, ingest
             )
         from paceline.cli.remembered import plan_of_file
 
@@ -122,11 +125,11 @@ def main(
         if cluster:
             from paceline.cli.submitting import run_on_kubernetes
 
-            return run_on_kubernetes(loaded, context_name, namespace, run, detach, dry_run, output)
+            return run_on_kubernetes(loaded, context_name, namespace, run, detach, dry_run, output, ingest)
         planned = plan_of(loaded)
     for note in planned.notes:
         tell(f"note: {note}")
-    plan = _with_places(planned.plan, dry_run)
+    plan = _with_places(data_anew(planned.plan) if ingest else planned.plan, dry_run)
     if dry_run:
         from paceline.cli.plan import show
 
@@ -152,7 +155,15 @@ def main(
     with Signals() as signals:
         run, folder = local.create(plan, planned.text, run)
         running = local.start(plan, run, folder, detach=False, page=page)
-        return follow(running, run, folder, [task.name for task in plan.tasks], plan.limits.grace, signals, output)
+        return follow(running, run, folder, plan.written, plan.limits.grace, signals, output)
+
+
+def data_anew(plan: Plan) -> Plan:
+    from dataclasses import replace
+
+    if plan.ingest is None:
+        fail("--ingest: the job has no ingest")
+    return replace(plan, ingest=replace(plan.ingest, again=True))
 
 
 def _with_places(plan: Plan, dry_run: bool) -> Plan:

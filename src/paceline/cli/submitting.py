@@ -29,10 +29,15 @@ def run_on_kubernetes(
     detach: bool,
     dry_run: bool,
     output: str,
+    ingest: bool = False,
 ) -> int:
     from paceline.backends.kubernetes.prepare import prepare
 
     prepared = prepare(loaded)
+    if ingest:
+        from paceline.cli.run import data_anew
+
+        prepared = replace(prepared, plan=data_anew(prepared.plan))
     for note in prepared.notes:
         tell(f"note: {note}")
     plan = prepared.plan
@@ -63,8 +68,7 @@ def run_on_kubernetes(
                 tell(where)
                 running = known.reopen(folder, cluster)
                 running.mirror.start()
-                tasks = [task.name for task in plan.tasks]
-                return follow(running, run, folder, tasks, plan.limits.grace, signals, output)
+                return follow(running, run, folder, plan.written, plan.limits.grace, signals, output)
         except Interrupted as error:
             complain(str(error), word="interrupted")
             return 130

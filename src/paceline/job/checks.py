@@ -66,6 +66,8 @@ def notes(job: Job, cluster: bool) -> list[str]:
     unused = [] if cluster else _for_clusters(job)
     if unused:
         found.append(f"{listed(unused)}: not used on this machine")
+    if not cluster and job.ingest is not None and job.ingest.to.startswith(CLAIM):
+        found.append("ingest.to: a folder of Paceline's own stands for the claim on this machine")
     return found
 
 

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paceline.job import ingest
 from paceline.job.errors import Finding, did_you_mean, nearest, visible
 from paceline.job.models import Job
 from paceline.plan import CODE_IN_IMAGE, absolute
@@ -66,7 +67,18 @@ def check(job: Job, folder: Path, broken: Sequence[Steps], cluster: bool) -> lis
     for name, command in job.programs.items():
         steps = (name, "command")
         findings += _command(_sound(command, steps, broken), steps, code, job.env.get("PATH"), cluster)
+    if job.ingest is not None:
+        steps = ("ingest", "command")
+        path = {**job.env, **_deciding(job)}.get("PATH")
+        findings += _command(_sound(job.ingest.command, steps, broken), steps, code, path, cluster)
+        findings += ingest.check_inputs(job.ingest, code, broken, cluster)
     return findings
+
+
+def _deciding(job: Job) -> dict[str, str]:
+    """The variables of the role whose first host makes the data."""
+    groups = job.roles.get("chief") or job.roles.get("worker") or []
+    return groups[0].env if groups else {}
 
 
 def script_of(command: Sequence[str]) -> tuple[int, str, bool] | None:

@@ -43,7 +43,7 @@ _SMALLEST = "the least is name, framework and command, such as: {name: a, framew
 
 def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overridden: bool, cluster: bool) -> Loaded:
     # Imported here: text that is not YAML need not wait for pydantic.
-    from paceline.job import Loaded, checks, files, snapshots
+    from paceline.job import Loaded, checks, files, ingest, snapshots
     from paceline.job.validate import validate
     from paceline.job.writing import write
 
@@ -57,12 +57,17 @@ def _checked(root: Node, text: str, folder: Path, problems: list[Problem], overr
     findings += checks.check(job, broken)
     findings += files.check(job, folder, broken, cluster)
     findings += snapshots.check(job.snapshots, broken, cluster)
+    findings += ingest.check(job, broken, cluster)
     said = {(problem.line, problem.path) for problem in problems}
     located = [_located(root, finding) for finding in findings]
     problems += [problem for problem in located if not problem.path or (problem.line, problem.path) not in said]
     if problems:
         raise JobError(sorted(_distinct(problems), key=_order))
-    placed = {"code": files.code_of(job, folder), "snapshots": snapshots.placed(job.snapshots, folder)}
+    placed = {
+        "code": files.code_of(job, folder),
+        "snapshots": snapshots.placed(job.snapshots, folder),
+        "ingest": ingest.placed(job.ingest, folder),
+    }
     job = checks.with_defaults(job).model_copy(update=placed)
     if not cluster:
         job = files.with_credentials(job)

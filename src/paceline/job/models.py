@@ -26,6 +26,7 @@ from paceline.job.fields import (
     Text,
     whole,
 )
+from paceline.job.ingest import Ingest
 from paceline.job.programs import Export, Try
 from paceline.job.snapshots import Best, Claim, Snapshots
 from paceline.plan import COMMIT, KEEP_FINISHED
@@ -163,6 +164,7 @@ class _Job(Strict):
     snapshots: Snapshots = Field(
         default_factory=lambda: Snapshots(), description="Where snapshots go, and which are kept."
     )
+    ingest: Ingest | None = Field(default=None, description="Data that is made once, before training.")
     tensorboard: Beside = Field(
         default=None,
         description="Serve TensorBoard beside the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`; on a "
@@ -208,6 +210,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "snapshots": Snapshots,
     "try": Try,
     "export": Export,
+    "ingest": Ingest,
     "credentials": Credentials,
     "restart": Restart,
     "limits": Limits,

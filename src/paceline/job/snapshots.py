@@ -30,7 +30,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _SLIP = re.compile(r"([A-Za-z0-9]+):/?([^/].*)", re.DOTALL)
 
 
-def place(value: Any) -> str:
+def place(value: Any, what: str = "snapshots") -> str:
     text = values.text(value)
     found = _url(text)
     if found is None:
@@ -39,11 +39,11 @@ def place(value: Any) -> str:
     if scheme not in SCHEMES:
         also = _ALSO_CALLED.get(scheme)
         near = f'did you mean "{also}://"?' if also else did_you_mean(scheme, SCHEMES)
-        raise BadValueError(f'"{found[1]}://" is no place for snapshots', near, PLACES)
+        raise BadValueError(f'"{found[1]}://" is no place for {what}', near, PLACES)
     steps = rest.rstrip("/").split("/")
     if not steps[0]:
-        what = "claim" if scheme == "claim" else "bucket"
-        raise BadValueError(f"names no {what}", f"write {scheme}://{'name' if what == 'claim' else what}/path", PLACES)
+        kind = "claim" if scheme == "claim" else "bucket"
+        raise BadValueError(f"names no {kind}", f"write {scheme}://{'name' if kind == 'claim' else kind}/path", PLACES)
     if any(step in ("", ".", "..") for step in steps) or not rest.isprintable() or "?" in rest or "#" in rest:
         raise BadValueError("has a path that cannot be one", "write names with one / between them", PLACES)
     if scheme == "claim":
@@ -183,13 +183,13 @@ def _check_origin(given: Snapshots, cluster: bool) -> Iterator[Finding]:
 
 def placed(given: Snapshots, folder: Path) -> Snapshots:
     """With absolute paths of folders."""
-    update = {"to": _absolute(given.to, folder) if given.to else None}
+    update = {"to": absolute(given.to, folder) if given.to else None}
     if "/" in given.origin or given.origin.startswith((".", "~")):
-        update["from"] = _absolute(given.origin, folder)
+        update["from"] = absolute(given.origin, folder)
     return given.model_copy(update=update)
 
 
-def _absolute(where: str, folder: Path) -> str:
+def absolute(where: str, folder: Path) -> str:
     if _URL.fullmatch(where):
         return where
     return os.path.abspath(folder / os.path.expanduser(where))  # noqa: PTH100, PTH111 (these never raise)

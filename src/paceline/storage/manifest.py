@@ -112,7 +112,7 @@ def parse(data: bytes, name: str) -> Manifest:
     """`name`: for the words of an error."""
     found = read_object(data, name)
     try:
-        parts = tuple(Part(str(task), tuple(map(_file, files))) for task, files in found["parts"].items())
+        parts = tuple(Part(str(task), tuple(map(file_of, files))) for task, files in found["parts"].items())
         manifest = Manifest(
             str(found["run"]), Id(int(found["step"]), int(found["generation"])), int(found["world"]), parts,
             {str(key): float(value) for key, value in found["metrics"].items()},
@@ -139,7 +139,7 @@ def read_object(data: bytes, name: str) -> dict[str, Any]:
     return found
 
 
-def _file(given: Any) -> File:
+def file_of(given: Any) -> File:
     file = File(str(given["path"]), int(given["size"]), str(given["sha256"]))
     if file.size < 0 or not is_digest(file.sha256):
         raise ValueError(f"{file.path!r} has no size and digest")

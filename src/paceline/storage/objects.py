@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -123,6 +124,22 @@ class Objects:
             return sorted(each["path"] for page in obstore.list(self._store, prefix) for each in page)
         except Exception as error:
             raise self._failed("list", prefix, error) from None
+
+    def listing(self, name: str) -> list[tuple[str, int, str]]:
+        """Names, sizes and tags: of the object of that name, called "", or of all below."""
+        import obstore
+        from obstore.exceptions import NotFoundError
+
+        try:
+            if name and not name.endswith("/"):
+                with suppress(NotFoundError, FileNotFoundError):
+                    found: Any = obstore.head(self._store, name)
+                    return [("", int(found["size"]), _tag(found))]
+            below = f"{name.rstrip('/')}/".lstrip("/")
+            every = [each for page in obstore.list(self._store, below) for each in page]
+            return [(each["path"][len(below) :], int(each["size"]), _tag(each)) for each in every]
+        except Exception as error:
+            raise self._failed("list", name, error) from None
 
     def delete(self, name: str) -> None:
         import obstore
@@ -308,6 +325,11 @@ def _passed_on(name: str, pieces: Iterator[memoryview], wanted: Wanted, writing:
             write_all(writing, data)
         size += len(data)
     return size, made.hexdigest()
+
+
+def _tag(found: Any) -> str:
+    """Another, once it was written anew."""
+    return str(found["e_tag"] or found["last_modified"])
 
 
 def _plain(options: dict[str, Any]) -> bool:

@@ -144,7 +144,7 @@ class Snapshots:
         the same generation wrote them."""
         if id != self._sending:
             self._sending, self._sent = id, {}
-        names = {path: self._file(id, task, path) for path in sorted(_files(folder))}
+        names = {path: self._file(id, task, path) for path in sorted(files_of(folder))}
         _room_for(len(names), sum(map(len, names)) + manifest.FILE_BYTES * len(names))
         sent = self._sent.setdefault(task, {})
         self._store.send_all([(f"{folder}/{path}", name) for path, name in names.items()], wanted, sent)
@@ -278,7 +278,7 @@ def _copied(source: str, file: File, target: str, still: Wanted) -> bool:
     return False
 
 
-def _files(folder: str) -> Iterable[str]:
+def files_of(folder: str, what: str = "a snapshot") -> Iterable[str]:
     folders = [""]
     while folders:
         below = folders.pop()
@@ -287,13 +287,13 @@ def _files(folder: str) -> Iterable[str]:
                 path = f"{below}{entry.name}"
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if not fit(path):
-                    raise Unfit(f"{path!r} cannot be the path of a file in a snapshot")
+                    raise Unfit(f"{path!r} cannot be the path of a file in {what}")
                 if stat.S_ISDIR(mode):
                     folders.append(f"{path}/")
                 elif stat.S_ISREG(mode):
                     yield path
                 else:
-                    raise Unfit(f"{path!r} is no file: a snapshot holds files and folders")
+                    raise Unfit(f"{path!r} is no file: {what} holds files and folders")
 
 
 def _check(name: str, found: tuple[int, str], file: File) -> None:

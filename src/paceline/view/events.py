@@ -12,9 +12,10 @@ from typing import Any
 from paceline.view.tail import Tail
 
 KINDS = (
-    "run-started", "member-joined", "member-lost", "waiting", "generation-formed", "task-started", "step", "saved",
-    "committed", "evaluated", "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready",
-    "captain-returned", "note", "warning", "ending", "run-ended",
+    "run-started", "member-joined", "member-lost", "waiting", "ingest-started", "ingest-done", "ingest-skipped",
+    "ingest-failed", "generation-formed", "task-started", "step", "saved", "committed", "evaluated", "task-exited",
+    "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note", "warning", "ending",
+    "run-ended",
 )  # fmt: skip
 
 

@@ -88,6 +88,7 @@ class State:
     committed: Mark | None = None  # and the newest that is at its place
     best: dict[str, Any] | None = None  # snapshot, metric and value
     waiting: Event | None = None
+    data: str = ""  # where the data is that the job makes
     ending: str = ""
     warnings: list[str] = field(default_factory=list)
     started: str = ""
@@ -126,6 +127,14 @@ def _run_started(state: State, event: Event) -> None:
 
 def _waiting(state: State, event: Event) -> None:
     state.waiting = event
+
+
+def _ingesting(state: State, event: Event) -> None:
+    state.waiting = event
+
+
+def _ingested(state: State, event: Event) -> None:
+    state.waiting, state.data = None, event.text("data") or state.data
 
 
 def _formed(state: State, event: Event) -> None:
@@ -248,6 +257,10 @@ def _run_ended(state: State, event: Event) -> None:
 _CHANGES = {
     "run-started": _run_started,
     "waiting": _waiting,
+    "ingest-started": _ingesting,
+    "ingest-done": _ingested,
+    "ingest-skipped": _ingested,
+    "ingest-failed": _ingested,
     "generation-formed": _formed,
     "task-started": _task_started,
     "step": _step,

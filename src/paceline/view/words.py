@@ -12,8 +12,8 @@ from paceline.view.events import Event, number, seconds
 # What a person who watches a run wants to be told at once; the rest is in `paceline events`.
 IMPORTANT = frozenset(
     {
-        "waiting", "generation-formed", "member-lost", "hang", "restart", "recovered", "captain-returned", "note",
-        "warning", "ending", "run-ended",
+        "waiting", "ingest-started", "ingest-done", "ingest-skipped", "ingest-failed", "generation-formed",
+        "member-lost", "hang", "restart", "recovered", "captain-returned", "note", "warning", "ending", "run-ended",
     }
 )  # fmt: skip
 
@@ -44,6 +44,18 @@ def _run_started(event: Event) -> str:
 def _waiting(event: Event) -> str:
     missing = join(event.names("missing"))
     return f"waiting for {missing} ({span(event.number('since_s'))} of {span(event.number('limit_s'))})"
+
+
+def _ingested(event: Event) -> str:
+    return f"the data is made in {span(event.number('took_s'))}: {_amount(event)} at {event.text('data')}"
+
+
+def _skipped(event: Event) -> str:
+    return f"the data is there, as {event.text('run')} has made it: {_amount(event)} at {event.text('data')}"
+
+
+def _amount(event: Event) -> str:
+    return f"{count(int(event.number('files')), 'file')}, {size(event.number('bytes'))}"
 
 
 def _formed(event: Event) -> str:
@@ -126,6 +138,10 @@ _SENTENCES = {
     "member-joined": lambda event: f"{event.text('host')} joined",
     "member-lost": lambda event: f"{event.text('host')} is lost: {event.text('reason')}",
     "waiting": _waiting,
+    "ingest-started": lambda event: f"making the data on {event.text('host')}: {event.text('data')}",
+    "ingest-done": _ingested,
+    "ingest-skipped": _skipped,
+    "ingest-failed": lambda event: f"the data is not made ({event.text('cause')}): {event.text('detail')}",
     "generation-formed": _formed,
     "task-started": _task_started,
     "step": _step,

@@ -29,6 +29,7 @@ LAST_WORDS = "/dev/termination-log"
 CREDENTIALS = "/paceline/credentials"
 SNAPSHOTS_FOLDER, ORIGIN_FOLDER = "/paceline/snapshots", "/paceline/origin"
 LIBRARY_FOLDER = "/paceline/library"
+DATA_FOLDER = "/paceline/data"
 WORK = "/paceline/work"  # unless the job file says otherwise
 VISIT = "visit"  # the container of a pod that has nothing but the claim
 VISIT_IDLE_S = 30  # until it ends by itself
@@ -57,11 +58,12 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
     mounts: list[Object] = []
     place = _claimed(plan, volumes, mounts)
     told |= {"snapshots": place, "serve": names.SNAPSHOTS_PORT, "origin": _origin(plan, volumes, mounts)}
-    told |= {"obstore": LIBRARY_FOLDER if plan.snapshots.needs_bucket else ""}
-    if plan.snapshots.needs_bucket:
+    told |= {"obstore": LIBRARY_FOLDER if plan.needs_bucket else ""}
+    if plan.needs_bucket:
         sources = [{"configMap": {"name": name}} for name in library]
         volumes.append({"name": "paceline-library", "projected": {"sources": sources}})
         mounts.append({"name": "paceline-library", "mountPath": LIBRARY_FOLDER, "readOnly": True})
+    if plan.snapshots.needs_bucket:
         _give_credentials(plan, container, told, volumes, mounts)
     else:
         container["env"] = _env(told)
@@ -95,6 +97,17 @@ def _origin(plan: Plan, volumes: list[Object], mounts: list[Object]) -> str:
     return f"{ORIGIN_FOLDER}/{path}"
 
 
+def _data(plan: Plan, group: HostGroup, volumes: list[Object], mounts: list[Object]) -> str:
+    """Where the data of the job is, in a claim; empty: as the plan says. Only who is to make it may write there."""
+    claim, path = ("", "") if plan.ingest is None else plan.ingest.claimed
+    if not claim or plan.ingest_task is None:
+        return ""
+    makes = plan.ingest_task.host in [host.name for host in group.hosts]
+    volumes.append({"name": "paceline-data", "persistentVolumeClaim": {"claimName": claim}})
+    mounts.append({"name": "paceline-data", "mountPath": DATA_FOLDER, **({} if makes else {"readOnly": True})})
+    return f"{DATA_FOLDER}/{path}".rstrip("/")
+
+
 def _give_credentials(plan: Plan, container: Object, told: Object, volumes: list[Object], mounts: list[Object]) -> None:
     settings, credentials = plan.kubernetes, plan.credentials
     container["env"] = _env(told)
@@ -119,9 +132,10 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
     told |= {"work": "" if own_work and settings["work"] == WORK else settings["work"]}
     told |= {"code": CODE_FOLDER if code else ""}
     peer = f"peer://{names.captain_host(run)}:{names.SNAPSHOTS_PORT}"
-    in_bucket = plan.snapshots.in_bucket
-    told |= {"snapshots": "" if in_bucket else peer, "obstore": peer if in_bucket else ""}
+    told |= {"snapshots": "" if plan.snapshots.in_bucket else peer, "obstore": peer if plan.needs_bucket else ""}
     volumes, mounts = _extra_volumes(settings["volumes"])
+    if data := _data(plan, group, volumes, mounts):
+        told |= {"ingest": data}
     _give_credentials(plan, container, told, volumes, mounts)
     if not own_work:
         mounts.append({"name": "paceline-work", "mountPath": settings["work"]})

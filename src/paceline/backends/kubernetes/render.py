@@ -31,7 +31,7 @@ def render(
     library: Sequence[bytes] = (),
 ) -> list[Object]:
     """The captain's Job first: it owns the others, once it has a uid. `agent`: its archives. `code`, `library`: parts
-    of at most CHUNK bytes, the library where snapshots go to a bucket."""
+    of at most CHUNK bytes, the library where anything speaks to a bucket."""
     parts = {f"{run}-code-{number:02}": part for number, part in enumerate(code)}
     books = {f"{run}-library-{number:02}": part for number, part in enumerate(library)}
     objects = [
@@ -67,6 +67,7 @@ def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, su
         spec["ttlSecondsAfterFinished"] = math.ceil(plan.limits.keep_finished)
     if plan.limits.runtime is not None:
         whole = plan.limits.start + plan.limits.runtime + plan.limits.grace + plan.limits.commit
+        whole += 0.0 if plan.ingest is None else plan.ingest.limit
         spec["activeDeadlineSeconds"] = math.ceil(whole) + BACKSTOP_S
     return {**_head("batch/v1", "Job", name, plan, run, role), "spec": spec}
 

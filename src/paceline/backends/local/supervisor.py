@@ -18,6 +18,7 @@ from paceline.agent.options import FAILED, Options
 from paceline.backends.local.lastwords import write_last_words
 from paceline.backends.local.resources import Share
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, absolute
+from paceline.view.runs import home
 
 RUN_OVER = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to leave after the captain
@@ -88,7 +89,7 @@ class Supervisor:
             self._options[host.name] = Options(
                 run, host.name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
                 interpreter=interpreter, cores=share.cores, devices=share.devices, replaces=True,
-                starter=os.getpid(),
+                starter=os.getpid(), ingest=_claim(plan),
             )  # fmt: skip
         if page:
             self._options[TENSORBOARD] = Options(
@@ -204,6 +205,12 @@ def _end_children(known: set[int]) -> None:
         if not strays:
             return
         time.sleep(0.005)
+
+
+def _claim(plan: Plan) -> str:
+    """The folder that stands for a volume claim on this machine, the same for all runs; empty: none is named."""
+    name, path = ("", "") if plan.ingest is None else plan.ingest.claimed
+    return str(home() / "claims" / name / path) if name else ""
 
 
 def _quiet(folder: Path) -> None:

@@ -1,0 +1,97 @@
+"""Data that a job makes once, on a real cluster: in a bucket, with an image that knows nothing of buckets, and in a
+volume claim.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from people import Person, Run, bucket_of, eventually, lines
+
+pytestmark = pytest.mark.timeout(300, func_only=True)
+
+# Waits, the first time, until the test has taken its pod away.
+INGEST = """
+import os, pathlib, time
+folder = pathlib.Path(os.environ["PACELINE_INGEST_DIR"])
+print("making", flush=True)
+(folder / "words.txt").write_text("one two three")
+while not os.path.exists("/shared/go"):
+    time.sleep(0.05)
+(folder / "more").mkdir()
+(folder / "more" / "large.bin").write_bytes(b"x" * 9_000_000)
+"""
+READS = """
+import os
+import paceline
+data = paceline.fetch(os.environ["PACELINE_DATA"])
+print("read", os.environ["PACELINE_DATA"], (data / "words.txt").read_text(), (data / "more/large.bin").stat().st_size)
+"""
+
+
+def ingests(person: Person, start: Callable[..., Run], to: str, *words: str) -> Run:
+    settings = json.loads(person.job().read_text())["kubernetes"]
+    (person.folder / "work" / "ingest.py").write_text(INGEST)
+    return start(
+        *words, program=READS, workers=2, ingest={"command": ["python3", "ingest.py"], "to": to},
+        kubernetes={**settings, "env_from": [{"secret": "store"}]} if to.startswith("s3") else settings,
+    )  # fmt: skip
+
+
+def read(run: Run) -> list[str]:
+    return [line for task in ("worker-0", "worker-1") for line in lines(run.folder, task) if line.startswith("read ")]
+
+
+def manifests(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in folder.glob("*.manifest.json")]
+
+
+def test_in_a_bucket(person: Person, start: Callable[..., Run]) -> None:
+    """A pod that is lost while it makes the data; a run beside, which waits; and one that finds it."""
+    bucket_of(person)
+    first = ingests(person, start, "s3://digits/data")
+    where = first.wait("ingest-started")["data"]
+    eventually("the command runs", lambda: "making" in lines(first.folder, "ingest-0"), more=first.said)
+    second = ingests(person, start, "s3://digits/data")
+    assert second.wait("note")["text"] == f"{first.name} makes the data: waiting for it"
+    person.cluster.kubectl(
+        "delete", "pod", first.pods("worker")[0]["metadata"]["name"], "-n", person.namespace, "--grace-period=1"
+    )
+    (person.shared / "go").touch()
+    assert (first.ends(), second.ends()) == (0, 0), first.said() + second.said()
+    [made] = manifests(person.shared / "objects" / "digits" / "data")
+    assert {file["path"] for file in made["files"]} == {"words.txt", "more/large.bin"}
+    place = f"s3://digits/data/{made['name']}/"
+    assert place.startswith(where.rstrip("/"))
+    assert read(first) == read(second) == 2 * [f"read {place} one two three 9000000"]
+    found = {run.name: bool(run.events("ingest-skipped")) for run in (first, second)}
+    assert sorted(found.values()) == [False, True] and not found[made["run"]]
+
+
+def test_in_a_claim(person: Person, start: Callable[..., Run]) -> None:
+    """Which all pods have; a captain that is lost while the data is made comes back to it."""
+    folder = person.shared / "data"
+    folder.mkdir()
+    folder.chmod(0o777)
+    run = ingests(person, start, "claim://shared/data")
+    eventually("the command runs", lambda: "making" in lines(run.folder, "ingest-0"), more=run.said)
+    captain = run.pods("captain")[0]["metadata"]["name"]
+    person.cluster.kubectl("delete", "pod", captain, "-n", person.namespace, "--grace-period=1")
+    eventually(
+        "another captain", lambda: [p for p in run.pods("captain") if p["metadata"]["name"] != captain], more=run.said
+    )
+    (person.shared / "go").touch()
+    assert run.ends() == 0, run.said()
+    [made] = manifests(folder)
+    assert read(run) == 2 * [f"read /paceline/data/data/{made['name']} one two three 9000000"]
+    assert lines(run.folder, "ingest-0").count("making") == 1
+    again = ingests(person, start, "claim://shared/data")
+    assert again.ends() == 0, again.said()
+    assert [event["run"] for event in again.events("ingest-skipped")] == [run.name]
+    anew = ingests(person, start, "claim://shared/data", "--ingest")
+    assert anew.ends() == 0, anew.said()
+    assert sorted(each["name"] for each in manifests(folder)) == [made["name"], f"{made['name']}-2"]
