@@ -94,7 +94,7 @@ FIELDS = {
     ),
     "an ingest of nothing": (
         "ingest: {to: data}\n",
-        "job.yaml:4: ingest.command: is missing; write command: ['python', 'ingest.py']\n    ingest: {to: data}",
+        "job.yaml:4: ingest.command: is missing; write command: [python, ingest.py]\n    ingest: {to: data}",
     ),
     "an ingest to nowhere": (
         "ingest: {command: [python, train.py]}\n",
