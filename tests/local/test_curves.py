@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from paceline.storage.objects import Objects
 from stores.servers import Store
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def steps(folder: Path, tag: str) -> list[int]:
@@ -70,9 +70,9 @@ def test_the_page_beside_a_run_shows_one_line_while_it_is_killed(
     run.wait("task-started")
     url = json.loads(run.call("status", "-o", "json").stdout)["tensorboard"]
     assert f"TensorBoard: {url}\n" in (run.place / "stderr").read_text() and url in run.call("status").stdout
-    eventually("the steps before the first kill", lambda: page(url) == list(range(1, 17)), more=run.said)
+    eventually("the steps before the first kill", lambda: page(url) == list(range(1, 17)), 120, run.said)
     (state / "seen").touch()
-    eventually("one line", lambda: page(url) == list(range(1, 61)), more=lambda: str(page(url)))
+    eventually("one line", lambda: page(url) == list(range(1, 61)), 120, lambda: str(page(url)))
     again = run.call("tensorboard")
     assert (again.returncode, again.stdout) == (0, f"{url}\n"), again.stderr
     (state / "finish").touch()
