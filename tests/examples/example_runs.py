@@ -1,0 +1,78 @@
+"""Runs of the examples: shortened by options, attacked, and what they ended with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from runs import Event, Run, Starter, causes, eventually, kill
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 180.0  # for a framework to start a few times, beside others
+
+Begin = Callable[..., Run]
+
+
+def job(name: str) -> dict[str, Any]:
+    """The job file of an example, with its code where it is."""
+    made: dict[str, Any] = YAML(typ="safe").load(EXAMPLES / name / "job.yaml")
+    return {**made, "code": str(EXAMPLES / name / made.get("code", "."))}
+
+
+def begin(start: Starter, name: str, *options: object, sets: Mapping[str, object] | None = None, **popen: Any) -> Run:
+    """A run of an example, with options for its command, and `--set` for its job file."""
+    made = job(name)
+    if options:
+        made["command"] = [*made["command"], *map(str, options)]
+    words = [word for field, value in (sets or {}).items() for word in ("--set", f"{field}={value}")]
+    return start(made, *words, **popen)
+
+
+def kill_at(run: Run, *kills: tuple[str, int]) -> None:
+    """Kills these tasks, one after the other, each once that step is reported again after what happened before."""
+    after = 0
+    for task, step in kills:
+        reached(run, step, after)
+        after = run.position()
+        kill(run.task(task))
+        run.wait("task-exited", LIMIT_S, after, task=task)
+
+
+def reached(run: Run, step: int, after: int = 0) -> Event:
+    """The first report of a step so far, by any task, at or after position `after` among all events."""
+
+    def check() -> Event | None:
+        events = run.events()
+        for event in events[after:]:
+            if event["event"] == "step" and event["step"] >= step:
+                return event
+        assert not events or events[-1]["event"] != "run-ended", f"ended before step {step}\n{run.story()}"
+        return None
+
+    event = eventually(f"step {step}", check, LIMIT_S, run.story)
+    assert event is not None
+    return event
+
+
+def survived(report: Mapping[str, Any], kills: Sequence[tuple[str, int]]) -> bool:
+    return causes(dict(report)) == [("signal", task) for task, _ in kills]
+
+
+def last(run: Run) -> Path:
+    """The folder of the newest committed snapshot, in the run's own folder."""
+    committed: str = run.events("committed")[-1]["snapshot"]
+    return run.folder / "snapshots" / run.folder.name / committed
+
+
+def digest(run: Run) -> str:
+    """Of all bytes that programs wrote to the last snapshot: the same for the same training, whatever happened."""
+    seen = hashlib.sha256()
+    tasks = sorted(path for path in last(run).iterdir() if path.is_dir())
+    assert tasks, f"{last(run)} holds no part of a task"
+    for path in sorted(path for task in tasks for path in task.rglob("*") if path.is_file()):
+        seen.update(f"{path.relative_to(last(run))} {path.stat().st_size}\n".encode())
+        seen.update(path.read_bytes())
+    return seen.hexdigest()
