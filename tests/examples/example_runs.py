@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,41 @@ def last(run: Run) -> Path:
 
 
 def digest(run: Run) -> str:
-    """Of all bytes that programs wrote to the last snapshot: the same for the same training, whatever happened."""
+    """Of what the last snapshot holds: the same for the same training, whatever happened. But for random state, where
+    Python's and numpy's is that of a process that never asked for it."""
     seen = hashlib.sha256()
     tasks = sorted(path for path in last(run).iterdir() if path.is_dir())
     assert tasks, f"{last(run)} holds no part of a task"
     for path in sorted(path for task in tasks for path in task.rglob("*") if path.is_file()):
-        seen.update(f"{path.relative_to(last(run))} {path.stat().st_size}\n".encode())
-        seen.update(path.read_bytes())
+        seen.update(f"{path.relative_to(last(run))}\n".encode())
+        if path.suffix == ".pt":
+            _add(seen, _without_random(_loaded(path)))
+        elif path.suffix == ".json":
+            _add(seen, _without_random(json.loads(path.read_text())))
+        else:
+            seen.update(path.read_bytes())
     return seen.hexdigest()
+
+
+def _loaded(path: Path) -> Any:
+    import torch
+
+    return torch.load(path, weights_only=True)
+
+
+def _without_random(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    return {name: _without_random(value) for name, value in tree.items() if name != "random"}
+
+
+def _add(seen: Any, value: Any) -> None:
+    if isinstance(value, dict):
+        for name in value:
+            seen.update(f"{name}\n".encode())
+            _add(seen, value[name])
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _add(seen, inner)
+    else:
+        seen.update(value.numpy().tobytes() if hasattr(value, "numpy") else repr(value).encode())

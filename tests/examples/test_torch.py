@@ -1,0 +1,26 @@
+"""The torch examples read digits, and kills do not change a bit of what they have learned."""
+
+from __future__ import annotations
+
+import pytest
+from example_runs import LIMIT_S, Begin, digest, kill_at, last, survived
+
+KILLS = (("worker-1", 12), ("worker-0", 30), ("worker-1", 55))
+OPTIONS = ("--epochs", 3, "--every", 10)  # of 40 steps each
+
+
+@pytest.mark.parametrize(("name", "least"), [("torch-ddp", 0.90), ("torch-fsdp", 0.90)])
+def test_it_reads_digits_and_three_kills_do_not_change_a_bit(example: Begin, name: str, least: float) -> None:
+    whole = example(name, *OPTIONS, sets={"restart.warm": "false"})
+    report = whole.succeeds(LIMIT_S)
+    assert (report["steps"], report["restarts"]) == (120, [])
+    assert report["metrics"]["worker-0"]["accuracy"] == report["metrics"]["worker-1"]["accuracy"] >= least
+    assert last(whole).name == "step-120-g1"
+
+    killed = example(name, *OPTIONS)
+    kill_at(killed, *KILLS)
+    again = killed.succeeds(LIMIT_S)
+    assert survived(again, KILLS)
+    assert again["metrics"] == report["metrics"]
+    assert last(killed).name == "step-120-g4"
+    assert digest(killed) == digest(whole)
