@@ -79,7 +79,8 @@ def main(epochs: int, every: int) -> None:
             accuracy = evaluate(model, test, rank, world, device)
             paceline.report(accuracy=accuracy)
             if rank == 0:
-                print(f"epoch {order.epoch} of {epochs}: {accuracy:.1%} of {len(test)} held-out digits read", flush=True)
+                words = f"{accuracy:.1%} of {len(test)} held-out digits read"
+                print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
         if step % every:
             snapshots.save(step)  # else the loop has just taken it
     dist.destroy_process_group()

@@ -25,7 +25,8 @@ WIDTH = 128
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.wide, self.narrow = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
@@ -101,7 +102,8 @@ def main(epochs: int, every: int) -> None:
             accuracy = evaluate(model, test, rank, world, device)
             paceline.report(accuracy=accuracy)
             if rank == 0:
-                print(f"epoch {order.epoch} of {epochs}: {accuracy:.1%} of {len(test)} held-out digits read", flush=True)
+                words = f"{accuracy:.1%} of {len(test)} held-out digits read"
+                print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
         if step % every:
             snapshots.save(step)  # else the loop has just taken it
     dist.destroy_process_group()
@@ -109,7 +111,7 @@ def main(epochs: int, every: int) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test: TensorDataset, rank: int, world: int, device: torch.device) -> float:
-    """Each task reads its share of the images, each image once. All call the model equally often, or some would wait."""
+    """Each task reads its share of the images, each image once. All have to call the model equally often."""
     model.eval()
     x, y = (values[rank::world].to(device) for values in test.tensors)
     right = (model(x).argmax(dim=1) == y).sum()

