@@ -7,6 +7,7 @@ is how TensorFlow 1 programs for the Helm chart are written, with `tf.compat.v1`
 import argparse
 import json
 import os
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +38,7 @@ def main() -> None:
 
 def train(server: tf.distribute.Server, config: tf1.ConfigProto, cluster: tf.train.ClusterSpec, index: int, steps: int):
     (images, labels), (test_images, test_labels) = digits()
-    dice = np.random.default_rng([index, int.from_bytes(os.urandom(4))])  # not what it saw before it was started again
+    dice = np.random.default_rng()  # of its own in each worker, and when it is started again
     # Variables go to the parameter servers in turn; all else is done here, on the GPU where there is one.
     with tf1.device(tf1.train.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
         x = tf1.placeholder(tf.float32, [None, 28 * 28])
@@ -48,26 +49,43 @@ def train(server: tf.distribute.Server, config: tf1.ConfigProto, cluster: tf.tra
         step = tf1.train.get_or_create_global_step()
         update = tf1.train.AdamOptimizer(1e-3).minimize(loss, global_step=step)
 
-    hooks = [tf1.train.StopAtStepHook(last_step=steps)]
-    # The first worker makes the variables; the others wait for them.
+    with tf1.device(f"/job:worker/task:{index}/cpu:0"):
+        saver = tf1.train.Saver()  # unless told so, parameter servers write, and need a disk in common
+    if index > 0:  # the first worker makes the variables, or has them back from its last checkpoint
+        ready = tf1.report_uninitialized_variables()
+        with tf1.Session(server.target, config=config) as session:
+            while session.run(ready).size:  # a session that is monitored looks every 30 seconds
+                time.sleep(0.5)
+
     with tf1.train.MonitoredTrainingSession(
-        server.target, is_chief=index == 0, config=config, hooks=hooks, save_summaries_secs=None, save_summaries_steps=None
+        server.target,
+        is_chief=index == 0,
+        config=config,
+        scaffold=tf1.train.Scaffold(saver=saver),
+        checkpoint_dir="checkpoints" if index == 0 else None,
+        save_checkpoint_steps=100,
+        save_summaries_steps=None,
+        save_summaries_secs=None,
+        log_step_count_steps=None,
+        hooks=[tf1.train.StopAtStepHook(last_step=steps)],
     ) as session:
-        done, read = 0, 0.0
+        next_test = 0
         while not session.should_stop():
             chosen = dice.integers(len(images), size=BATCH)
             _, done, now = session.run([update, step, loss], {x: images[chosen], y: labels[chosen]})
-            if done % 100 < cluster.num_tasks("worker") or done >= steps:
-                # Without hooks: a test is no step, and may be the last thing that is done.
-                read = session.run_step_fn(
-                    lambda step_context: step_context.session.run(accuracy, {x: test_images, y: test_labels})
-                )
+            if done >= min(next_test, steps):
+                next_test = done // 200 * 200 + 200
+                # Past the hooks: a test is no step, and the last one comes when they have said that it is enough.
+                feed = {x: test_images, y: test_labels}
+                read = session.run_step_fn(lambda step_context: step_context.session.run(accuracy, feed))  # noqa: B023
                 print(f"step {done}: loss {now:.3f}, {read:.1%} of {len(test_labels)} held-out digits read", flush=True)
 
 
 def network(x: tf.Tensor) -> tf.Tensor:
     for number, width in enumerate((128, 10)):
-        weights = tf1.get_variable(f"weights-{number}", [x.shape[1], width], initializer=tf1.glorot_uniform_initializer())
+        weights = tf1.get_variable(
+            f"weights-{number}", [x.shape[1], width], initializer=tf1.glorot_uniform_initializer()
+        )
         biases = tf1.get_variable(f"biases-{number}", [width], initializer=tf1.zeros_initializer())
         x = tf.matmul(x if number == 0 else tf.nn.relu(x), weights) + biases
     return x

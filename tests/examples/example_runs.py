@@ -17,19 +17,21 @@ LIMIT_S = 180.0  # for a framework to start a few times, beside others
 Begin = Callable[..., Run]
 
 
-def job(name: str) -> dict[str, Any]:
-    """The job file of an example, with its code where it is."""
-    made: dict[str, Any] = YAML(typ="safe").load(EXAMPLES / name / "job.yaml")
+def job(name: str, file: str = "job.yaml") -> dict[str, Any]:
+    """A job file of an example, with its code where it is."""
+    made: dict[str, Any] = YAML(typ="safe").load(EXAMPLES / name / file)
     return {**made, "code": str(EXAMPLES / name / made.get("code", "."))}
 
 
-def begin(start: Starter, name: str, *options: object, sets: Mapping[str, object] | None = None, **popen: Any) -> Run:
+def begin(
+    start: Starter, name: str, *options: object, sets: Mapping[str, object] | None = None, file: str = "job.yaml"
+) -> Run:
     """A run of an example, with options for its command, and `--set` for its job file."""
-    made = job(name)
+    made = job(name, file)
     if options:
         made["command"] = [*made["command"], *map(str, options)]
     words = [word for field, value in (sets or {}).items() for word in ("--set", f"{field}={value}")]
-    return start(made, *words, **popen)
+    return start(made, *words)
 
 
 def kill_at(run: Run, *kills: tuple[str, int]) -> None:

@@ -1,0 +1,56 @@
+"""The program for CLUSTER_CONFIG and POD_NAME reads digits, whoever is killed, and its parameter servers end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from example_runs import EXAMPLES, LIMIT_S, job, survived
+from runs import Run, Starter, eventually, kill
+
+from paceline import plan
+from paceline.job import load
+
+SAID = re.compile(r"step (\d+): loss [\d.]+, ([\d.]+)% of 1000 held-out digits read")
+KILLS = (("worker-1", 200), ("worker-0", 400), ("ps-0", 600))
+STEPS = 1200
+
+
+def test_it_needs_these_two_variables_and_nothing_else() -> None:
+    program = (EXAMPLES / "contract" / "train.py").read_text()
+    assert set(re.findall(r'environ\["(\w+)"\]', program)) == {"CLUSTER_CONFIG", "POD_NAME"}
+    assert "import paceline" not in program
+    assert program.count("environ") == 2
+
+
+def test_workers_alone_have_a_gpu_where_there_are_some() -> None:
+    made = plan.make(load(EXAMPLES / "contract" / "job.yaml", ["roles.worker.gpus=1"]).job)
+    assert {(host.role, host.gpus) for host in made.hosts} == {("ps", 0), ("worker", 1)}
+
+
+def test_it_reads_digits_whoever_is_killed_and_ends_by_itself(start: Starter, tmp_path: Path) -> None:
+    """Workers train as it comes, so no two runs are the same."""
+    code = tmp_path / "code"  # its checkpoints go there
+    shutil.copytree(EXAMPLES / "contract", code)
+    made = {**job("contract"), "code": str(code), "command": ["python", "train.py", "--steps", str(STEPS)]}
+    run = start(made, "--set", "roles.worker.replicas=2", "--set", "roles.ps.replicas=1")
+    for task, step in KILLS:
+        eventually(f"step {step}", lambda: furthest(run) >= step or run.events("run-ended"), LIMIT_S, run.story)  # noqa: B023
+        after = run.position()
+        kill(run.task(task))
+        run.wait("task-exited", LIMIT_S, after, task=task)
+    report = run.succeeds(LIMIT_S)
+    assert survived(report, KILLS)
+    last = max(said(run))
+    assert last[0] >= STEPS
+    assert last[1] >= 90
+
+
+def said(run: Run) -> list[tuple[int, float]]:
+    told = run.log("worker-0") + run.log("worker-1")
+    return [(int(step), float(share)) for step, share in SAID.findall(told)]
+
+
+def furthest(run: Run) -> int:
+    return max((step for step, _ in said(run)), default=0)

@@ -1,0 +1,96 @@
+"""ResNet with parameter servers: the network is the paper's, it learns, and goes on when anybody is killed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_runs import EXAMPLES, LIMIT_S, Begin, kill_at, survived
+
+KILLS = (("worker-1", 50), ("ps-0", 63), ("chief-0", 100))
+SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # mirrored digits are others
+LEAST = 0.8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules() -> Any:
+    sys.path.insert(0, str(EXAMPLES / "resnet-ps"))
+    yield
+    sys.path.remove(str(EXAMPLES / "resnet-ps"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    import digits_as_cifar
+
+    digits_as_cifar.main(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_the_network_is_that_of_the_paper() -> None:
+    import network
+
+    model = network.resnet(56)
+    weighted = [layer for layer in model.layers if type(layer).__name__ in ("Conv2D", "Dense")]
+    shapes = [tuple(layer.kernel.shape) for layer in weighted]
+    stages = [[(3, 3, before, now)] + [(3, 3, now, now)] * 17 for before, now in ((16, 16), (16, 32), (32, 64))]
+    assert shapes == [(3, 3, 3, 16), *stages[0], *stages[1], *stages[2], (64, 10)]
+    assert len(weighted) == 56
+    outputs = [layer.output.shape[1:] for layer in weighted]
+    assert outputs == [(32, 32, 16)] * 19 + [(16, 16, 32)] * 18 + [(8, 8, 64)] * 18 + [(10,)]
+    assert sum(weights.numpy().size for weights in model.trainable_variables) == 853_018
+    with pytest.raises(ValueError, match="depth 9: it is 6n"):
+        network.resnet(9)
+
+
+def test_the_files_are_those_of_cifar_and_each_test_image_counts_once(data: Path) -> None:
+    import cifar
+    import numpy as np
+    import train
+
+    assert sorted(path.name for path in data.iterdir()) == [
+        *(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin",
+    ]  # fmt: skip
+    images, labels = cifar.training(data)
+    assert (images.shape, labels.shape) == ((4000, 32, 32, 3), (4000,))
+    record = (data / "data_batch_1.bin").read_bytes()[: cifar.RECORD]
+    assert record[0] == labels[0]
+    assert images[0, 20, 10].tolist() == [record[1 + 1024 * colour + 32 * 20 + 10] for colour in range(3)]
+    images, labels = cifar.testing(data)
+    dealt = train.parts(images[:901], labels[:901])
+    assert np.array_equal(np.concatenate([part for part, _ in dealt]), images[:901])
+    assert np.array_equal(np.concatenate([part for _, part in dealt]), labels[:901])
+
+    (data / "test_batch.bin").write_bytes(bytes(3074))
+    with pytest.raises(SystemExit, match="has 3074 bytes: they make no whole number of 3073-byte records"):
+        cifar.testing(data)
+
+
+def test_a_worker_a_parameter_server_and_the_chief_are_killed_and_it_learns_all_the_same(
+    example: Begin, data: Path
+) -> None:
+    """Training is asynchronous, so no two runs are the same to the bit."""
+    sets = {"roles.worker.replicas": 2, "roles.ps.replicas": 1, "restart.warm": "false"}
+    run = example("resnet-ps", "--data", data, *SMALL, sets=sets)
+    kill_at(run, *KILLS)
+    report = run.succeeds(LIMIT_S)
+    assert survived(report, KILLS)
+    assert report["steps"] == 3 * 63
+    assert report["metrics"]["chief-0"]["accuracy"] >= LEAST
+    assert run.log("chief-0").count("numbers are on /job:ps/replica:0/task:0/device:CPU:0\n") == 3
+    restored = [event["restore"] for event in run.events("generation-formed") if "chief-0" in event["tasks"]]
+    assert len(restored) == 3 and None not in restored[1:]
+    scopes = [event["scope"] for event in run.events("restart")]
+    assert [len(scope) for scope in scopes] == [1, 4, 4]
+
+
+def test_an_evaluator_beside_the_training_tests_its_snapshots_and_all_ends(example: Begin, data: Path) -> None:
+    sets = {"roles.worker.replicas": 1, "roles.ps.replicas": 2, "restart.warm": "false"}
+    run = example("resnet-ps", "--data", data, *SMALL, sets=sets, file="side-car.yaml")
+    report = run.succeeds(LIMIT_S)
+    places = ", ".join(f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2))
+    assert f"75,770 numbers are on {places}\n" in run.log("chief-0")
+    assert f"step {report['steps']}: " in run.log("evaluator-0").splitlines()[-1]
+    assert report["metrics"]["evaluator-0"]["accuracy"] >= LEAST
