@@ -22,6 +22,7 @@ BATCH = 50
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--steps", type=int, default=1200, help="of all workers together")
+    options.add_argument("--checkpoints", default="checkpoints", help="the folder that the first worker keeps them in")
     given = options.parse_args()
 
     cluster = tf.train.ClusterSpec(json.loads(os.environ["CLUSTER_CONFIG"]))
@@ -33,10 +34,16 @@ def main() -> None:
     if job == "ps":
         server.join()
     else:
-        train(server, config, cluster, int(index), given.steps)
+        train(server, config, cluster, int(index), given)
 
 
-def train(server: tf.distribute.Server, config: tf1.ConfigProto, cluster: tf.train.ClusterSpec, index: int, steps: int):
+def train(
+    server: tf.distribute.Server,
+    config: tf1.ConfigProto,
+    cluster: tf.train.ClusterSpec,
+    index: int,
+    given: argparse.Namespace,
+) -> None:
     (images, labels), (test_images, test_labels) = digits()
     dice = np.random.default_rng()  # of its own in each worker, and when it is started again
     # Variables go to the parameter servers in turn; all else is done here, on the GPU where there is one.
@@ -48,6 +55,13 @@ def train(server: tf.distribute.Server, config: tf1.ConfigProto, cluster: tf.tra
         accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, axis=1), y), tf.float32))
         step = tf1.train.get_or_create_global_step()
         update = tf1.train.AdamOptimizer(1e-3).minimize(loss, global_step=step)
+
+    def test(session: tf1.train.MonitoredSession) -> int:
+        """Past the session's hooks: it is no step, and the last one comes when they have said that it is enough."""
+        feed = {x: test_images, y: test_labels}
+        done, read = session.run_step_fn(lambda step_context: step_context.session.run([step, accuracy], feed))
+        print(f"step {done}: {read:.1%} of {len(test_labels)} held-out digits read", flush=True)
+        return int(done)
 
     with tf1.device(f"/job:worker/task:{index}/cpu:0"):
         saver = tf1.train.Saver()  # unless told so, parameter servers write, and need a disk in common
@@ -62,23 +76,20 @@ def train(server: tf.distribute.Server, config: tf1.ConfigProto, cluster: tf.tra
         is_chief=index == 0,
         config=config,
         scaffold=tf1.train.Scaffold(saver=saver),
-        checkpoint_dir="checkpoints" if index == 0 else None,
+        checkpoint_dir=given.checkpoints if index == 0 else None,
         save_checkpoint_steps=100,
         save_summaries_steps=None,
         save_summaries_secs=None,
         log_step_count_steps=None,
-        hooks=[tf1.train.StopAtStepHook(last_step=steps)],
+        hooks=[tf1.train.StopAtStepHook(last_step=given.steps)],
     ) as session:
-        next_test = 0
+        tested = 0
         while not session.should_stop():
             chosen = dice.integers(len(images), size=BATCH)
-            _, done, now = session.run([update, step, loss], {x: images[chosen], y: labels[chosen]})
-            if done >= min(next_test, steps):
-                next_test = done // 200 * 200 + 200
-                # Past the hooks: a test is no step, and the last one comes when they have said that it is enough.
-                feed = {x: test_images, y: test_labels}
-                read = session.run_step_fn(lambda step_context: step_context.session.run(accuracy, feed))  # noqa: B023
-                print(f"step {done}: loss {now:.3f}, {read:.1%} of {len(test_labels)} held-out digits read", flush=True)
+            _, done = session.run([update, step], {x: images[chosen], y: labels[chosen]})
+            if done >= tested + 200:
+                tested = test(session)
+        test(session)
 
 
 def network(x: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ from runs import Run, Starter, eventually, kill
 from paceline import plan
 from paceline.job import load
 
-SAID = re.compile(r"step (\d+): loss [\d.]+, ([\d.]+)% of 1000 held-out digits read")
+SAID = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read")
 KILLS = (("worker-1", 200), ("worker-0", 400), ("ps-0", 600))
 STEPS = 1200
 
