@@ -1,0 +1,26 @@
+"""examples/mnist-loop: what it learns, and that workers which are killed change nothing of it."""
+
+from __future__ import annotations
+
+import re
+
+from example_runs import LIMIT_S, Begin, digest, kill_at, survived
+
+KILLS = (("worker-1", 45), ("worker-0", 90), ("worker-1", 140))
+OPTIONS = ("--epochs", 6, "--batch", 99)  # two workers share neither a step nor the last one of an epoch evenly
+TESTED = re.compile(r"epoch (\d+): (\d+) of 1000 held-out images read correctly")
+
+
+def test_it_reads_digits_and_three_kills_change_no_bit(example: Begin) -> None:
+    whole = example("mnist-loop", *OPTIONS, sets={"restart.warm": "false"})
+    assert whole.succeeds(LIMIT_S)["restarts"] == []
+    told = TESTED.findall(whole.log("worker-0"))
+    assert [int(epoch) for epoch, _ in told] == list(range(1, 7))
+    assert int(told[-1][1]) >= 950, told
+    assert not TESTED.findall(whole.log("worker-1"))
+
+    killed = example("mnist-loop", *OPTIONS)
+    kill_at(killed, *KILLS)
+    assert survived(killed.succeeds(LIMIT_S), KILLS), killed.story()
+    assert TESTED.findall(killed.log("worker-0"))[-1] == told[-1]
+    assert digest(killed) == digest(whole)
