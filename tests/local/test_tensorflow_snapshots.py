@@ -84,6 +84,15 @@ def test_another_learning_rate_is_told_and_counts_where_a_run_starts_from_anothe
     ]
 
 
+def test_settings_are_in_it_and_with_others_it_does_not_fit(tmp_path: Path) -> None:
+    told = (
+        "the snapshot of step 1 does not fit: not in the snapshot: settings/more; different: settings/sizes ({'width': "
+        "8, 'depth': 2} in the snapshot, {'width': 9, 'depth': 2} here), settings/words"
+    )
+    hint = " (before restoring, build model and optimizer)"
+    assert run("tf_stories.py", "settings", folder=tmp_path) == [None, True, 1, told + hint, 7.0, 1]
+
+
 def test_another_position_in_the_data_does_not_fit(tmp_path: Path) -> None:
     alone, other = run("tf_stories.py", "orders", folder=tmp_path)
     assert "in the snapshot alone: order (" in alone

@@ -155,6 +155,22 @@ def mismatch() -> object:
     return {"error": error, "strict": strict, "step": step, "partial": partial, "said": said.getvalue()}
 
 
+def settings() -> object:
+    """What a model is made of lies in the snapshot; one of another model does not fit, a program without any does."""
+    theirs = {"sizes": {"width": 8, "depth": 2}, "words": ["a"] * 500, "heads": (2, 3)}
+    before = paceline.tensorflow.settings()
+    with Snapshots({"x": tf.Variable(1.0)}, settings=theirs) as one:
+        one.save(1)
+    os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
+    same = Snapshots({"x": tf.Variable(7.0)}, settings=theirs).restore()
+    ours = {"sizes": {"width": 9, "depth": 2}, "words": ["b"] * 500, "heads": (2, 3), "more": 1}
+    x = tf.Variable(7.0)
+    error = refused(Snapshots({"x": x}, settings=ours).restore)
+    without = Snapshots({"x": tf.Variable(7.0)}).restore()
+    found = paceline.tensorflow.settings()
+    return [before, found == {**theirs, "heads": [2, 3]}, same, error, float(x), without]
+
+
 def rates() -> object:
     """A rate that has fallen since is no difference; one that the program gives otherwise is."""
 

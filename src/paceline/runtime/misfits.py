@@ -6,6 +6,8 @@ from typing import Any
 
 from paceline.runtime.report import say
 
+_LONG = 400  # of what is told
+
 
 class SnapshotRefused(RuntimeError):
     """No snapshot, an incomplete one, or one that could only be read by running code (pickle)."""
@@ -51,6 +53,15 @@ class Misfits:
                 self.compare(f"order/{name}", theirs[name], ours[name])
             return bool(ours) and len(self.different) == before
         return False
+
+    def settings(self, theirs: dict[str, Any] | None, ours: dict[str, Any]) -> None:
+        """Both values are told, unless they are long, as vocabularies are."""
+        for name in sorted(ours):
+            if name not in (theirs or {}):
+                self.missing.append(f"settings/{name}")
+            elif theirs and theirs[name] != ours[name]:
+                words = f" ({theirs[name]} in the snapshot, {ours[name]} here)"
+                self.different.append(f"settings/{name}{words if len(words) < _LONG else ''}")
 
     def tell(self, step: int, partial: bool, first: bool, hint: str = "") -> None:
         """Before anything is changed: raises; or, where only what fits is wanted, the first task says what is left."""

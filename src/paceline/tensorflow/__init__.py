@@ -35,7 +35,7 @@ from paceline.tensorflow.state import STATE, Copy, State
 if TYPE_CHECKING:
     from paceline.tensorflow.exporting import export
 
-__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "export", "indices"]
+__all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "export", "indices", "settings"]
 
 _TAKE, _BUSY, _NOWHERE = 1, 2, 3
 
@@ -50,6 +50,13 @@ def indices(order: Shards) -> tf.data.Dataset:
     task.
     """
     return tf.data.Dataset.from_generator(order.ahead, output_signature=tf.TensorSpec([None], tf.int64))
+
+
+def settings() -> Any:
+    """What `Snapshots(settings=...)` was given by the program that took the snapshot to go on from: of this it makes
+    the model again, and no size is written down twice. None where there is no snapshot, or no settings in it."""
+    folder = contract.restored()
+    return None if folder is None else state.kept(folder)["settings"]
 
 
 class Snapshots:
@@ -72,10 +79,16 @@ class Snapshots:
     """
 
     def __init__(
-        self, checkpoint: tf.train.Checkpoint | Mapping[str, Any], every: int | None = None, order: Any = None
+        self,
+        checkpoint: tf.train.Checkpoint | Mapping[str, Any],
+        every: int | None = None,
+        order: Any = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`every`: steps from one snapshot to the next; without it they are taken by `save`, and before leaving.
-        `order`: what has `state` and `load`, as `paceline.Shards` has."""
+        `order`: what has `state` and `load`, as `paceline.Shards` has. `settings`: what it takes to make the model
+        again, as JSON has it: sizes, vocabularies. They lie in the snapshot, `settings()` gives them to a program that
+        tries or exports the model, and a snapshot with others does not fit."""
         if every is not None and every < 1:
             raise ValueError(f"every={every}: at least one step lies between snapshots")
         if not isinstance(checkpoint, tf.train.Checkpoint):
@@ -83,6 +96,7 @@ class Snapshots:
         self.checkpoint = checkpoint
         self.every = every
         self.order = order
+        self.settings = None if settings is None else json.loads(json.dumps(settings))  # as it is read again
         self.skipped = 0  # not taken at their step, since the last one was still being written
         self._background = contract.Background()
         self._state = State(checkpoint)
@@ -115,6 +129,8 @@ class Snapshots:
         misfits = Misfits()
         fitting = self._state.compare(folder, misfits)
         ordered = misfits.order(kept["order"], self.order)
+        if self.settings is not None:
+            misfits.settings(kept["settings"], self.settings)
         group = self._group()
         says = group.chief and not self._restored
         misfits.tell(int(kept["step"]), partial, says, " (before restoring, build model and optimizer)")
@@ -216,7 +232,7 @@ class Snapshots:
         if group.chief:
             step, metrics = self._at, {name: float(value) for name, value in self._metrics.items()}
             position = None if self.order is None else self.order.state()
-            rest = {"step": step, "order": position, "random": random, "rates": self._rates}
+            rest = {"step": step, "order": position, "random": random, "rates": self._rates, "settings": self.settings}
             self._background.start(step, lambda: self._write(step, copy, rest, metrics), urgent)
 
     def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:

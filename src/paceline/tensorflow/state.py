@@ -224,7 +224,7 @@ def kept(folder: Path) -> dict[str, Any]:
     """What a snapshot holds besides variables."""
     try:
         found = json.loads((folder / STATE).read_text())
-        return {"rates": {}, **{name: found[name] for name in ("step", "order", "random")}, **found}
+        return {"rates": {}, "settings": None, **{name: found[name] for name in ("step", "order", "random")}, **found}
     except (OSError, ValueError, KeyError, TypeError) as error:
         told = f"{folder} holds no {STATE} of ours: it was not written by paceline.tensorflow"
         raise SnapshotRefused(told) from error
