@@ -1,0 +1,142 @@
+"""A transformer: an encoder that reads a text, and a decoder that writes another, one token after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from vocab import PAD
+
+
+class Embedding(layers.Layer):
+    """Tokens and where they are in the text, the latter as waves of fixed lengths: no text is too long."""
+
+    def __init__(self, vocabulary: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = layers.Embedding(vocabulary, width)
+        self.dropout = layers.Dropout(dropout)
+        self.width = width
+        self.waves = tf.constant(1 / 10_000 ** (np.arange(0, width, 2) / width), tf.float32)
+
+    def call(self, numbers: tf.Tensor, training: bool = False) -> tf.Tensor:
+        place = tf.cast(tf.range(tf.shape(numbers)[1]), tf.float32)[:, None] * self.waves
+        places = tf.concat([tf.sin(place), tf.cos(place)], axis=1)
+        return self.dropout(self.tokens(numbers) * self.width**0.5 + places, training=training)
+
+
+class Join(layers.Layer):
+    """What a part of a block has found is added to what it was given."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = layers.Dropout(dropout)
+        self.norm = layers.LayerNormalization(epsilon=1e-6)
+
+    def call(self, x: tf.Tensor, found: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.norm(x + self.dropout(found, training=training))
+
+
+class Reader(layers.Layer):
+    """A block of the encoder: attention to all of the text, then two dense layers."""
+
+    def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention, self.after_attention = layers.MultiHeadAttention(heads, width // heads), Join(dropout)
+        self.inner, self.outer = layers.Dense(inner, activation="relu"), layers.Dense(width)
+        self.after_dense = Join(dropout)
+
+    def call(self, x: tf.Tensor, real: tf.Tensor, training: bool = False) -> tf.Tensor:
+        x = self.after_attention(x, self.attention(x, x, attention_mask=real), training=training)
+        return self.after_dense(x, self.outer(self.inner(x)), training=training)
+
+
+class Writer(layers.Layer):
+    """A block of the decoder: attention to what is written so far, to what was read, then two dense layers."""
+
+    def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention, self.after_attention = layers.MultiHeadAttention(heads, width // heads), Join(dropout)
+        self.reading, self.after_reading = layers.MultiHeadAttention(heads, width // heads), Join(dropout)
+        self.inner, self.outer = layers.Dense(inner, activation="relu"), layers.Dense(width)
+        self.after_dense = Join(dropout)
+
+    def call(self, x: tf.Tensor, memory: tf.Tensor, real: tf.Tensor, training: bool = False) -> tf.Tensor:
+        # Padding comes last in a text, and what looks back alone never sees it.
+        x = self.after_attention(x, self.attention(x, x, use_causal_mask=True), training=training)
+        x = self.after_reading(x, self.reading(x, memory, attention_mask=real), training=training)
+        return self.after_dense(x, self.outer(self.inner(x)), training=training)
+
+
+class Transformer(keras.Model):
+    """`config()` is all that it takes to make it again: it belongs into the snapshot."""
+
+    def __init__(
+        self,
+        source: int,
+        target: int,
+        depth: int = 4,
+        width: int = 128,
+        inner: int = 512,
+        heads: int = 8,
+        dropout: float = 0.1,
+    ) -> None:
+        """`source` and `target` are the sizes of the vocabularies."""
+        super().__init__()
+        if width % heads or width % 2:
+            raise ValueError(f"a width of {width} cannot be shared out to {heads} heads, or is odd")
+        self.sizes = {
+            "source": source, "target": target, "depth": depth, "width": width, "inner": inner, "heads": heads,
+            "dropout": dropout,
+        }  # fmt: skip
+        self.reads, self.writes = Embedding(source, width, dropout), Embedding(target, width, dropout)
+        for number in range(depth):  # by name, since TensorFlow's checkpoints do not look into lists
+            setattr(self, f"reader_{number}", Reader(width, inner, heads, dropout))
+            setattr(self, f"writer_{number}", Writer(width, inner, heads, dropout))
+        self.scores = layers.Dense(target)
+        some = tf.ones([1, 1], tf.int32)
+        self(some, some)  # has all variables made, which is needed before they are restored
+
+    def config(self) -> dict[str, Any]:
+        return dict(self.sizes)
+
+    def call(self, source: tf.Tensor, target: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Scores of each token that may follow, at each place of the target; those of padding mean nothing."""
+        return self.decode(source, self.encode(source, training), target, training)
+
+    def encode(self, source: tf.Tensor, training: bool = False) -> tf.Tensor:
+        x = self.reads(source, training=training)
+        for number in range(self.sizes["depth"]):
+            x = getattr(self, f"reader_{number}")(x, _real(source), training=training)
+        return x
+
+    def decode(self, source: tf.Tensor, memory: tf.Tensor, target: tf.Tensor, training: bool = False) -> tf.Tensor:
+        x = self.writes(target, training=training)
+        for number in range(self.sizes["depth"]):
+            x = getattr(self, f"writer_{number}")(x, memory, _real(source), training=training)
+        return self.scores(x)
+
+
+def _real(source: tf.Tensor) -> tf.Tensor:
+    """Where attention may look: all places of the source but padding."""
+    return tf.not_equal(source, PAD)[:, None, :]
+
+
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Up in a line for as many examples as `steps` batches of `batch` have, then down with the root of the steps.
+
+    With a larger global batch it is as many examples and fewer steps, and all rates grow with the root of the batch.
+    """
+
+    def __init__(self, width: int, steps: int, batch: int, global_batch: int, factor: float = 1.0) -> None:
+        self.width, self.steps, self.batch, self.global_batch, self.factor = width, steps, batch, global_batch, factor
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        done = tf.cast(step, tf.float32) + 1
+        turn = self.steps * self.batch / self.global_batch
+        return self.factor * self.width**-0.5 * tf.minimum(done**-0.5, done * turn**-1.5)
+
+    def get_config(self) -> dict[str, Any]:
+        return vars(self)

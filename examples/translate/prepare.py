@@ -1,0 +1,142 @@
+"""Makes what is trained on out of pairs of lines: two vocabularies, and numbers. Runs once, as the job's `ingest`.
+
+`python prepare.py PAIRS --to FOLDER`, where PAIRS is a file, a folder of such files, or either of them in a bucket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from vocab import END, START, Vocabulary, build
+
+import paceline
+
+VOCABULARIES, NUMBERS = "vocabularies.json", "numbers.npz"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Many texts as numbers, one after the other."""
+
+    numbers: np.ndarray
+    begins: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.begins) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.numbers[self.begins[index] : self.begins[index + 1]]
+
+
+class Data(NamedTuple):
+    source: Vocabulary
+    target: Vocabulary
+    training: tuple[Texts, Texts]
+    validation: tuple[Texts, Texts]
+
+
+def read(place: Path) -> list[tuple[str, str]]:
+    """The pairs of a file, or of all `.tsv` files of a folder: a source text, a tab, a target text."""
+    files = sorted(place.glob("*.tsv")) if place.is_dir() else [place]
+    pairs = []
+    for file in files:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            parts = line.split("\t")
+            if len(parts) != 2 or not all(part.strip() for part in parts):
+                sys.exit(f"{file}, line {number}: not two texts with a tab between them")
+            pairs.append((parts[0], parts[1]))
+    if not pairs:
+        sys.exit(f"{place} holds no pairs: a file such as pt-en.tsv is needed, with a source and a target text a line")
+    return pairs
+
+
+def held_out(source: str, share: float) -> bool:
+    """Whether a text is for validation. It is the text that decides, so that one which comes twice is on one side."""
+    return int.from_bytes(hashlib.sha256(source.encode()).digest()[:8], "big") < share * 2**64
+
+
+def make(pairs: Sequence[tuple[str, str]], size: int, longest: int, share: float) -> Data:
+    kept = [pair for pair in pairs if not held_out(pair[0], share)]
+    others = [pair for pair in pairs if held_out(pair[0], share)]
+    source, target = (build((pair[side] for pair in kept), size) for side in (0, 1))  # of what is trained on alone
+
+    def numbers(pair: tuple[str, str]) -> tuple[list[int], list[int]]:
+        return [*source.encode(pair[0]), END], [START, *target.encode(pair[1]), END]
+
+    training = [each for each in map(numbers, kept) if max(map(len, each)) <= longest]
+    print(
+        f"{len(training)} pairs to train on, {len(kept) - len(training)} longer than {longest} tokens left out, "
+        f"{len(others)} for validation; vocabularies of {len(source)} and {len(target)}",
+        file=sys.stderr,
+    )
+    if not training or not others:
+        sys.exit("there is nothing to train on, or nothing to validate with")
+    return Data(source, target, _sides(training), _sides([numbers(pair) for pair in others]))
+
+
+def _sides(pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Texts, Texts]:
+    return _texts([pair[0] for pair in pairs]), _texts([pair[1] for pair in pairs])
+
+
+def _texts(texts: Sequence[list[int]]) -> Texts:
+    begins = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    return Texts(np.fromiter((number for text in texts for number in text), np.int32, begins[-1]), begins)
+
+
+def save(data: Data, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / NUMBERS, **dict(_arrays(data)))
+    tokens = {"source": data.source.tokens, "target": data.target.tokens}
+    (folder / VOCABULARIES).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+
+
+def _arrays(data: Data) -> Iterator[tuple[str, np.ndarray]]:
+    for part in ("training", "validation"):
+        for side, texts in zip(("source", "target"), getattr(data, part), strict=True):
+            yield f"{part}.{side}.numbers", texts.numbers
+            yield f"{part}.{side}.begins", texts.begins
+
+
+def load(folder: Path) -> Data:
+    tokens = json.loads((folder / VOCABULARIES).read_text(encoding="utf-8"))
+    with np.load(folder / NUMBERS) as arrays:
+
+        def side(part: str, name: str) -> Texts:
+            return Texts(arrays[f"{part}.{name}.numbers"], arrays[f"{part}.{name}.begins"])
+
+        training, validation = ((side(part, "source"), side(part, "target")) for part in ("training", "validation"))
+    return Data(Vocabulary(tokens["source"]), Vocabulary(tokens["target"]), training, validation)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vocabulary", type=int, default=8000, help="tokens of each vocabulary, at most")
+    parser.add_argument("--longest", type=int, default=128, help="tokens of a text that is trained on, at most")
+    parser.add_argument("--validation", type=float, default=0.02, help="share of the texts that is held out")
+
+
+def find(address: str, given: argparse.Namespace) -> Data:
+    """What was prepared; or pairs, which are prepared now, by each worker for itself and in the same way."""
+    place = paceline.fetch(address)
+    if (place / VOCABULARIES).exists():
+        return load(place)
+    return make(read(place), given.vocabulary, given.longest, given.validation)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("pairs", help="a file or folder, here or in a bucket")
+    options.add_argument("--to", type=Path, default=os.environ.get("PACELINE_INGEST_DIR"), help="a folder")
+    arguments(options)
+    given = options.parse_args()
+    if not given.to:
+        options.error("--to says where the data is put; in a run, the job's ingest does")
+    save(make(read(paceline.fetch(given.pairs)), given.vocabulary, given.longest, given.validation), given.to)

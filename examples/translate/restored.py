@@ -1,0 +1,22 @@
+"""The model and the vocabularies of a snapshot: all sizes are read from it, and none is written down again."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import tensorflow as tf
+from model import Transformer
+from vocab import Vocabulary
+
+from paceline.tensorflow import settings
+
+
+def restored() -> tuple[Transformer, Vocabulary, Vocabulary]:
+    found = settings()
+    if found is None:
+        sys.exit("there is no snapshot: use `paceline try RUN`, or set PACELINE_RESTORE to the folder of one")
+    model = Transformer(**found["model"])
+    checkpoint = tf.train.Checkpoint(model=model)
+    checkpoint.read(f"{os.environ['PACELINE_RESTORE']}/ckpt").assert_existing_objects_matched()
+    return model, Vocabulary(found["source"]), Vocabulary(found["target"])

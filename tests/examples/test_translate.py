@@ -1,0 +1,91 @@
+"""examples/translate: its size, what it learns, that its workers train as one process would, and that kills change
+nothing; then its snapshot, tried and exported."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_runs import EXAMPLES, LIMIT_S, digest, job, kill_at, last, survived
+from runs import SOURCE, Run, Starter
+
+FOLDER = EXAMPLES / "translate"
+SMALL = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400, "--rate", 0.3)
+KILLS = (("worker-1", 60), ("worker-0", 140), ("worker-1", 220))
+SAID = {"seen": "S IY N", "plot": "P L AA T", "king": "K IH NG", "lamp": "L AE M P", "deed": "D IY D", "burn": "B ER N"}
+TOLD = re.compile(
+    r"epoch (\d+): loss ([\d.]+), accuracy ([\d.]+)%; validation: loss ([\d.]+), accuracy ([\d.]+)% of (\d+)"
+)
+
+
+def python(*words: object, **env: object) -> subprocess.CompletedProcess[str]:
+    """A program of the example, by hand."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTEST", "TF_"))}
+    more = {name: str(value) for name, value in env.items()}
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env={**kept, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", **more},
+    )  # fmt: skip
+
+
+def done(*words: object, **env: object) -> str:
+    ended = python(*words, **env)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+def train(start: Starter, data: Path, *options: object, workers: int = 2, **fields: Any) -> Run:
+    """The example's job with data that is there already."""
+    made = {name: value for name, value in job("translate").items() if name not in ("ingest", "try", "export")}
+    made["command"] = [*made["command"], *map(str, ("--data", data, *SMALL, *options))]
+    return start({**made, "roles": {"worker": {"replicas": workers}}, **fields})
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short words and how they are said, as pairs."""
+    pairs = tmp_path_factory.mktemp("words") / "words.tsv"
+    assert done("cmudict_pairs.py", pairs, "--longest", 5).endswith(f" pairs in {pairs}\n")
+    return pairs
+
+
+def test_it_learns_how_words_are_said_and_three_kills_change_no_bit(
+    start: Starter, words: Path, tmp_path: Path
+) -> None:
+    done("prepare.py", words, "--to", tmp_path / "data")
+    options = ("--batch", 64, "--epochs", 2, "--snapshot-every", 0.1)
+    whole = train(start, tmp_path / "data", *options, restart={"warm": False})
+    assert whole.succeeds(LIMIT_S)["restarts"] == []
+    *_, told = TOLD.findall(whole.log("worker-0"))
+    assert float(told[4]) >= 80, whole.log("worker-0")  # % of the phonemes of words that it has never seen
+
+    killed = train(start, tmp_path / "data", *options)
+    kill_at(killed, *KILLS)
+    assert survived(killed.succeeds(LIMIT_S), KILLS), killed.story()
+    assert TOLD.findall(killed.log("worker-0"))[-1] == told  # of the whole epoch, though parts of it were lost
+    assert digest(killed) == digest(whole)
+
+    tried = done("translate.py", "--letters", *SAID, PACELINE_RESTORE=last(killed) / "worker-0")
+    found = dict(line.split("\t") for line in tried.splitlines())
+    assert list(found) == list(SAID)
+    assert sum(found[word] == said for word, said in SAID.items()) >= 4, found
+
+
+def test_workers_train_as_one_process_does(start: Starter, words: Path, tmp_path: Path) -> None:
+    """Texts of all lengths, in shares that are not equal: three workers have 12 pairs a step, and at the end 5."""
+    pairs = tmp_path / "pairs" / "few.tsv"
+    pairs.parent.mkdir()
+    pairs.write_text("".join(words.read_text().splitlines(keepends=True)[::180]))
+    options = ("--epochs", 2, "--validation", 0.2, "--warm-up", 10, "--dropout", 0)
+    run = train(start, pairs.parent, *options, "--batch", 4, workers=3, restart={"warm": False})
+    alone = TOLD.findall(done("train.py", "--data", pairs, *SMALL, *options, "--batch", 12))
+    assert run.succeeds(LIMIT_S)["restarts"] == []
+    together = TOLD.findall(run.log("worker-0"))
+    assert len(alone) == len(together) == 2
+    for ours, theirs in zip(alone, together, strict=True):
+        assert [float(value) for value in ours] == pytest.approx([float(value) for value in theirs], abs=2e-3), run

@@ -1,0 +1,142 @@
+"""The parts of examples/translate: vocabularies and data without TensorFlow; model and search in a process."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from example_runs import EXAMPLES, LIMIT_S
+from runs import SOURCE
+
+FOLDER = EXAMPLES / "translate"
+OPTIONS = argparse.Namespace(vocabulary=60, longest=6, validation=0.2)
+
+
+@pytest.fixture
+def modules() -> Iterator[tuple[ModuleType, ModuleType]]:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield importlib.import_module("vocab"), importlib.import_module("prepare")
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in ("vocab", "prepare"):
+            sys.modules.pop(name, None)
+
+
+def sentences(count: int) -> list[tuple[str, str]]:
+    dice, words = random.Random(3), ["o", "gato", "gata", "dorme", "dormem", "come", "muito,", "não"]
+    made = [" ".join(dice.choices(words, k=dice.randint(1, 6))) for _ in range(count)]
+    return [(text, text.upper()[::-1]) for text in made]
+
+
+def test_text_is_put_together_again_and_frequent_words_are_one_token(
+    modules: tuple[ModuleType, ModuleType],
+) -> None:
+    vocab, _ = modules
+    lines = ["the theme, the thing; e então", "the then", "só: the"] * 2
+    made = vocab.build(lines, size=40)
+    assert [made.decode(made.encode(line)) for line in lines] == lines
+    assert len(made.encode("the the the")) == 3
+    assert vocab.UNKNOWN in made.encode("the Ω")
+    assert made.decode(made.encode(" the\tthe ")) == "the the"
+    assert vocab.build(reversed(lines), size=40).tokens == made.tokens
+    assert made.tokens[:4] == ["[pad]", "[unknown]", "[start]", "[end]"]
+    smaller = vocab.build(lines, size=12)
+    assert len(smaller) == 12
+    assert smaller.tokens == made.tokens[:12]
+
+
+def test_each_pair_is_for_training_or_validation_and_reads_the_same_from_both_places(
+    modules: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocab, prepare = modules
+    pairs = sentences(200)
+    (tmp_path / "raw").mkdir()
+    for name, some in (("b.tsv", pairs[100:]), ("a.tsv", pairs[:100])):
+        (tmp_path / "raw" / name).write_text("".join(f"{source}\t{target}\n" for source, target in some))
+    assert prepare.read(tmp_path / "raw") == pairs
+    data = prepare.make(pairs, OPTIONS.vocabulary, OPTIONS.longest, OPTIONS.validation)
+    assert "pairs to train on, " in capsys.readouterr().err
+    prepare.save(data, tmp_path / "made")
+    again = prepare.load(tmp_path / "made")
+    for each in (data, again):
+        texts = {part: texts_of(vocab, each, part) for part in ("training", "validation")}
+        assert not set(texts["training"]) & set(texts["validation"])
+        held_out = [pair for pair in pairs if prepare.held_out(pair[0], OPTIONS.validation)]
+        assert texts["validation"] == held_out  # all of them, however long
+        assert set(texts["training"]) < set(pairs) - set(held_out)  # the longest are left out
+        assert max(map(len, rows(each.training[0]))) <= OPTIONS.longest
+
+
+def texts_of(vocab: ModuleType, data: Any, part: str) -> list[tuple[str, str]]:
+    sides = []
+    for words, texts in zip((data.source, data.target), getattr(data, part), strict=True):
+        found = rows(texts)
+        assert all(row[-1] == vocab.END for row in found)
+        sides.append([words.decode(row) for row in found])
+    return list(zip(*sides, strict=True))
+
+
+def rows(texts: Any) -> list[list[int]]:
+    return [texts[index].tolist() for index in range(len(texts))]
+
+
+@pytest.mark.parametrize(("text", "told"), [("no tab\n", "line 1: not two texts"), ("", "holds no pairs")])
+def test_a_file_that_holds_no_pairs_is_told(
+    modules: tuple[ModuleType, ModuleType], tmp_path: Path, text: str, told: str
+) -> None:
+    (tmp_path / "pairs.tsv").write_text(text)
+    with pytest.raises(SystemExit, match=told):
+        modules[1].read(tmp_path / "pairs.tsv")
+
+
+MODEL = """
+import numpy as np, tensorflow as tf
+from model import Transformer, WarmUp
+from search import Search
+
+whole = Transformer(7765, 7010)
+assert whole.config() == dict(source=7765, target=7010, depth=4, width=128, inner=512, heads=8, dropout=0.1)
+print(sum(int(np.prod(variable.shape)) for variable in whole.trainable_variables))
+
+model = Transformer(20, 24, depth=1, width=16, inner=16, heads=2)
+source, target = np.array([[5, 6, 7, 3], [5, 6, 7, 3]], "int32"), np.array([[2, 8, 9], [2, 8, 10]], "int32")
+scores = model(source, target).numpy()
+padded = model(np.pad(source, ((0, 0), (0, 3))), np.pad(target, ((0, 0), (0, 2)))).numpy()
+np.testing.assert_allclose(scores, padded[:, :3], atol=1e-5)  # padding is not looked at
+np.testing.assert_array_equal(scores[0, :2], scores[1, :2])  # nor is what comes later
+assert model(source[:0], target[:0]).shape == (0, 3, 24)  # a share may be empty
+
+one, four = (WarmUp(128, 4000, 64, batch) for batch in (64, 256))  # the same examples, in fewer steps
+assert np.argmax([one(step) for step in range(3900, 4100)]) == 99
+assert np.argmax([four(step) for step in range(900, 1100)]) == 99
+np.testing.assert_allclose(four(999), 2 * one(3999), rtol=1e-6)
+
+def chance(text):
+    scores = tf.nn.log_softmax(model(np.array([[5, 6, 3]], "int32"), np.array([[2, *text]], "int32"))).numpy()[0]
+    return np.mean([scores[place, token] for place, token in enumerate([*text, 3])])
+
+search, others = Search(model), [token for token in range(24) if token not in (0, 2, 3)]
+assert search([5, 6, 3], beam=24 ** 2, longest=2) == max([[], *([token] for token in others)], key=chance)
+first = np.argmax(model(np.array([[5, 6, 3]], "int32"), np.array([[2]], "int32")).numpy()[0, 0, others])
+assert search([5, 6, 3], beam=1, longest=1) == [others[first]]
+print("done")
+"""
+
+
+def test_the_model_has_the_size_of_the_predecessor_and_looks_only_where_it_may() -> None:
+    env = {**os.environ, "PYTHONPATH": f"{SOURCE}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", MODEL], cwd=FOLDER, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stdout == "4646882\ndone\n"
