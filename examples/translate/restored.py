@@ -17,6 +17,7 @@ def restored() -> tuple[Transformer, Vocabulary, Vocabulary]:
     if found is None:
         sys.exit("there is no snapshot: use `paceline try RUN`, or set PACELINE_RESTORE to the folder of one")
     model = Transformer(**found["model"])
-    checkpoint = tf.train.Checkpoint(model=model)
-    checkpoint.read(f"{os.environ['PACELINE_RESTORE']}/ckpt").assert_existing_objects_matched()
+    status = tf.train.Checkpoint(model=model).read(f"{os.environ['PACELINE_RESTORE']}/ckpt")
+    status.assert_existing_objects_matched()
+    status.expect_partial()  # the optimizer is not wanted
     return model, Vocabulary(found["source"]), Vocabulary(found["target"])
