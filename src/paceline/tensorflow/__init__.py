@@ -44,12 +44,18 @@ def indices(order: Shards) -> tf.data.Dataset:
     """This task's indices of each step that is left in the epoch, as a dataset; iterate it again for the next epoch.
 
     However far it is read ahead, `order` stays where training is, as long as training gets its batches through
-    `order.through(dataset)`. Not with `repeat`, `shuffle` or `cache`: the order is made by `order` itself.
+    `order.through(dataset)`. Not with `repeat`, `shuffle` or `cache`: the order is made by `order` itself. Nothing is
+    tuned: say how far `prefetch` reads ahead, and how many calls `map` makes at once.
 
     Under MultiWorkerMirroredStrategy: `strategy.distribute_datasets_from_function(lambda _: dataset)`, one replica a
     task.
     """
-    return tf.data.Dataset.from_generator(order.ahead, output_signature=tf.TensorSpec([None], tf.int64))
+    options = tf.data.Options()
+    # TensorFlow's thread that tunes a pipeline may miss that it is over, and what waits for it, which is training, then
+    # stands still for up to a minute at the end of an epoch.
+    options.autotune.enabled = False
+    data = tf.data.Dataset.from_generator(order.ahead, output_signature=tf.TensorSpec([None], tf.int64))
+    return data.with_options(options)
 
 
 def settings() -> Any:
