@@ -11,13 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import EXAMPLES, LIMIT_S, digest, job, kill_at, last, survived
+from example_runs import EXAMPLES, LIMIT_S, digest, job, kill_at, survived
 from runs import SOURCE, Run, Starter
 
 FOLDER = EXAMPLES / "translate"
 SMALL = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400, "--rate", 0.3)
 KILLS = (("worker-1", 60), ("worker-0", 140), ("worker-1", 220))
 SAID = {"seen": "S IY N", "plot": "P L AA T", "king": "K IH NG", "lamp": "L AE M P", "deed": "D IY D", "burn": "B ER N"}
+SERVES = """
+import json, pathlib, sys
+import tensorflow as tf
+from vocab import END, Vocabulary
+
+words = json.loads(pathlib.Path(sys.argv[1], "vocabularies.json").read_text(encoding="utf-8"))
+source, target = Vocabulary(words["source"]), Vocabulary(words["target"])
+texts = tf.ragged.constant([[*source.encode(" ".join(word)), END] for word in sys.argv[2:]], tf.int32).to_tensor()
+for text in tf.saved_model.load(sys.argv[1]).signatures["translate"](source=texts)["target"].numpy():
+    print(target.decode(text))
+"""  # all texts at once, though they end at different places
 TOLD = re.compile(
     r"epoch (\d+): loss ([\d.]+), accuracy ([\d.]+)%; validation: loss ([\d.]+), accuracy ([\d.]+)% of (\d+)"
 )
@@ -39,10 +50,10 @@ def done(*words: object, **env: object) -> str:
     return ended.stdout
 
 
-def train(start: Starter, data: Path, *options: object, workers: int = 2, **fields: Any) -> Run:
-    """The example's job with data that is there already."""
-    made = {name: value for name, value in job("translate").items() if name not in ("ingest", "try", "export")}
-    made["command"] = [*made["command"], *map(str, ("--data", data, *SMALL, *options))]
+def train(start: Starter, *options: object, workers: int = 2, **fields: Any) -> Run:
+    """The example's job, smaller; its data is made only where `ingest` is given."""
+    made = {name: value for name, value in job("translate").items() if name != "ingest"}
+    made["command"] = [*made["command"], *map(str, (*SMALL, *options))]
     return start({**made, "roles": {"worker": {"replicas": workers}}, **fields})
 
 
@@ -57,23 +68,30 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_learns_how_words_are_said_and_three_kills_change_no_bit(
     start: Starter, words: Path, tmp_path: Path
 ) -> None:
-    done("prepare.py", words, "--to", tmp_path / "data")
+    ingest = {"command": ["python", "prepare.py", str(words)], "to": str(tmp_path / "prepared")}
     options = ("--batch", 64, "--epochs", 2, "--snapshot-every", 0.1)
-    whole = train(start, tmp_path / "data", *options, restart={"warm": False})
+    whole = train(start, *options, ingest=ingest, restart={"warm": False})
     assert whole.succeeds(LIMIT_S)["restarts"] == []
     *_, told = TOLD.findall(whole.log("worker-0"))
     assert float(told[4]) >= 80, whole.log("worker-0")  # % of the phonemes of words that it has never seen
 
-    killed = train(start, tmp_path / "data", *options)
+    killed = train(start, *options, ingest=ingest)
     kill_at(killed, *KILLS)
     assert survived(killed.succeeds(LIMIT_S), KILLS), killed.story()
     assert TOLD.findall(killed.log("worker-0"))[-1] == told  # of the whole epoch, though parts of it were lost
     assert digest(killed) == digest(whole)
+    assert len(list((tmp_path / "prepared").glob("*/numbers.npz"))) == 1  # the second run has found it
 
-    tried = done("translate.py", "--letters", *SAID, PACELINE_RESTORE=last(killed) / "worker-0")
-    found = dict(line.split("\t") for line in tried.splitlines())
+    tried = killed.call("try", "--", "--letters", "--beam", "1", *SAID, limit=LIMIT_S)
+    assert tried.returncode == 0, tried.stderr[-4000:]
+    found = dict(line.split("\t") for line in tried.stdout.splitlines())
     assert list(found) == list(SAID)
     assert sum(found[word] == said for word, said in SAID.items()) >= 4, found
+
+    exported = killed.call("export", "--to", str(tmp_path / "model"), limit=LIMIT_S)
+    assert exported.returncode == 0, exported.stderr[-4000:]
+    served = done("-c", SERVES, tmp_path / "model", *SAID)
+    assert served.splitlines() == list(found.values())
 
 
 def test_workers_train_as_one_process_does(start: Starter, words: Path, tmp_path: Path) -> None:
@@ -82,7 +100,7 @@ def test_workers_train_as_one_process_does(start: Starter, words: Path, tmp_path
     pairs.parent.mkdir()
     pairs.write_text("".join(words.read_text().splitlines(keepends=True)[::180]))
     options = ("--epochs", 2, "--validation", 0.2, "--warm-up", 10, "--dropout", 0)
-    run = train(start, pairs.parent, *options, "--batch", 4, workers=3, restart={"warm": False})
+    run = train(start, "--data", pairs.parent, *options, "--batch", 4, workers=3, restart={"warm": False})
     alone = TOLD.findall(done("train.py", "--data", pairs, *SMALL, *options, "--batch", 12))
     assert run.succeeds(LIMIT_S)["restarts"] == []
     together = TOLD.findall(run.log("worker-0"))
