@@ -48,6 +48,12 @@ with strategy.scope():
     optimizer.build(model.trainable_variables)
 
 
+def pick(chosen: list[int], first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels, counted from `first`. A share may be empty."""
+    which = first + np.array(chosen, int)
+    return images[which], labels[which]
+
+
 def update(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     # The last share of an epoch may be smaller, and not the same in all workers: so the images are counted.
     count = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(len(y), tf.float32))
@@ -86,15 +92,14 @@ with writer.as_default(), Snapshots({"model": model, "optimizer": optimizer}, gi
     step = snapshots.restore()  # 0 where there is nothing to go on from
     while order.epoch < given.epochs:
         for chosen in order:  # this worker's share of a step
-            chosen = HELD_OUT + np.array(chosen, int)
-            loss = float(train_step(images[chosen], labels[chosen]))
+            loss = float(train_step(*pick(chosen, first=HELD_OUT)))
             step += 1
             snapshots.step(step, loss=loss)
             paceline.report(step=step, loss=loss)
             tf.summary.scalar("loss", loss, step=step)
         # An order of its own: each held-out image comes once, to one of the workers.
-        tests = (np.array(chosen, int) for chosen in paceline.Shards(size=HELD_OUT, batch=given.batch))
-        right, seen = sum(test_step(images[chosen], labels[chosen]).numpy() for chosen in tests)
+        tests = paceline.Shards(size=HELD_OUT, batch=given.batch)
+        right, seen = sum(test_step(*pick(chosen, first=0)).numpy() for chosen in tests)
         accuracy = float(right / seen)
         snapshots.save(step, accuracy=accuracy)
         paceline.report(step=step, accuracy=accuracy)

@@ -99,6 +99,14 @@ def test_a_file_that_holds_no_pairs_is_told(
         modules[1].read(tmp_path / "pairs.tsv")
 
 
+@pytest.mark.parametrize("name", ["job.yaml", "words.yaml"])
+def test_both_job_files_are_valid(name: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-m", "paceline.cli", "validate", str(FOLDER / name)]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 MODEL = """
 import numpy as np, tensorflow as tf
 from model import Transformer, WarmUp
@@ -134,7 +142,7 @@ print("done")
 
 
 def test_the_model_has_the_size_of_the_predecessor_and_looks_only_where_it_may() -> None:
-    env = {**os.environ, "PYTHONPATH": f"{SOURCE}", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2"}
     ended = subprocess.run(
         [sys.executable, "-c", MODEL], cwd=FOLDER, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
