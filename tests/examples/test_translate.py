@@ -14,6 +14,8 @@ import pytest
 from example_runs import EXAMPLES, LIMIT_S, digest, job, kill_at, survived
 from runs import SOURCE, Run, Starter
 
+pytestmark = pytest.mark.timeout(600)  # nine times, workers start
+
 FOLDER = EXAMPLES / "translate"
 SMALL = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400, "--rate", 0.3)
 KILLS = (("worker-1", 60), ("worker-0", 140), ("worker-1", 220))
