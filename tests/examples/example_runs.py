@@ -41,7 +41,8 @@ def kill_at(run: Run, *kills: tuple[str, int]) -> None:
         reached(run, step, after)
         after = run.position()
         kill(run.task(task))
-        run.wait("task-exited", LIMIT_S, after, task=task)
+        run.wait("restart", LIMIT_S, after)
+        after = run.position()  # what others had reported before they were ended, too, is over
 
 
 def reached(run: Run, step: int, after: int = 0) -> Event:
