@@ -165,6 +165,7 @@ class Plan:
     snapshots: Snapshots = field(default_factory=Snapshots)
     ingest: Ingest | None = None
     tensorboard: dict[str, Any] = field(default_factory=dict)  # image, memory, service, ingress; {}: there is none
+    patch_keras: bool = False
     credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
     programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, where the job has them
@@ -229,7 +230,7 @@ def make(job: Job) -> Plan:
             Role(
                 name=name,
                 command=tuple(first.command if first.command is not None else job.command or []),
-                env={**job.env, **first.env},
+                env={**_chosen_keras(job), **job.env, **first.env},
                 restarts=_restarts(name, parameter_server),
                 watched=name in ("chief", "worker"),
                 decides=name == ("chief" if "chief" in job.roles else "worker"),
@@ -275,10 +276,16 @@ def make(job: Job) -> Plan:
         snapshots=_snapshots(job),
         ingest=_ingest(job),
         tensorboard=job.tensorboard.model_dump() if job.tensorboard is not None else {},
+        patch_keras=job.framework == "tensorflow" and job.tensorflow.patch_keras and job.tensorflow.keras is None,
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
         programs={name: Program(tuple(command), dict(job.env)) for name, command in job.programs.items()},
     )
+
+
+def _chosen_keras(job: Job) -> dict[str, str]:
+    """`tf.keras` is then tf_keras; read when TensorFlow is imported."""
+    return {"TF_USE_LEGACY_KERAS": "1"} if job.tensorflow.keras == "legacy" else {}
 
 
 def _snapshots(job: Job) -> Snapshots:

@@ -588,7 +588,7 @@ def test_what_python_runs_is_unpacked_where_paceline_is_one_file(tmp_path: Path)
     (tmp_path / "tmp").mkdir()
     env = {**STATIC, "PYTHONPATH": str(tmp_path / "agent.pyz"), "TMPDIR": str(tmp_path / "tmp")}
     ended = run_plain(["python", "t.py"], tmp_path, env)
-    assert (ended.code, ended.out, ended.err) == (0, "JaxWatch\n0 True\n", "")
+    assert (ended.code, ended.out, ended.err) == (0, "Watch\n0 True\n", "")
 
 
 def test_a_command_that_cannot_be_executed_is_an_error_here(tmp_path: Path) -> None:

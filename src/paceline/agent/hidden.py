@@ -51,7 +51,7 @@ class Preloaded:
         self.kept: set[int] = set()  # file descriptors that belong to the modules
         self.process = traces.Process()
         self.before = traces.visible()
-        self.jax: Any = None
+        self.told: dict[str, Any] = {}  # modules of ours, by the name of the one that each is told of
 
     def load(self) -> str:
         """Imports the modules of the record; why this spare cannot be used, or an empty string."""
@@ -186,9 +186,9 @@ class Giver:
         if group.path_after != group.path:
             sys.path[:] = group.path_after
         self.preloaded.traces.change(group.before, group.after)
-        clusters = group.modules.get("jax._src.clusters")
-        if self.preloaded.jax is not None and clusters is not None:
-            self.preloaded.jax.register(clusters)
+        for watched, ours in self.preloaded.told.items():
+            if watched in group.modules:
+                ours.register(group.modules[watched])
         if not self.hidden:
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 

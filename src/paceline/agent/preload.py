@@ -54,9 +54,7 @@ def serve(fd: int, starter: "Any", load: "Callable[..., Any]") -> None:
         control.send(json.dumps({"started": pid}).encode())
     control.detach()
     request = _become_task(fds, preloaded, agent, libc)
-    if os.environ.get("PACELINE_JAX_COORDINATOR"):
-        preloaded.jax = load("frameworks", "jax_cluster.py")
-        starter.watch_jax(load)
+    preloaded.told = {name: load("frameworks", told) for name, told in starter.watch(load).items()}
     preloaded.enter_task(request["environment"], request["again"])
 
 

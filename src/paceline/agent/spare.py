@@ -31,6 +31,7 @@ _HOOK = (
     "agent/hidden.py",
     "agent/traces.py",
     "frameworks/jax_cluster.py",
+    "frameworks/keras_fit.py",
     "frameworks/site/sitecustomize.py",
 )
 
@@ -238,8 +239,8 @@ def start_cold(
 def start_plain(
     argv: Sequence[str], environment: Mapping[str, str], cwd: str, stdout_fd: int, stderr_fd: int, report_fd: int
 ) -> int:
-    """Starts any program as it is; in a JAX job, the Pythons it starts still find the run. The pid, or OSError."""
-    if environment.get("PACELINE_JAX_COORDINATOR"):
+    """Starts any program as it is; the Pythons it starts still find JAX's run, or Keras patched. The pid, or OSError."""
+    if environment.get("PACELINE_JAX_COORDINATOR") or environment.get("PACELINE_PATCH_KERAS"):
         paths = [str(site_folder()), *filter(None, [environment.get("PYTHONPATH")])]
         environment = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
     return _spawn(argv, environment, cwd, {0: None, 1: stdout_fd, 2: stderr_fd, REPORT_FD: report_fd})

@@ -20,7 +20,11 @@ _thread = sys.modules["_thread"]
 _now = sys.modules["time"].monotonic
 _STANDARD_FOLDER = os.path.dirname(os.__file__) + os.sep
 _SITE_FOLDERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-_JAX_CLUSTERS = "jax._src.clusters"
+# Where a variable is set, a module of ours is told of one that the program imports, as soon as it is there.
+_TOLD = {
+    "PACELINE_JAX_COORDINATOR": ("jax._src.clusters", "jax_cluster.py"),
+    "PACELINE_PATCH_KERAS": ("keras", "keras_fit.py"),
+}
 _MOST_MODULES = 20_000
 _UNWRITTEN_S = 0.02  # what a task that is killed may leave unrecorded, in time of imports
 _BETWEEN_COUNTS_S = 0.001
@@ -37,8 +41,7 @@ def begin(mode: str, fd: int, starter: "Any", load: "Callable[..., Any]") -> Non
     if fd >= 0 and hasattr(_bootstrap, "_module_locks"):
         os.set_inheritable(fd, False)
         sys.meta_path.insert(0, Recorder(fd))
-    if os.environ.get("PACELINE_JAX_COORDINATOR"):
-        watch_jax(load)
+    watch(load)
 
 
 def tell_of_errors() -> None:
@@ -82,8 +85,12 @@ def _tell(kind: "Any", value: "Any", trace: "Any") -> None:
         pass
 
 
-def watch_jax(load: "Callable[..., Any]") -> None:
-    sys.meta_path.insert(0, JaxWatch(load))
+def watch(load: "Callable[..., Any]") -> "dict[str, str]":
+    """Modules that are looked out for, and what of ours is told of each."""
+    found = {name: told for variable, (name, told) in _TOLD.items() if os.environ.get(variable)}
+    for name, told in found.items():
+        sys.meta_path.insert(0, Watch(name, told, load))
+    return found
 
 
 def kind_of(spec: "ModuleSpec") -> str:
@@ -227,25 +234,28 @@ def _quoted(text: str) -> str:
     return '"' + "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2)) + '"'
 
 
-class JaxWatch:
-    """Registers this run with JAX as soon as JAX's cluster detection is imported."""
+class Watch:
+    """Tells a module of ours of one that the program imports: JAX's cluster detection, or Keras."""
 
-    def __init__(self, load: "Callable[..., Any]") -> None:
+    def __init__(self, name: str, told: str, load: "Callable[..., Any]") -> None:
+        self.name = name
+        self.told = told
         self.load = load
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        if name != _JAX_CLUSTERS:
+        if name != self.name:
             return None
         spec = find(self, name, path, target)
         if spec is not None and spec.loader is not None and being_imported(name):
             sys.meta_path.remove(self)
-            spec.loader = _Registering(spec.loader, self.load)  # type: ignore[assignment]
+            spec.loader = _Registering(spec.loader, self.told, self.load)  # type: ignore[assignment]
         return spec
 
 
 class _Registering:
-    def __init__(self, loader: "Any", load: "Callable[..., Any]") -> None:
+    def __init__(self, loader: "Any", told: str, load: "Callable[..., Any]") -> None:
         self.loader = loader
+        self.told = told
         self.load = load
 
     def __getattr__(self, name: str) -> "Any":
@@ -257,4 +267,4 @@ class _Registering:
     def exec_module(self, module: "Any") -> None:
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        self.load("frameworks", "jax_cluster.py").register(module)
+        self.load("frameworks", self.told).register(module)

@@ -53,7 +53,8 @@ def gpus(plan: Plan, task: Task, devices: Sequence[str]) -> dict[str, str]:
 def _tensorflow(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
     spec = _spec(plan, roster)
     config = {"cluster": spec, "task": {"type": task.role, "index": task.index}}
-    return {"TF_CONFIG": json.dumps(config), "CLUSTER_CONFIG": json.dumps(spec)}
+    patch = {"PACELINE_PATCH_KERAS": "1"} if plan.patch_keras else {}
+    return {"TF_CONFIG": json.dumps(config), "CLUSTER_CONFIG": json.dumps(spec), **patch}
 
 
 def _spec(plan: Plan, roster: Roster) -> dict[str, list[str]]:

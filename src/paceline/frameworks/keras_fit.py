@@ -171,7 +171,7 @@ class _Order:
         seed = context.global_seed()
         if seed is None:
             seed = int.from_bytes(os.urandom(4), "big") if _first(strategy) else 0
-            seed = int(strategy.reduce("SUM", tf.constant(seed, tf.int64), axis=None))
+            seed = int(strategy.gather(tf.constant([seed], tf.int64), axis=0)[0])
         self.size, self.batch = adapter._num_samples, adapter._batch_size
         self.chance = np.random.default_rng(seed)
 
@@ -221,8 +221,9 @@ def _steps(trainer: "Any") -> None:
             finally:
                 _step.rows = None
             context = tf.distribute.get_replica_context()
-            if isinstance(outputs, dict) and outputs.keys() == model.get_metrics_result().keys():  # as Keras does later
-                return context.merge_call(lambda _: model.get_metrics_result())
+            for results in (model.get_metrics_result, lambda: {metric.name: metric.result() for metric in model.metrics}):
+                if isinstance(outputs, dict) and outputs.keys() == results().keys():  # as Keras does after an epoch
+                    return context.merge_call(lambda _, results=results: results())
             placed = tree.map_structure(lambda value: tf.identity(tf.convert_to_tensor(value)), outputs)
             return context.merge_call(mean, args=(placed,))
 
@@ -242,15 +243,14 @@ def _steps(trainer: "Any") -> None:
                 at_once, outputs = self.steps_per_execution, None
                 if at_once == 1 or not isinstance(iterator, tf.distribute.DistributedIterator):
                     return function(iterator)
-                self.steps_per_execution = 1
-                try:
-                    for _ in range(at_once):
-                        outputs = function(iterator)
-                except (StopIteration, tf.errors.OutOfRangeError):
-                    if outputs is None:
-                        raise
-                finally:
-                    self.steps_per_execution = at_once
+                for _ in range(at_once):
+                    try:
+                        batch = next(iterator)
+                    except (StopIteration, tf.errors.OutOfRangeError):
+                        if outputs is None:
+                            raise
+                        break
+                    outputs = function(iter([batch]))
                 return outputs
 
             return one_by_one
@@ -467,9 +467,7 @@ def _files(callbacks: "Any") -> None:
             if len(set(epochs)) == 1:
                 return
             for variable in [*model.variables, *model.optimizer.variables]:
-                value = tf.convert_to_tensor(variable)
-                value = value if _first(strategy) else tf.zeros_like(value)
-                variable.assign(strategy.reduce("SUM", value, axis=None))
+                variable.assign(strategy.gather(tf.convert_to_tensor(variable)[None], axis=0)[0])
             model._initial_epoch = None if epochs[0] < 0 else int(epochs[0])
 
         return on_train_begin

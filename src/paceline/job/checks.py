@@ -35,6 +35,7 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
     framework_known = ("framework",) not in broken and ("strategy",) not in broken
     if framework_known:
         findings += _strategy(job)
+        findings += _tensorflow(job)
         if ("roles",) not in broken:
             findings += _allowed_roles(job)
         if roles_known:
@@ -98,6 +99,17 @@ def _kind(job: Job) -> str:
 def _strategy(job: Job) -> Iterator[Finding]:
     if job.strategy is not None and job.framework != "tensorflow":
         yield Finding(("strategy",), f"has no effect in a {_kind(job)}: only tensorflow has strategies", "remove it")
+
+
+def _tensorflow(job: Job) -> Iterator[Finding]:
+    given = job.tensorflow.model_fields_set
+    if job.framework != "tensorflow":
+        if "tensorflow" in job.model_fields_set:
+            yield Finding(("tensorflow",), f"has no effect in a {_kind(job)}", "remove it", at_key=True)
+    elif "patch_keras" in given and job.tensorflow.keras is not None:
+        yield Finding(
+            ("tensorflow", "patch_keras"), "has no effect with keras: legacy, which is not patched", "remove one of them"
+        )
 
 
 def _allowed_roles(job: Job) -> Iterator[Finding]:

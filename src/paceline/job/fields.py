@@ -11,12 +11,14 @@ from paceline.job import values
 
 FRAMEWORKS = ("tensorflow", "torch", "jax", "none")
 STRATEGIES = ("multi-worker", "parameter-server")
+KERAS = ("legacy",)
 ROLES = ("chief", "worker", "ps", "evaluator")
 MOST_REPLICAS = 100_000
 MOST_TASKS_PER_HOST = 1024
 MOST_GPUS = 1024
 
 _ALSO_FRAMEWORKS = {"tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "python": "none", "other": "none"}
+_ALSO_KERAS = {"tf_keras": "legacy", "keras2": "legacy", "2": "legacy"}
 _ALSO_STRATEGIES = {
     "ps": "parameter-server",
     "parameterserverstrategy": "parameter-server",
@@ -44,6 +46,7 @@ def choice(names: tuple[str, ...], also_called: Mapping[str, str]) -> tuple[Plai
 
 Framework = Annotated[str, *choice(FRAMEWORKS, _ALSO_FRAMEWORKS)]
 Strategy = Annotated[str, *choice(STRATEGIES, _ALSO_STRATEGIES)]
+Keras = Annotated[str, *choice(KERAS, _ALSO_KERAS)]
 Name = Annotated[
     str, PlainValidator(values.name), WithJsonSchema(text_schema(f"^{values.NAME}$", maxLength=values.NAME_LENGTH))
 ]

@@ -18,6 +18,7 @@ from paceline.job.fields import (
     Env,
     Framework,
     Gpus,
+    Keras,
     Memory,
     Name,
     Strategy,
@@ -71,6 +72,21 @@ class Restart(Strict):
     warm: Switch = Field(
         default=True,
         description="Keep an interpreter ready that has already imported the framework, for fast restarts.",
+    )
+
+
+class TensorFlow(Strict):
+    """How programs of TensorFlow find Keras."""
+
+    patch_keras: Switch = Field(
+        default=True,
+        description="Make `fit`, `evaluate` and `predict` of Keras 3 work on several workers, where the version is one "
+        "that this was tested with; see [Keras](keras.md).",
+    )
+    keras: Keras | None = Field(
+        default=None,
+        description="`legacy`: `tf.keras` is the tf_keras package, by `TF_USE_LEGACY_KERAS=1`; Keras 3 is not patched "
+        "then. Unset: it is Keras 3.",
     )
 
 
@@ -170,6 +186,9 @@ class _Job(Strict):
         description="Serve TensorBoard beside the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`; on a "
         "cluster until `limits.keep_finished` has passed.",
     )
+    tensorflow: TensorFlow = Field(
+        default_factory=lambda: TensorFlow(), description="Which Keras TensorFlow programs use; TensorFlow only."
+    )
     credentials: Credentials | None = Field(
         default=None,
         description="A file of a Secret that tasks are given. For clusters only: not used on this machine.",
@@ -211,6 +230,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "try": Try,
     "export": Export,
     "ingest": Ingest,
+    "tensorflow": TensorFlow,
     "credentials": Credentials,
     "restart": Restart,
     "limits": Limits,

@@ -29,7 +29,7 @@ def _hand_over() -> None:
     elif mode:
         del os.environ["PYTHONPATH"]
     try:
-        if mode or os.environ.get("PACELINE_JAX_COORDINATOR"):
+        if mode or os.environ.get("PACELINE_JAX_COORDINATOR") or os.environ.get("PACELINE_PATCH_KERAS"):
             starter = _load("agent", "starter.py")
             starter.begin(mode, int(fd), starter, _load)
     except BaseException as error:
