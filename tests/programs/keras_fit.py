@@ -48,8 +48,8 @@ def small(outputs: int = 1, model: Any = keras.Model, **layer: Any) -> Any:
 
 
 def ended(model: Any, history: Any = None, **more: Any) -> dict[str, Any]:
-    weights = [value.numpy().astype("float64").ravel().tolist() for value in model.trainable_variables]
-    return {"weights": sum(weights, []), "history": history.history if history else {}, **more}
+    weights = [float(number) for value in model.trainable_variables for number in value.numpy().ravel()]
+    return {"weights": weights, "history": history.history if history else {}, **more}
 
 
 def plain() -> dict[str, Any]:

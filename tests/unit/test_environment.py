@@ -45,6 +45,18 @@ def test_tf_config_is_valid_json_in_order_and_without_the_evaluator(tmp_path: Pa
     assert evaluator["task"] == {"type": "evaluator", "index": 0} and "evaluator" not in evaluator["cluster"]
 
 
+def test_keras_is_patched_unless_the_job_says_otherwise(tmp_path: Path) -> None:
+    def chosen(more: str) -> tuple[str | None, str | None]:
+        made = planned(tmp_path, MULTI_WORKER + more)
+        return given(made, "worker-0").get("PACELINE_PATCH_KERAS"), made.role("worker").env.get("TF_USE_LEGACY_KERAS")
+
+    assert chosen("") == ("1", None)
+    assert chosen("tensorflow: {patch_keras: false}") == (None, None)
+    assert chosen("tensorflow: {keras: legacy}") == (None, "1")
+    torch = "{name: a, framework: torch, command: [python, train.py]}"
+    assert "PACELINE_PATCH_KERAS" not in given(planned(tmp_path, torch), "worker-0")
+
+
 def test_the_contract_of_any_image(tmp_path: Path) -> None:
     text = "{name: a, framework: tensorflow, strategy: parameter-server, command: [python, train.py],"
     made = planned(tmp_path, text + " roles: {worker: {replicas: 2}, ps: {}}}")

@@ -16,7 +16,7 @@ AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1
 CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
 TOP = (
     "allowed: code, command, cpu, credentials, env, export, framework, gpus, ingest, kubernetes, limits, memory, "
-    "name, restart, roles, snapshots, strategy, tensorboard, try"
+    "name, restart, roles, snapshots, strategy, tensorboard, tensorflow, try"
 )
 PLACES = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
@@ -229,6 +229,10 @@ FIELDS = {
         "strategy: multi-worker\n",
         "job.yaml:4: strategy: has no effect in a torch job: only tensorflow has strategies; remove it\n"
         "    strategy: multi-worker",
+    ),
+    "tensorflow without effect": (
+        "tensorflow: {patch_keras: false}\n",
+        "job.yaml:4: tensorflow: has no effect in a torch job; remove it\n    tensorflow: {patch_keras: false}",
     ),
     "unknown strategy": (
         "strategy: MultiWorkerMirroredStrategy\n",
@@ -532,6 +536,17 @@ def test_a_right_command(command: str, folder: Path) -> None:
 
 # (the whole text, the whole message)
 JOBS = {
+    "a patch for a Keras that is not used": (
+        TENSORFLOW + "tensorflow: {patch_keras: true, keras: legacy}\n",
+        "job.yaml:4: tensorflow.patch_keras: has no effect with keras: legacy, which is not patched; "
+        "remove one of them\n"
+        "    tensorflow: {patch_keras: true, keras: legacy}",
+    ),
+    "an unknown Keras": (
+        TENSORFLOW + "tensorflow: {keras: tf_keras}\n",
+        'job.yaml:4: tensorflow.keras: "tf_keras" is not known here; did you mean "legacy"? allowed: legacy\n'
+        "    tensorflow: {keras: tf_keras}",
+    ),
     "ps under multi-worker": (
         TENSORFLOW + "roles: {worker: {}, ps: {}}\n",
         'job.yaml:4: roles.ps: a tensorflow job with strategy multi-worker has no role "ps"; '

@@ -31,7 +31,9 @@ _HOOK = (
     "agent/hidden.py",
     "agent/traces.py",
     "frameworks/jax_cluster.py",
+    "frameworks/keras_files.py",
     "frameworks/keras_fit.py",
+    "frameworks/keras_losses.py",
     "frameworks/site/sitecustomize.py",
 )
 
@@ -239,7 +241,7 @@ def start_cold(
 def start_plain(
     argv: Sequence[str], environment: Mapping[str, str], cwd: str, stdout_fd: int, stderr_fd: int, report_fd: int
 ) -> int:
-    """Starts any program as it is; the Pythons it starts still find JAX's run, or Keras patched. The pid, or OSError."""
+    """Starts any program as it is; Pythons that it starts find JAX's run, or Keras patched. The pid, or OSError."""
     if environment.get("PACELINE_JAX_COORDINATOR") or environment.get("PACELINE_PATCH_KERAS"):
         paths = [str(site_folder()), *filter(None, [environment.get("PYTHONPATH")])]
         environment = {**environment, "PYTHONPATH": os.pathsep.join(paths)}

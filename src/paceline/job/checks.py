@@ -107,9 +107,8 @@ def _tensorflow(job: Job) -> Iterator[Finding]:
         if "tensorflow" in job.model_fields_set:
             yield Finding(("tensorflow",), f"has no effect in a {_kind(job)}", "remove it", at_key=True)
     elif "patch_keras" in given and job.tensorflow.keras is not None:
-        yield Finding(
-            ("tensorflow", "patch_keras"), "has no effect with keras: legacy, which is not patched", "remove one of them"
-        )
+        what = "has no effect with keras: legacy, which is not patched"
+        yield Finding(("tensorflow", "patch_keras"), what, "remove one of them")
 
 
 def _allowed_roles(job: Job) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ MOST_TASKS_PER_HOST = 1024
 MOST_GPUS = 1024
 
 _ALSO_FRAMEWORKS = {"tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "python": "none", "other": "none"}
-_ALSO_KERAS = {"tf_keras": "legacy", "keras2": "legacy", "2": "legacy"}
+_ALSO_KERAS = {"tfkeras": "legacy", "keras": "legacy", "old": "legacy"}
 _ALSO_STRATEGIES = {
     "ps": "parameter-server",
     "parameterserverstrategy": "parameter-server",

@@ -1,0 +1,239 @@
+"""Keras 3's fit on two workers, by programs in which nothing of Paceline is: as in a single process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import PROGRAMS, Run, Starter, eventually, job, kill, starter
+from tensorflows import start as alone
+
+pytestmark = pytest.mark.timeout(400)
+
+PROGRAM = "keras_fit.py"
+FRAMEWORK_S = 300.0
+TENSORFLOW = {"framework": "tensorflow", "env": {"TF_CPP_MIN_LOG_LEVEL": "2"}, "restart": {"warm": False, "limit": 0}}
+PATCHED = "is patched for fit on several workers (tensorflow.patch_keras)"
+# Gradients are added up in half precision, in another order.
+TOLERANCE = {"float16": 1e-3, "bfloat16": 1e-2}
+
+Found = dict[str, Any]
+
+
+def files(folder: Path, rank: int) -> dict[str, Found]:
+    """What a process found in each case."""
+    ending = f"-{rank}.json"
+    return {path.name[: -len(ending)]: json.loads(path.read_text()) for path in folder.glob(f"*{ending}")}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The run of two workers, and in the folder `alone` what one process found meanwhile."""
+    place = tmp_path_factory.mktemp("fit")
+    process = alone(PROGRAM, place / "alone", env={})
+    with starter(place) as start:
+        try:
+            run = start(job(["python", str(PROGRAMS / PROGRAM), str(place / "pair")], **TENSORFLOW))
+            run.succeeds(FRAMEWORK_S)
+            _, words = process.communicate(timeout=FRAMEWORK_S)
+        finally:
+            process.kill()
+        assert process.returncode == 0, words[-6000:]
+        yield run
+
+
+@pytest.fixture(scope="module")
+def found(run: Run) -> tuple[dict[str, Found], dict[str, Found], dict[str, Found]]:
+    """By one process, by worker-0, by worker-1."""
+    place = run.place.parent
+    return files(place / "alone", 0), files(place / "pair", 0), files(place / "pair", 1)
+
+
+CASES = [
+    "plain", "classes", "sample weights", "weighted mean", "own mean", "masked", "two outputs", "clipped", "own step",
+    "endless", "normalized", "float16", "bfloat16", "shuffled", "shuffled by a seed", "callbacks",
+]  # fmt: skip
+OF_ONE_WORKER = {"best", "lines", "boards"}  # what is in files is looked at by the first alone
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_come_to_what_one_process_does(found: tuple[dict[str, Found], ...], case: str) -> None:
+    one, first, _ = found
+    assert numbers(first[case]) == pytest.approx(numbers(one[case]), rel=TOLERANCE.get(case, 1e-4), abs=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_workers_see_the_same(found: tuple[dict[str, Found], ...], case: str) -> None:
+    """To the last bit: callbacks that decide on it decide alike."""
+    _, first, second = found
+    assert {name: value for name, value in first[case].items() if name not in OF_ONE_WORKER} == {
+        name: value for name, value in second[case].items() if name not in OF_ONE_WORKER
+    }
+
+
+def numbers(value: Any, path: str = "") -> dict[str, float]:
+    """Each number by where it stands."""
+    if isinstance(value, dict):
+        return {key: each for name in value for key, each in numbers(value[name], f"{path}/{name}").items()}
+    if isinstance(value, list):
+        return {key: each for at, item in enumerate(value) for key, each in numbers(item, f"{path}/{at}").items()}
+    return {path: float(value)}
+
+
+def test_every_example_of_shuffled_arrays_is_seen_once_an_epoch(found: tuple[dict[str, Found], ...]) -> None:
+    _, first, _ = found
+    for case in ("shuffled", "shuffled by a seed"):
+        assert first[case] == {"seen": [2.0] * 37, "alike": 0.0}
+
+
+def test_a_step_that_overflows_on_one_worker_is_left_out_by_all(found: tuple[dict[str, Found], ...]) -> None:
+    _, first, second = found
+    assert (first["float16"]["iterations"], first["float16"]["scale"]) == (9, 32.0)
+    assert second["float16"]["weights"] == first["float16"]["weights"]
+
+
+def test_callbacks_stop_and_go_on_as_in_one_process(found: tuple[dict[str, Found], ...]) -> None:
+    """An epoch is in the table twice where the first fit was interrupted after it, and before it was kept."""
+    one, first, _ = found
+    assert first["callbacks"]["interrupted"] and first["callbacks"]["lines"] == one["callbacks"]["lines"]
+    assert first["callbacks"]["lines"][:4] == [0, 1, 2, 3] and len(first["callbacks"]["lines"]) < 40
+    assert first["callbacks"]["boards"] == one["callbacks"]["boards"]
+
+
+def test_one_line_says_that_keras_is_patched(run: Run) -> None:
+    assert [run.log(task).count(PATCHED) for task in ("worker-0", "worker-1")] == [1, 0]
+    assert re.search(r"paceline: Keras 3\.\d+\.\d+ is patched", run.log("worker-0"))
+
+
+# ---- without the patch
+
+
+def test_without_it_keras_fails(start: Starter, tmp_path: Path) -> None:
+    """Where this comes to pass some day, the patch may go."""
+    command = ["python", str(PROGRAMS / PROGRAM), str(tmp_path / "found"), "plain"]
+    run = start(job(command, **TENSORFLOW, tensorflow={"patch_keras": False}))
+    run.fails(FRAMEWORK_S)
+    assert PATCHED not in run.log("worker-0") and "PerReplica" in run.log("worker-0")
+
+
+UNKNOWN = """
+import importlib.util, sys
+import keras
+spec = importlib.util.spec_from_file_location("fit", sys.argv[1])
+fit = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fit)
+keras.__version__ = "3.99.1"
+fit.register(keras)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit([[1.0]], [[1.0]], verbose=0)
+fit.several = lambda strategy: True
+for _ in range(2):
+    model.fit([[1.0]], [[1.0]], verbose=0)
+"""
+
+
+def test_an_unknown_keras_is_left_alone_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "unknown.py").write_text(UNKNOWN)
+    source = Path(__file__).parents[2] / "src" / "paceline" / "frameworks" / "keras_fit.py"
+    process = alone(str(tmp_path / "unknown.py"), source, env={})
+    try:
+        _, words = process.communicate(timeout=FRAMEWORK_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, words[-6000:]
+    assert [line for line in words.splitlines() if "paceline" in line] == [
+        "paceline: Keras 3.99.1 is not patched for fit on several workers, which is tested with 3.15: pin one of "
+        "these, or write `tensorflow: {keras: legacy}` and use tf.keras, or write the loop yourself"
+    ]
+
+
+# ---- parameter servers, and tf_keras
+
+SERVERS = {
+    "strategy": "parameter-server",
+    "roles": {"chief": {}, "worker": {}, "ps": {}},
+    "framework": "tensorflow",
+    "restart": {"warm": False, "limit": 0},
+}
+SERVED = """
+import os, sys, json
+import numpy as np, tensorflow as tf
+keras = tf.keras
+if "ps" in sys.argv:
+    strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+else:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(1, input_shape=(4,))])
+    model.compile("sgd", "mse")
+x = np.ones((64, 4), "float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).repeat().batch(8)
+losses = model.fit(data, epochs=3, steps_per_epoch=4, verbose=0).history["loss"]
+print(keras.__name__, "fits", losses[-1] < losses[0], flush=True)
+"""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> str:
+    (tmp_path / "served.py").write_text(SERVED)
+    return str(tmp_path / "served.py")
+
+
+def test_with_parameter_servers_it_is_refused_in_one_line(start: Starter, served: str) -> None:
+    roles = {"chief": {"command": ["python", served, "ps"]}, "worker": {}, "ps": {}}
+    run = start({"name": "ps", **SERVERS, "roles": roles})
+    run.fails(FRAMEWORK_S)
+    [line] = [line for line in run.log("chief-0").splitlines() if "NotImplementedError" in line]
+    assert "`tensorflow: {keras: legacy}`" in line and "examples/resnet-ps" in line
+
+
+def test_tf_keras_fits_with_both_strategies(start: Starter, served: str) -> None:
+    roles = {"chief": {"command": ["python", served, "ps"]}, "worker": {}, "ps": {}}
+    run = start({"name": "ps", **SERVERS, "roles": roles, "tensorflow": {"keras": "legacy"}})
+    run.succeeds(FRAMEWORK_S)
+    assert "tf_keras.api._v2.keras fits True" in run.log("chief-0")
+    run = start(job(["python", served], **TENSORFLOW, tensorflow={"keras": "legacy"}))
+    run.succeeds(FRAMEWORK_S)
+    for task in ("worker-0", "worker-1"):
+        assert "tf_keras.api._v2.keras fits True" in run.log(task) and "paceline: Keras" not in run.log(task)
+
+
+# ---- from a spare
+
+WARM = """
+import sys, time
+from pathlib import Path
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((64, 4), "float32")
+
+class Waits(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        while epoch == 1 and not Path(sys.argv[1]).exists():
+            time.sleep(0.05)
+
+model.fit(x, x[:, :1], batch_size=16, epochs=3, callbacks=[Waits()], verbose=0)
+print("fitted", flush=True)
+"""
+
+
+def test_it_is_patched_in_tasks_that_come_from_a_spare(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "warm.py").write_text(WARM)
+    warm = {**TENSORFLOW, "restart": {"warm": True, "limit": 3}}
+    run = start(job(["python", str(tmp_path / "warm.py"), str(tmp_path / "go")], **warm))
+    eventually("two spares are ready", lambda: len(run.events("spare-ready")) == 2, FRAMEWORK_S, run.story)
+    kill(run.task("worker-1"))
+    run.wait("generation-formed", generation=2)
+    (tmp_path / "go").touch()
+    run.succeeds(FRAMEWORK_S)
+    started = [event for event in run.events("task-started") if event["generation"] == 2]
+    assert [event["warm"] for event in started] == [True, True]
+    assert run.log("worker-0").count(PATCHED) == 2 and "fitted" in run.log("worker-1")
