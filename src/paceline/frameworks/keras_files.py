@@ -81,8 +81,8 @@ def patch(fit: "Any") -> None:
             """Where BackupAndRestore has found something on some workers only, all go on as the first one does."""
             original(self, logs)
             model = self._model
-            strategy = None if model is None else model.distribute_strategy
-            if not several(strategy):
+            strategy = model.distribute_strategy if model is not None else tf.distribute.get_strategy()
+            if model is None or not several(strategy):
                 return
             epoch = -1 if model._initial_epoch is None else model._initial_epoch
             epochs = strategy.gather(tf.constant([epoch]), axis=0).numpy()

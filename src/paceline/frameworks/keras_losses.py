@@ -89,13 +89,8 @@ def _gradients(step: "Any", replace: "Any", several: "Any") -> None:
         def _clip_gradients(self: "Any", grads: "Any") -> "Any":
             """Keras clips what each worker has, and adds that: here, the sum is clipped."""
             context = tf.distribute.get_replica_context()
-            clips = self.clipnorm or self.global_clipnorm or self.clipvalue
-            if (
-                not clips
-                or context is None
-                or not several(context.strategy)
-                or not (step.rows is not None or id(self) in inner)
-            ):
+            clips = (self.clipnorm or self.global_clipnorm or self.clipvalue) and context is not None
+            if not clips or not several(context.strategy) or (step.rows is None and id(self) not in inner):
                 return original(self, grads)
             replicas = context.num_replicas_in_sync
             summed = iter(context.all_reduce("SUM", [grad for grad in grads if grad is not None]))
