@@ -32,7 +32,6 @@ def main(epochs: int, batch: int, kept: Path) -> None:
                 keras.layers.Conv2D(32, 3, activation="relu"),
                 keras.layers.MaxPooling2D(),
                 keras.layers.Flatten(),
-                keras.layers.Dropout(0.2),
                 keras.layers.Dense(64, activation="relu"),
                 keras.layers.Dense(10),
             ]

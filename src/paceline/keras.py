@@ -5,9 +5,9 @@
     snapshots = Snapshots(every=100, order=order)
     model.fit(data, epochs=5, initial_epoch=snapshots.initial_epoch, callbacks=[snapshots])
 
-For Keras 3 on TensorFlow and for tf_keras, whichever the model is made with; also under MirroredStrategy, and with
-tf_keras under MultiWorkerMirroredStrategy (Keras 3 cannot `fit` there), where every worker has the callback and the
-first one writes. A resumed fit ends with the same weights, bit for bit, as one never disturbed, where
+For Keras 3 on TensorFlow and for tf_keras, whichever the model is made with; also under MirroredStrategy, and under
+MultiWorkerMirroredStrategy (Keras 3 where Paceline patches it), where every worker has the callback and the first one
+writes. A resumed fit ends with the same weights, bit for bit, as one never disturbed, where
 - the data comes from `batches`, and `load` has no randomness of its own but what it makes of the indices,
 - the program begins with `keras.utils.set_random_seed` and `tf.config.experimental.enable_op_determinism`,
 - randomness in the model is that of Keras' layers, or of a `keras.random.SeedGenerator`,

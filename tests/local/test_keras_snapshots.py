@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Starter, kill, starter
+from runs import PROGRAMS, Run, Starter, kill, starter
 from tensorflows import LIMIT_S, start, steps
 
 PROGRAM = "keras_snapshots.py"
@@ -126,25 +126,45 @@ def run_of(tmp_path: Path) -> Iterator[Starter]:
         yield run_of
 
 
-@pytest.mark.parametrize("fits", ["tf_keras"], indirect=True)  # Keras 3 cannot fit with several workers
-def test_workers_of_which_one_is_killed_go_on_in_the_middle_of_an_epoch(fits: Fits, run_of: Starter) -> None:
-    """And end with what one process with as many replicas ends with, undisturbed."""
-    fit = json.dumps({"": {"strategy": "workers", "hold_at": 15}})
-    run = run_of(
+def two_workers(run_of: Starter, fit: dict[str, Any], words: str, **more: Any) -> Run:
+    return run_of(
         {
             "name": "fit",
             "framework": "tensorflow",
-            "command": ["python", PROGRAM, "tf.keras", ".", fit],
+            "command": ["python", PROGRAM, words, ".", json.dumps({"": {"strategy": "workers", **fit}})],
             "code": str(PROGRAMS),
-            "env": {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+            "env": {"TF_CPP_MIN_LOG_LEVEL": "2"},
             "roles": {"worker": {"replicas": 2}},
             "restart": {"warm": False},
+            **more,
         }
     )
+
+
+def killed(run: Run) -> list[Any]:
+    """What its workers ended with, after one of them was killed in the middle of the second epoch."""
     run.wait("committed", limit=90, step=12)
     kill(run.task("worker-1"))
     run.succeeds(limit=90)
     assert [event["restore"] for event in run.events("generation-formed")] == [None, "step-12-g1"]
-    for task in ("worker-0", "worker-1"):
-        last = run.log(task).splitlines()[-1].split(" | ", 1)[1]
-        assert json.loads(last) == {**fits.ended["mirrored"], "begin": 1}
+    return said(run)
+
+
+def said(run: Run) -> list[Any]:
+    return [json.loads(run.log(task).splitlines()[-1].split(" | ", 1)[1]) for task in ("worker-0", "worker-1")]
+
+
+@pytest.mark.parametrize("fits", ["tf_keras"], indirect=True)
+def test_workers_of_which_one_is_killed_go_on_in_the_middle_of_an_epoch(fits: Fits, run_of: Starter) -> None:
+    """And end with what one process with as many replicas ends with, undisturbed."""
+    run = two_workers(run_of, {"hold_at": 15}, "tf.keras", tensorflow={"keras": "legacy"})
+    assert killed(run) == [{**fits.ended["mirrored"], "begin": 1}] * 2
+
+
+def test_so_do_those_of_keras_3(run_of: Starter) -> None:
+    """Their losses are added up in another order than in one process, so that they are compared with workers."""
+    undisturbed = two_workers(run_of, {}, "keras")
+    undisturbed.succeeds(limit=90)
+    first, second = said(undisturbed)
+    assert first == second and first["steps"] == 36
+    assert killed(two_workers(run_of, {"hold_at": 15}, "keras")) == [{**first, "begin": 1}] * 2
