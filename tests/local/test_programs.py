@@ -252,5 +252,5 @@ def test_the_demo_reads_digits_even_when_a_worker_is_killed(start: Starter) -> N
     assert committed[-1].startswith("step-400-")
     assert {path.name for path in (run.folder / "snapshots" / run.folder.name).glob("step-*")} == {*committed[-3:]}
     assert not [name for name in ("staging", "held", "restored", "committed") if (run.folder / name).exists()]
-    for writer in ("train", "test"):
+    for writer in ("train", "evaluator-0"):
         assert list((run.folder / "tensorboard" / writer).glob("events.out.tfevents.*"))
