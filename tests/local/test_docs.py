@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +45,15 @@ def with_commands() -> list[Path]:
 
 @pytest.mark.parametrize("page", [page for page in with_commands() if page != WITH_BUCKETS], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, reader: Reader) -> None:
+    beside(page, reader.folder)
     follow(page, reader, EXCEPTIONS)
+
+
+def beside(page: Path, folder: Path) -> None:
+    """The programs that the job files of a page name, where they are those of an example."""
+    if page.stem == "from-other-recipes":
+        for program in (ROOT / "examples/translate").glob("*.py"):
+            shutil.copy(program, folder)
 
 
 def test_so_does_the_page_that_needs_buckets(reader: Reader, s3: Store, gcs: Store, azure: Store) -> None:
@@ -63,6 +72,7 @@ def test_so_does_the_page_that_needs_buckets(reader: Reader, s3: Store, gcs: Sto
 def test_the_job_files_of_a_page_are_valid(page: Path, tmp_path: Path) -> None:
     """On this machine, or on a cluster: some places are on one of them alone."""
     shown = [block for block in blocks(page) if block.file]
+    beside(page, tmp_path)
     for block in shown:
         (tmp_path / block.file).write_text(block.text)
         if block.language == "yaml" and block.file != WRONG:
