@@ -193,6 +193,17 @@ def normalized() -> dict[str, Any]:
     return ended(model, history, evaluated=model.evaluate(X, Y, verbose=0))
 
 
+def noted() -> dict[str, Any]:
+    """What layers note down of their inputs: not that of one process, but the same on all workers."""
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    history = model.fit(data(X[:33], Y[:33]), epochs=2, verbose=0)
+    return ended(model, history, noted=[value.numpy().tolist() for value in model.non_trainable_variables])
+
+
 def half(policy: str) -> dict[str, Any]:
     """In half precision. What one worker alone has overflows: that step is left out by all."""
     keras.mixed_precision.set_global_policy(policy)
@@ -297,6 +308,7 @@ CASES = {
     "own step": own_step,
     "endless": endless,
     "normalized": normalized,
+    "noted": noted,
     "float16": lambda: half("mixed_float16"),
     "bfloat16": lambda: half("mixed_bfloat16"),
     "shuffled": lambda: shuffled(None),

@@ -1,4 +1,4 @@
-"""Losses and gradients of Keras 3 on several workers: those of the whole batch, whoever has which part of it."""
+"""Losses, gradients and moving averages of Keras 3 on several workers: those of the whole batch."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -9,6 +9,7 @@ def patch(fit: "Any") -> None:
     """`fit`: what keras_fit.py has."""
     _losses(fit.step, fit.replace)
     _gradients(fit.step, fit.replace, fit.several)
+    _averages(fit.step, fit.replace)
 
 
 def _losses(step: "Any", replace: "Any") -> None:
@@ -119,3 +120,23 @@ def _gradients(step: "Any", replace: "Any", several: "Any") -> None:
 
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", clip)
     replace(loss_scale_optimizer.LossScaleOptimizer, "apply", apply)
+
+
+def _averages(step: "Any", replace: "Any") -> None:
+    import tensorflow as tf
+    from keras.src import backend
+
+    def assign(original: "Any") -> "Any":
+        def _direct_assign(self: "Any", value: "Any") -> None:
+            """What layers note down of their inputs, as BatchNormalization does: else each worker has its own."""
+            noted = not self.trainable and self.aggregation == "none" and backend.is_float_dtype(self._dtype)
+            if step.rows is not None and noted and self.synchronization != "on_read":
+                rows = tf.cast(step.rows, self._dtype)
+                mine = tf.math.multiply_no_nan(tf.cast(value, self._dtype), rows)
+                total, whole = tf.distribute.get_replica_context().all_reduce("SUM", [mine, rows])
+                value = total / whole
+            original(self, value)
+
+        return _direct_assign
+
+    replace(backend.Variable, "_direct_assign", assign)
