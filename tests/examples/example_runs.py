@@ -35,9 +35,11 @@ def begin(
 
 
 def kill_at(run: Run, *kills: tuple[str, int]) -> None:
-    """Kills these tasks, one after the other, each once that step is reported again after what happened before."""
+    """Kills these tasks, one after the other, each once a step so far is reported and training has recovered."""
     after = 0
-    for task, step in kills:
+    for number, (task, step) in enumerate(kills):
+        if number:  # what is still reported of before must not have the next one killed while all are ended anyway
+            run.wait("recovered", LIMIT_S, after)
         reached(run, step, after)
         after = run.position()
         kill(run.task(task))
