@@ -14,6 +14,7 @@ import json
 import math
 import os
 import select
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -145,8 +146,9 @@ class _Curve:
             folder = Path(above) / os.environ["PACELINE_TASK"]
             folder.mkdir(parents=True, exist_ok=True)
             self._steps = {found for path in folder.glob("*tfevents*") for found in _steps(path)}
-            name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{os.urandom(4).hex()}"
-            self._file = (folder / name).open("xb", buffering=0)
+            # As TensorFlow names them: whose a file is can be told by it.
+            writer = f"{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+            self._file = (folder / f"events.out.tfevents.{writer}").open("xb", buffering=0)
             self._file.write(tfrecord.first(time.time()))
         if step not in self._steps:
             self._file.write(tfrecord.scalars(step, time.time(), values))
