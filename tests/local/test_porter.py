@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_sends_commits_knows_fetches_and_deletes(porter: Porter, folder: Path, tmp_path: Path) -> None:
-    assert porter.ask("known") == {"generation": 0, "counted": [], "committed": [], "metrics": []}
+    assert porter.ask("known") == {"generation": 0, "counted": [], "committed": [], "metrics": [], "evaluated": []}
     assert porter.ask("begin", generation=1, parent=None, seen=[]) == {"late": []}
     made = porter.saved(folder, 10)
     assert porter.ask("commit", manifest=made.to_bytes().decode()) == {"new": False}
@@ -109,7 +109,14 @@ def test_a_short_request_does_not_wait_for_a_transfer_that_can_be_given_up(porte
         file.truncate(1 << 40)  # of nothing: it takes no room here, and more than there is at its place
     sending = porter.begin("send", snapshot=[10, 1], task="worker-0", folder=str(endless))
     asked = porter.begin("known")
-    assert porter.answer() == {"id": asked, "generation": 0, "counted": [], "committed": [], "metrics": []}
+    assert porter.answer() == {
+        "id": asked,
+        "generation": 0,
+        "counted": [],
+        "committed": [],
+        "metrics": [],
+        "evaluated": [],
+    }
     porter.begin("forget", which=sending)
     answer = porter.answer()
     assert (answer["id"], answer["error"]["kind"]) == (sending, "unwanted")
