@@ -1,7 +1,7 @@
 """Loads an exported model: a SavedModel, a .pt2 or StableHLO. No code of the archive is run but what its format is.
 
-A SavedModel is a graph of TensorFlow's ops: one with ops that reach files or Python is refused. A .pt2 is refused where it
-holds more than a graph of torch's ops (paceline.torch.archive). StableHLO is a graph of XLA's ops, and holds no others.
+A SavedModel is a graph of TensorFlow's ops: one with ops that reach files or Python is refused. A .pt2 is refused where
+it holds more than a graph of torch's ops (paceline.torch.archive). StableHLO is a graph of XLA's, and holds no others.
 """
 
 from __future__ import annotations
