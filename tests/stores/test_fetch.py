@@ -16,8 +16,9 @@ from paceline.storage.objects import Objects
 from stores.servers import Store
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Asked for behind a store, whose program is in the cache of this machine."""
     monkeypatch.delenv("PACELINE_FETCHED_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "paceline" / "fetched"
@@ -57,7 +58,7 @@ def test_files_and_folders(store: Store, tmp_path: Path, cache: Path, monkeypatc
     assert not list(cache.rglob("*.partial"))
 
 
-def test_what_has_no_room_is_not_begun(s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_room_is_not_begun(s3: Store, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in s3.options.items():
         monkeypatch.setenv(name, value)
     put(s3, tmp_path, large=b"x")
@@ -66,7 +67,7 @@ def test_what_has_no_room_is_not_begun(s3: Store, tmp_path: Path, monkeypatch: p
         fetch(f"{s3.url}/large")
 
 
-def test_credentials_that_are_not_accepted(s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_that_are_not_accepted(s3: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in s3.stranger().options.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(FetchError, match="the credentials are not accepted"):
