@@ -190,7 +190,7 @@ def test_with_parameter_servers_it_is_refused_in_one_line(start: Starter, served
     roles = {"chief": {"command": ["python", served, "ps"]}, "worker": {}, "ps": {}}
     run = start({"name": "ps", **SERVERS, "roles": roles})
     run.fails(FRAMEWORK_S)
-    [line] = [line for line in run.log("chief-0").splitlines() if "NotImplementedError" in line]
+    [line] = [line for line in run.log("chief-0").splitlines() if "NotImplementedError: " in line]
     assert "`tensorflow: {keras: legacy}`" in line and "examples/resnet-ps" in line
 
 
