@@ -797,7 +797,9 @@ def begin(peer: Peer, attempt: int = 1) -> int:
     welcome(peer)
     roster = {"worker-0": "127.0.0.1:20001", "worker-1": "127.0.0.1:20002"}
     peer.sock.sendall(encode_packed({"type": "roster", "generation": 1, "roster": roster}))
-    peer.send({"type": "start", "generation": 1, "restarts": 0, "restore": None, "tasks": {"worker-0": attempt}})
+    peer.send(
+        {"type": "start", "generation": 1, "restarts": 0, "restore": None, "data": "", "tasks": {"worker-0": attempt}}
+    )
     started = peer.read("started")
     assert (started["task"], started["attempt"]) == ("worker-0", attempt)
     return int(started["pid"])
@@ -888,8 +890,8 @@ def test_a_member_that_nobody_answers_ends_its_task_after_the_lease(member: Agen
     "message",
     [
         {"type": "start"},
-        {"type": "start", "generation": "x", "restarts": 0, "restore": None, "tasks": {}},
-        {"type": "start", "generation": 1, "restarts": 0, "restore": None, "tasks": {"worker-9": 1}},
+        {"type": "start", "generation": "x", "restarts": 0, "restore": None, "data": "", "tasks": {}},
+        {"type": "start", "generation": 1, "restarts": 0, "restore": None, "data": "", "tasks": {"worker-9": 1}},
         {"type": "roster"},
         {"type": "roster", "generation": 1, "roster": {}},
         {"type": "end", "tasks": {"worker-9": 3}, "how": "kill", "grace": 0},
