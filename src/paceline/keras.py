@@ -33,6 +33,7 @@ from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
 from paceline.runtime.shards import Shards
 from paceline.tensorflow.state import kept
 
+_CALLS, _AHEAD = 4, 2  # of `load` at once; batches that wait for training
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "batches"]
 
 
@@ -43,10 +44,11 @@ def batches(order: Shards, load: Callable[[Any], Any]) -> tf.data.Dataset:
     It has whole batches in every worker: `fit` shares each of them out itself, after it was loaded.
     """
     data = tf.data.Dataset.from_generator(lambda: _whole(order), output_signature=tf.TensorSpec([None], tf.int64))
-    data = data.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    data = data.map(load, num_parallel_calls=_CALLS, deterministic=True)
     options = tf.data.Options()
+    options.autotune.enabled = False  # as for tensorflow.indices
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    data = data.prefetch(tf.data.AUTOTUNE).with_options(options)
+    data = data.prefetch(_AHEAD).with_options(options)
     steps = tf.constant(_steps(order), tf.int64)
     data.cardinality = lambda: steps
     return data

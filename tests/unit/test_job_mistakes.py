@@ -568,6 +568,11 @@ JOBS = {
         'job.yaml:4: roles: has no "worker": nothing would train; add worker: {replicas: 1}\n'
         "    roles: {evaluator: {}}",
     ),
+    "a watched folder of nobody": (
+        SERVERS + "command: [python, train.py]\nroles: {worker: {}, ps: {}}\nsnapshots: {watch: ckpt/}\n",
+        "job.yaml:6: snapshots.watch: has no effect: in a parameter-server job it is the chief's folder that is watched, "
+        "and the job has none; add roles.chief, or remove it\n    snapshots: {watch: ckpt/}",
+    ),
     "parameter-server without ps": (
         SERVERS + "command: [python, train.py]\nroles: {worker: {}}\n",
         'job.yaml:5: roles: a tensorflow job with strategy parameter-server needs at least one "ps"; '

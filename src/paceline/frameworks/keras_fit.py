@@ -221,7 +221,9 @@ def _shuffled(iterator: "Any") -> "Any":
     data = data.map(chosen)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return data.with_options(options).prefetch(tf.data.AUTOTUNE)
+    # The thread that tunes a pipeline may miss that it is over: training then stands still at the end of an epoch.
+    options.autotune.enabled = False
+    return data.prefetch(2).with_options(options)
 
 
 # ---- steps: what they return is the same on all workers, and that of the whole batch

@@ -45,6 +45,7 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _sizes(job)
         findings += _same_groups(job)
         findings += _limits(job)
+        findings += _watch(job)
     if job.credentials is not None:
         findings += cluster_checks.credentials(job.credentials, broken)
     if job.kubernetes is not None:
@@ -187,6 +188,15 @@ def _sizes(job: Job) -> Iterator[Finding]:
 def _limits(job: Job) -> Iterator[Finding]:
     if job.limits.evaluation is not None and "evaluator" not in job.roles:
         yield Finding(("limits", "evaluation"), "has no effect: the job has no evaluator", "remove it")
+
+
+def _watch(job: Job) -> Iterator[Finding]:
+    if job.snapshots.watch is not None and job.strategy == PARAMETER_SERVER and "chief" not in job.roles:
+        yield Finding(
+            ("snapshots", "watch"),
+            "has no effect: in a parameter-server job it is the chief's folder that is watched, and the job has none",
+            "add roles.chief, or remove it",
+        )
 
 
 def _same_groups(job: Job) -> Iterator[Finding]:
