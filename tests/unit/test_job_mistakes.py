@@ -570,8 +570,8 @@ JOBS = {
     ),
     "a watched folder of nobody": (
         SERVERS + "command: [python, train.py]\nroles: {worker: {}, ps: {}}\nsnapshots: {watch: ckpt/}\n",
-        "job.yaml:6: snapshots.watch: has no effect: in a parameter-server job it is the chief's folder that is watched, "
-        "and the job has none; add roles.chief, or remove it\n    snapshots: {watch: ckpt/}",
+        "job.yaml:6: snapshots.watch: has no effect: in a parameter-server job it is the chief's folder that is "
+        "watched, and the job has none; add roles.chief, or remove it\n    snapshots: {watch: ckpt/}",
     ),
     "parameter-server without ps": (
         SERVERS + "command: [python, train.py]\nroles: {worker: {}}\n",
