@@ -23,7 +23,7 @@ EXCEPTIONS = {
     "make demo": "sets up an environment from the package index; test_the_demo runs what its target runs after that",
     "make test": "runs the tests, this one among them",
 }
-LANGUAGES = {"console", "python", "yaml"}
+LANGUAGES = {"console", "dockerfile", "python", "yaml"}
 WITH_BUCKETS = ROOT / "docs" / "snapshots.md"
 BUCKET, CONTAINER, KEY = "my-bucket", "my-container", "key.json"  # what that page calls them
 WRONG = "wrong.yaml"  # a job file that a page shows for its mistakes

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +25,22 @@ RAN: list[str] = []
 
 def about(folder: Path) -> Any:
     return json.loads((folder / exporting.ABOUT).read_text())
+
+
+def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
+    """In a process that holds no other framework: two of them in one may crash it."""
+
+    @functools.wraps(test)
+    def run(tmp_path: Path) -> None:
+        if os.environ.get("ALONE"):
+            test(tmp_path)
+            return
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"{__file__}::{test.__name__}"]
+        done = subprocess.run(words, env={**kept, "ALONE": "1"}, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout[-4000:]
+
+    return run
 
 
 def test_where_to_is_said_by_paceline_export_or_by_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +105,7 @@ PREPARED = {
 }  # fmt: skip
 
 
+@alone
 def test_a_torch_model_is_loaded_without_running_code_that_came_with_it(tmp_path: Path) -> None:
     import torch
 
@@ -126,6 +147,7 @@ def test_a_torch_model_is_loaded_without_running_code_that_came_with_it(tmp_path
 # ---- TensorFlow
 
 
+@alone
 def test_a_tensorflow_module_is_exported_by_its_functions(tmp_path: Path) -> None:
     import tensorflow as tf
 
@@ -164,6 +186,7 @@ def test_a_tensorflow_module_is_exported_by_its_functions(tmp_path: Path) -> Non
 # ---- JAX
 
 
+@alone
 def test_a_jax_function_is_exported_with_any_tree_of_parameters(tmp_path: Path) -> None:
     import jax
     import jax.numpy as jnp

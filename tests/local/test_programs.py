@@ -161,7 +161,7 @@ def test_the_report_has_all_its_fields(start: Starter) -> None:
     assert report == json.loads((run.folder / "report.json").read_text())
     assert set(report) == {
         "run", "status", "reason", "cause", "generations", "restarts", "steps", "steps_per_s", "metrics", "started",
-        "ended", "folder", "stacks", "skipped",
+        "ended", "folder", "stacks", "skipped", "best",
     }  # fmt: skip
     assert report["folder"] == str(run.folder) == str(run.home / "runs" / report["run"])
     assert (report["cause"], report["generations"], report["restarts"], report["stacks"]) == (None, 1, [], {})

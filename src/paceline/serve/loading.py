@@ -111,7 +111,7 @@ def _ops(graph: Any) -> set[str]:
 def _call_tensorflow(tf: Any, loaded: Any, function: Any, specs: Mapping[str, Any], inputs: Arrays) -> Arrays:
     # `loaded` is held: a function does not hold the variables that it uses.
     given = {name: tf.constant(value, dtype=specs[name].dtype) for name, value in inputs.items()}
-    return {name: _numpy(tf, value) for name, value in function(**given).items()}
+    return {name: _numpy(tf, value) for name, value in sorted(function(**given).items())}
 
 
 def _numpy(tf: Any, value: Any) -> np.ndarray[Any, Any]:
