@@ -61,6 +61,7 @@ def test_what_restarts_what(tmp_path: Path) -> None:
 def test_a_plan_without_the_fields_for_clusters_is_read(tmp_path: Path) -> None:
     data = plan.to_data(made(tmp_path))
     del data["tensorboard"], data["credentials"], data["kubernetes"], data["limits"]["keep_finished"], data["programs"]
+    del data["serve"]
     assert plan.from_data(data) == made(tmp_path)
 
 
