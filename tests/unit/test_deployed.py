@@ -8,15 +8,22 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+import committed
 import pytest
 import recorded
 from recorded import call
-from test_serving import RUN, rendered
+from test_serving import HEAD, JOBS, RUN, rendered
 
-from paceline.backends.kubernetes import deployed
+from paceline.backends.kubernetes import deployed, prepare
 from paceline.backends.kubernetes.cluster import Cluster, connect
+from paceline.cli import serving
+from paceline.storage.folder import Folder
+from paceline.storage.kept import Kept
+from paceline.storage.snapshots import Snapshots
+from paceline.view import programs
+from paceline.view.places import Source
 
 Object = dict[str, Any]
 OWNED = ("Service", "NetworkPolicy", "ConfigMap")
@@ -29,6 +36,7 @@ class Api:
         self.objects: dict[str, Object] = {}
         self.asked: list[tuple[str, str]] = []
         self.count = 0
+        self.stuck = False  # no pod gets ready
 
     def apply(self, path: str, given: Object) -> Object:
         before = self.objects.get(path)
@@ -43,7 +51,7 @@ class Api:
         made = {**given, "metadata": {**given["metadata"], **kept}}
         if given["kind"] == "Deployment":
             counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), given["spec"]["replicas"])
-            made["status"] = {"observedGeneration": kept["generation"], **counts}
+            made["status"] = {"observedGeneration": kept["generation"], **({} if self.stuck else counts)}
         self.objects[path] = made
         return made
 
@@ -86,7 +94,14 @@ def cluster(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
                 assert self.headers["Content-Type"] == "application/apply-patch+yaml"
                 self.answer(api.apply(path, json.loads(body)))
             elif path.endswith(("/configmaps", "/pods", "/events")):
-                self.answer({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": api.below(path)})
+                query = parse_qs(urlsplit(self.path).query)
+                wanted = [each.split("=") for each in query.get("labelSelector", [""])[0].split(",") if each]
+                found = [
+                    each
+                    for each in api.below(path)
+                    if all(each["metadata"].get("labels", {}).get(name) == value for name, value in wanted)
+                ]
+                self.answer({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": found})
             elif path not in api.objects:
                 status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
                 self.answer({**status, "message": f"{path} not found"}, 404)
@@ -124,7 +139,7 @@ def cluster(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def served(api: Api, cluster: Cluster, objects: list[Object]) -> bool:
     api.asked.clear()
     before = deployed.apply(cluster, RUN, objects)
-    deployed.wait(cluster, RUN, 10, lambda text: pytest.fail(text))
+    deployed.wait(cluster, RUN, objects[0], 10, lambda text: pytest.fail(text))
     deployed.prune(cluster, RUN, objects)
     return before
 
@@ -177,7 +192,8 @@ def test_a_run_that_is_called_as_it_would_be_is_left_alone(api: Api, cluster: Cl
 
 
 def pod(container: str, state: Object, last: Object | None = None, restarts: int = 0) -> Object:
-    told = {"name": container, "image": "a/b:1", "state": state, "lastState": last or {}, "restartCount": restarts}
+    told: Object = {"name": container, "image": "a/b:1", "imageID": "", "ready": False, "restartCount": restarts}
+    told |= {"state": state, "lastState": last or {}}
     kind = "initContainerStatuses" if container == "export" else "containerStatuses"
     return {"metadata": {"name": "p", "uid": "u"}, "status": {"phase": "Pending", kind: [told]}}
 
@@ -206,6 +222,50 @@ BACK_OFF: Object = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-o
 def test_why_a_pod_does_not_serve(found: Object, words: str, final: bool) -> None:
     reason = deployed.of_pod(found)
     assert reason is not None and (str(reason), reason.final) == (words, final)
+
+
+def test_an_update_that_cannot_be_is_told_from_the_one_before(api: Api, cluster: Cluster, tmp_path: Path) -> None:
+    """The pod of an update that failed is still there when the next begins."""
+    first, second = rendered("paceline-serve", tmp_path), rendered("paceline-serve", tmp_path, "step-240-g3")
+    api.stuck = True
+    labels = first[0]["spec"]["template"]["metadata"]["labels"]
+    failed = pod("export", ended(66, "paceline: it failed"))
+    failed["metadata"] |= {"labels": labels}
+    failed |= {"apiVersion": "v1", "kind": "Pod"}
+    api.objects["/api/v1/namespaces/team-a/pods/p"] = failed
+    deployed.apply(cluster, RUN, first)
+    with pytest.raises(deployed.NotServed, match=r"^p: it failed"):
+        deployed.wait(cluster, RUN, first[0], 10, lambda text: pytest.fail(text))
+    deployed.apply(cluster, RUN, second)
+    with pytest.raises(deployed.NotServed, match=r"^not within 0.1 s: its pods are not ready$"):
+        deployed.wait(cluster, RUN, second[0], 0.1, lambda text: pytest.fail(text))
+
+
+def test_the_verb_serves_the_newest_and_says_where(
+    api: Api, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a folder in the place of a bucket."""
+    store = Folder(str(tmp_path / "place"))
+    committed.life(store, tmp_path / "scratch", RUN)
+    snapshots = Snapshots(store, RUN)
+    found = Source(RUN, "s3://training/digits", snapshots, snapshots, Kept(store, RUN))
+    monkeypatch.setattr(serving, "_source", lambda *_: found)
+    monkeypatch.setattr(prepare, "library_parts", lambda: (b"a book",))
+    (tmp_path / "train.py").touch()
+    job = tmp_path / "job.yaml"
+    text, _ = JOBS["tensorflow-serving"]
+    job.write_text(HEAD + text.replace("NodePort", "LoadBalancer"))
+    assert serving.serve_on_kubernetes(RUN, None, "", str(job), "", None, None) == 0
+    said = capsys.readouterr()
+    assert said.out == f"http://{RUN}-serve.team-a:8501/v1/models/digits:predict\n"
+    assert "step-40-g2 is served within the cluster, and at the address that the Service" in said.err
+    deployment = next(each for each in api.objects.values() if each["kind"] == "Deployment")
+    told = json.loads(deployment["spec"]["template"]["spec"]["initContainers"][0]["env"][0]["value"])
+    assert (told["snapshot"], told["place"]) == ("step-40-g2", "s3://training/digits")
+    assert serving.stop_on_kubernetes(RUN, None, "team-a") == 0 and api.objects == {}
+    job.write_text(HEAD + text.replace("serve: {replicas: 2, memory: 2Gi, service: NodePort}\n", ""))
+    with pytest.raises(programs.NoProgram, match="says nothing of `serve`: write `serve: "):
+        serving.serve_on_kubernetes(RUN, None, "", str(job), "", None, None)
 
 
 def test_it_is_rolled_out_when_no_other_pods_are_left() -> None:

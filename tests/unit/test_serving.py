@@ -58,10 +58,7 @@ def test_objects_are_valid_and_as_published(which: str, tmp_path: Path) -> None:
     objects = rendered(which, tmp_path, code=() if "code: image" in JOBS[which][0] else (b"part one", b"part two"))
     for each in objects:
         kubernetes_validate.validate(each, VERSION, strict=True)
-    text = "".join(f"---\n{dump(each)}" for each in objects).replace(str(tmp_path), "/the/folder")
-    # The plan has the folder of this test in it, and is called after what it holds.
-    plan = next(each["metadata"]["name"] for each in objects if "-serve-plan-" in each["metadata"]["name"])
-    text = text.replace(plan, f"{RUN}-serve-plan-0123456789")
+    text = "".join(f"---\n{dump(each)}" for each in objects)
     path = GOLDEN / f"{which}.yaml"
     if os.environ.get("UPDATE_RENDERED"):
         path.write_text(text)

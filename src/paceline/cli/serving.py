@@ -42,7 +42,7 @@ def serve_on_kubernetes(
     before = deployed.apply(cluster, run, objects)
     tell(f"{id} of {run} is to be served by {plan.serve['replicas']} of {plan.serve['image']}; waiting for its pods")
     try:
-        deployed.wait(cluster, run, plan.limits.start, lambda why: tell(f"waiting: {why}"))
+        deployed.wait(cluster, run, objects[0], plan.limits.start, lambda why: tell(f"waiting: {why}"))
     except deployed.NotServed as error:
         for line in error.lines:
             tell(line)

@@ -118,8 +118,10 @@ def _config_maps(cluster: Cluster, run: str) -> dict[str, list[str]]:
 # ---- until it serves
 
 
-def wait(cluster: Cluster, run: str, limit: float, said: Callable[[str], None]) -> None:
-    """Until all pods are of the newest kind, and ready. `said`: told what it waits for."""
+def wait(cluster: Cluster, run: str, deployment: Object, limit: float, said: Callable[[str], None]) -> None:
+    """Until all pods are as it says, and ready. `said`: told what it waits for."""
+    template = deployment["spec"]["template"]["metadata"]["labels"][names.TEMPLATE_LABEL]
+    labels = {names.SERVES_LABEL: run, names.TEMPLATE_LABEL: template}  # what ails others is over
     until, last = time.monotonic() + limit, ""
     while True:
         found = _found(cluster, run)
@@ -127,7 +129,7 @@ def wait(cluster: Cluster, run: str, limit: float, said: Callable[[str], None]) 
             raise NotServed(f"{names.server(run)} was deleted meanwhile")
         if rolled_out(found.to_dict()):
             return
-        reason, pod = _why(cluster, run, found.to_dict())
+        reason, pod = _why(cluster, labels, found.to_dict())
         late = time.monotonic() > until or _given_up(found.to_dict())
         if late or (reason is not None and reason.final):
             why = str(reason) if reason is not None else "its pods are not ready"
@@ -145,23 +147,28 @@ def rolled_out(deployment: Object) -> bool:
     return bool(seen and counts == [wanted] * 3)
 
 
-def _given_up(deployment: Object) -> bool:
+def _conditions(deployment: Object) -> list[Object]:
+    """Of this generation."""
     status = deployment.get("status") or {}
-    if (status.get("observedGeneration") or 0) < deployment["metadata"]["generation"]:
-        return False
-    return any(each.get("reason") == "ProgressDeadlineExceeded" for each in status.get("conditions") or [])
+    seen = (status.get("observedGeneration") or 0) >= deployment["metadata"]["generation"]
+    return (status.get("conditions") or []) if seen else []
 
 
-def _why(cluster: Cluster, run: str, deployment: Object) -> tuple[Reason | None, Object | None]:
+def _given_up(deployment: Object) -> bool:
+    return any(each.get("reason") == "ProgressDeadlineExceeded" for each in _conditions(deployment))
+
+
+def _why(cluster: Cluster, labels: dict[str, Any], deployment: Object) -> tuple[Reason | None, Object | None]:
     """The worst that is known of pods that are not ready, and the pod in question."""
-    name = names.server(run)
-    for each in (deployment.get("status") or {}).get("conditions") or []:
+    for each in _conditions(deployment):
         if each.get("type") == "ReplicaFailure" and each.get("status") == "True":
-            return reasons.of_job({"reason": "FailedCreate", "message": each.get("message")}, name), None
-    labels: dict[str, Any] = {names.SERVES_LABEL: run}
+            event = {"reason": "FailedCreate", "message": each.get("message")}
+            return reasons.of_job(event, deployment["metadata"]["name"]), None
     pods = [pod.to_dict() for pod in cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))]
     waiting = [pod for pod in pods if not _ready(pod) and not pod["metadata"].get("deletionTimestamp")]
-    found = [(reason, pod) for pod in waiting if (reason := of_pod(pod) or _of_events(cluster, pod)) is not None]
+    found = [(reason, pod) for pod in waiting if (reason := of_pod(pod)) is not None]
+    if not found and waiting:
+        return _of_events(cluster, waiting[0]), waiting[0]
     return min(found, key=lambda each: not each[0].final, default=(None, None))
 
 

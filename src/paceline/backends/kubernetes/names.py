@@ -13,6 +13,7 @@ SERVE = "serve"
 CAPTAIN_PORT = 7733
 FILES_PORT = 7734  # of TensorBoard's pod, for the members
 SERVES_LABEL = "paceline.dev/serves"  # of what serves a run's model, which is nothing of the run
+TEMPLATE_LABEL = "paceline.dev/template"  # of its pods: tells those of an update from those before
 REST_PORT, GRPC_PORT = 8501, 8500  # as TensorFlow Serving has them
 SNAPSHOTS_PORT = 7735  # of the captain's pod, for the members, where that has the place for snapshots
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.agent.pod import CANNOT
@@ -44,7 +44,9 @@ def render(
         name.partition(".")[0]: [_config(plan, run, name.partition(".")[0], held({name: data}))]
         for name, data in agent.items()
     }
-    made["plan"] = [_config(plan, run, "plan", plan_held(plan))]
+    # Wherever the code lay: the same job makes no other pods.
+    told = plan if plan.code == CODE_IN_IMAGE else replace(plan, code=plan.kubernetes["work"])
+    made["plan"] = [_config(plan, run, "plan", plan_held(told))]
     made["code"] = [_part(plan, run, "code", number, part) for number, part in enumerate(code)]
     made["library"] = [_part(plan, run, "library", number, part) for number, part in enumerate(library)]
     maps = {what: [str(each["metadata"]["name"]) for each in found] for what, found in made.items()}
@@ -66,14 +68,19 @@ def _part(plan: Plan, run: str, what: str, number: int, part: bytes) -> Object:
 
 
 def _config(plan: Plan, run: str, what: str, holds: Object) -> Object:
-    digest = hashlib.sha256(json.dumps(holds, sort_keys=True).encode()).hexdigest()[:_DIGITS]
-    return {**_head("v1", "ConfigMap", f"{names.server(run)}-{what}-{digest}", plan, run), **holds}
+    return {**_head("v1", "ConfigMap", f"{names.server(run)}-{what}-{_digest(holds)}", plan, run), **holds}
+
+
+def _digest(made: Object) -> str:
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
 def _deployment(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[str]]) -> Object:
     settings = plan.kubernetes
+    pod = _pod(plan, run, model, maps)
+    ours = {**names.server_labels(run, plan.name), names.TEMPLATE_LABEL: _digest(pod)}
     metadata = {
-        "labels": {**settings["labels"], "sidecar.istio.io/inject": "false", **names.server_labels(run, plan.name)},
+        "labels": {**settings["labels"], "sidecar.istio.io/inject": "false", **ours},
         "annotations": {"linkerd.io/inject": "disabled", **settings["annotations"]},
     }
     spec = {
@@ -83,7 +90,7 @@ def _deployment(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "progressDeadlineSeconds": math.ceil(plan.limits.start),
         "revisionHistoryLimit": 0,  # what an earlier one needs is deleted
-        "template": {"metadata": metadata, "spec": _pod(plan, run, model, maps)},
+        "template": {"metadata": metadata, "spec": pod},
     }
     return {**_head("apps/v1", "Deployment", names.server(run), plan, run), "spec": spec}
 
