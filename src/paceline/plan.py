@@ -280,7 +280,9 @@ def make(job: Job) -> Plan:
         patch_keras=job.framework == "tensorflow" and job.tensorflow.patch_keras and job.tensorflow.keras is None,
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
-        programs={name: Program(tuple(command), dict(job.env)) for name, command in job.programs.items()},
+        programs={
+            name: Program(tuple(command), {**_chosen_keras(job), **job.env}) for name, command in job.programs.items()
+        },
         serve=job.serve.model_dump() if job.serve is not None else {},
     )
 

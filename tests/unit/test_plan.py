@@ -76,6 +76,13 @@ def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
     assert plan.from_data(plan.to_data(one)) == one
 
 
+def test_try_and_export_have_the_keras_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    text = "name: a\nframework: tensorflow\ncommand: [python, train.py]\ntensorflow: {keras: legacy}\n"
+    one = plan.make(load_text(f"{text}try: {{command: [python, train.py]}}\n", "job.yaml", tmp_path).job)
+    assert one.programs["try"].env == one.roles[0].env == {"TF_USE_LEGACY_KERAS": "1"}
+
+
 def test_the_order_of_keys_makes_no_other_bytes(tmp_path: Path) -> None:
     one = "kubernetes: {labels: {a: b, c: d}, pod: {e: {f: 1, g: [h]}, i: null}}\ncredentials: {secret: a, file: b}\n"
     other = "credentials: {file: b, secret: a}\nkubernetes: {pod: {i: null, e: {g: [h], f: 1}}, labels: {c: d, a: b}}\n"
