@@ -7,7 +7,6 @@ tests each snapshot beside the training (`--evaluate side-car`).
 import argparse
 import json
 import os
-import tempfile
 
 os.environ["GRPC_FAIL_FAST"] = "use_caller"  # before TensorFlow: a task that is lost is told at once, not waited for
 
@@ -99,11 +98,9 @@ def lead(given: argparse.Namespace) -> None:
 
     order = paceline.Shards(size=len(images), batch=given.batch)
     state = {"model": model, "velocities": velocities}
-    kept = os.environ.get("PACELINE_TENSORBOARD_DIR") or tempfile.mkdtemp(prefix="resnet-ps-")  # by hand, there is none
-    curves = tf.summary.create_file_writer(f"{kept}/train")
+    curves = tf.summary.create_file_writer(os.environ["PACELINE_TENSORBOARD_DIR"] + "/train")
     losses: list[tf.distribute.coordinator.RemoteValue] = []
-    settings = {"depth": given.depth}  # `read.py` makes the network of it again
-    with Snapshots(state, every=given.every, order=order, settings=settings) as snapshots, curves.as_default():
+    with Snapshots(state, every=given.every, order=order) as snapshots, curves.as_default():
         step = snapshots.restore()
 
         def settle() -> None:
