@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-START_S = 600.0  # for the first model to be there
-
 
 def main() -> int:
     given = _options()

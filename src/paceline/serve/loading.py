@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.runtime.exporting import ABOUT, FILES
 from paceline.serve.signatures import STRING, Arrays, Signature, Tensor, read
 
 # Ops that read or write files or call Python: no model needs them to answer.
@@ -40,17 +41,17 @@ class Model:
 
 def load(folder: Path, version: int) -> Model:
     described = _described(folder)
-    if (folder / "saved_model.pb").is_file():
+    if (folder / FILES["saved_model"]).is_file():
         return _saved_model(folder, version)
-    if (folder / "model.pt2").is_file():
+    if (folder / FILES["pt2"]).is_file():
         return _pt2(folder, version, described)
-    if (folder / "model.stablehlo").is_file():
+    if (folder / FILES["stablehlo"]).is_file():
         return _stablehlo(folder, version, described)
-    raise CannotLoad(f"{folder} holds no model: no saved_model.pb, model.pt2 or model.stablehlo")
+    raise CannotLoad(f"{folder} holds no model: none of {', '.join(FILES.values())}")
 
 
 def _described(folder: Path) -> dict[str, Signature]:
-    path = folder / "paceline.json"
+    path = folder / ABOUT
     if not path.is_file():
         return {}
     try:
