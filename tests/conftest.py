@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from hypothesis import settings
 
 # The same examples in every run; `--hypothesis-profile default` looks further, with a new seed each time.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
+
+# With this module TensorBoard reads with code of its own; else it imports TensorFlow, which crashes beside torch.
+sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
 
 for folder in ("unit",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
