@@ -47,7 +47,7 @@ lint: .venv/dev
 	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/storage src/paceline/jax src/paceline/keras.py src/paceline/plan.py src/paceline/tensorflow src/paceline/torch
 
 bench: .venv/dev
-	for script in start cli overhead generation snapshot_throughput snapshot_memory snapshot_stall; do $(BIN)/python bench/$$script.py || exit 1; done
+	for script in start cli overhead generation snapshot_throughput snapshot_memory snapshot_stall scaling serve; do $(BIN)/python bench/$$script.py || exit 1; done
 	$(BIN)/python bench/restart.py --framework tensorflow
 	$(BIN)/python bench/restart.py --framework torch
 	test $$(id -u) != 0 || $(MAKE) bench-cluster

@@ -22,7 +22,9 @@ BATCH = 50
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--steps", type=int, default=1200, help="of all workers together")
-    options.add_argument("--checkpoints", default="checkpoints", help="the folder that the first worker keeps them in")
+    options.add_argument(
+        "--checkpoints", default="checkpoints", help="where the first worker keeps them; $NAME is a variable"
+    )
     given = options.parse_args()
 
     cluster = tf.train.ClusterSpec(json.loads(os.environ["CLUSTER_CONFIG"]))
@@ -76,7 +78,7 @@ def train(
         is_chief=index == 0,
         config=config,
         scaffold=tf1.train.Scaffold(saver=saver),
-        checkpoint_dir=given.checkpoints if index == 0 else None,
+        checkpoint_dir=os.path.expandvars(given.checkpoints) if index == 0 else None,
         save_checkpoint_steps=100,
         save_summaries_steps=None,
         save_summaries_secs=None,

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,16 @@ def network(weights: list[dict[str, jax.Array]], x: jax.Array, key: jax.Array | 
     return x @ weights[-1]["w"] + weights[-1]["b"]
 
 
+def adam(steps: int) -> optax.GradientTransformation:
+    return optax.adamw(optax.cosine_decay_schedule(2e-3, steps))
+
+
+def begin(optimizer: optax.GradientTransformation) -> dict[str, Any]:
+    """All that training changes, as it is before the first step."""
+    weights = first_weights(jax.random.key(0))
+    return {"weights": weights, "optimizer": optimizer.init(weights), "key": jax.random.key(1)}
+
+
 def main(epochs: int, every: int) -> None:
     if "PACELINE_RUN" in os.environ:
         jax.distributed.initialize()  # finds the others by itself
@@ -48,7 +59,7 @@ def main(epochs: int, every: int) -> None:
     mesh = Mesh(np.array(jax.devices()), ("data",))
     shared, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     (images, labels), test = digits()
-    optimizer = optax.adamw(optax.cosine_decay_schedule(2e-3, epochs * len(images) // BATCH))
+    optimizer = adam(epochs * len(images) // BATCH)
 
     @jax.jit
     def train_step(state, x, y):
@@ -66,11 +77,7 @@ def main(epochs: int, every: int) -> None:
     def right(weights, x, y):
         return jnp.sum(jnp.argmax(network(weights, x), axis=1) == y)
 
-    def begin():
-        weights = first_weights(jax.random.key(0))
-        return {"weights": weights, "optimizer": optimizer.init(weights), "key": jax.random.key(1)}
-
-    state = jax.jit(begin, out_shardings=everywhere)()
+    state = jax.jit(lambda: begin(optimizer), out_shardings=everywhere)()
     order = paceline.Shards(size=len(images), batch=BATCH)
     with Snapshots(every=every, order=order) as snapshots:
         state, step = snapshots.restore(state)

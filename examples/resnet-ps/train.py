@@ -7,6 +7,7 @@ tests each snapshot beside the training (`--evaluate side-car`).
 import argparse
 import json
 import os
+import tempfile
 
 os.environ["GRPC_FAIL_FAST"] = "use_caller"  # before TensorFlow: a task that is lost is told at once, not waited for
 
@@ -98,9 +99,11 @@ def lead(given: argparse.Namespace) -> None:
 
     order = paceline.Shards(size=len(images), batch=given.batch)
     state = {"model": model, "velocities": velocities}
-    curves = tf.summary.create_file_writer(os.environ["PACELINE_TENSORBOARD_DIR"] + "/train")
+    kept = os.environ.get("PACELINE_TENSORBOARD_DIR") or tempfile.mkdtemp(prefix="resnet-ps-")  # by hand, there is none
+    curves = tf.summary.create_file_writer(f"{kept}/train")
     losses: list[tf.distribute.coordinator.RemoteValue] = []
-    with Snapshots(state, every=given.every, order=order) as snapshots, curves.as_default():
+    settings = {"depth": given.depth}  # `read.py` makes the network of it again
+    with Snapshots(state, every=given.every, order=order, settings=settings) as snapshots, curves.as_default():
         step = snapshots.restore()
 
         def settle() -> None:

@@ -169,6 +169,7 @@ class Plan:
     credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
     programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, where the job has them
+    serve: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
 
     @property
     def code_in_image(self) -> bool:
@@ -279,7 +280,10 @@ def make(job: Job) -> Plan:
         patch_keras=job.framework == "tensorflow" and job.tensorflow.patch_keras and job.tensorflow.keras is None,
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
-        programs={name: Program(tuple(command), dict(job.env)) for name, command in job.programs.items()},
+        programs={
+            name: Program(tuple(command), {**_chosen_keras(job), **job.env}) for name, command in job.programs.items()
+        },
+        serve=job.serve.model_dump() if job.serve is not None else {},
     )
 
 

@@ -26,6 +26,6 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 
 
 @pytest.fixture
-def example(start: Starter) -> Begin:
-    """Runs of examples that are ended, whatever happens, when the test is over."""
-    return functools.partial(begin, start)
+def example(start: Starter, tmp_path: Path) -> Begin:
+    """Runs of examples in one home and one code folder; ended, whatever happens, when the test is over."""
+    return functools.partial(begin, start, tmp_path / "home")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from runs import Event, Run, Starter, causes, eventually, kill
+from runs import SOURCE, Event, Run, Starter, causes, eventually, kill
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT_S = 180.0  # for a framework to start a few times, beside others
+LIMIT_S = 300.0  # for a framework to start a few times, beside others
+TRIED = range(20)  # of the held-out images
+
+_ANSWER = re.compile(r"\w+ (\d+) \D+ (\d) \(\d+\.\d%\), and \D+ (\d)")
 
 Begin = Callable[..., Run]
 
@@ -24,14 +31,55 @@ def job(name: str, file: str = "job.yaml") -> dict[str, Any]:
 
 
 def begin(
-    start: Starter, name: str, *options: object, sets: Mapping[str, object] | None = None, file: str = "job.yaml"
+    start: Starter,
+    home: Path,
+    name: str,
+    *options: object,
+    sets: Mapping[str, object] | None = None,
+    file: str = "job.yaml",
 ) -> Run:
     """A run of an example, with options for its command, and `--set` for its job file."""
     made = job(name, file)
     if options:
         made["command"] = [*made["command"], *map(str, options)]
     words = [word for field, value in (sets or {}).items() for word in ("--set", f"{field}={value}")]
-    return start(made, *words)
+    return start(made, *words, home=home)
+
+
+def by_hand(name: str, *words: object, **env: object) -> subprocess.CompletedProcess[str]:
+    """A program in the folder of an example, without Paceline around it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTEST", "TF_"))}
+    more = {name: str(value) for name, value in env.items()}
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=EXAMPLES / name, capture_output=True, text=True, timeout=LIMIT_S,
+        env={**kept, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", **more}, check=False,
+    )  # fmt: skip
+
+
+def done(name: str, *words: object, **env: object) -> str:
+    """What it says, where it ends well."""
+    ended = by_hand(name, *words, **env)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+def answers_when_tried_and_exported(run: Run, name: str, code: str, *words: object, least: int = 17) -> None:
+    """`paceline try` is mostly right about the first held-out images, and the exported model, by `code`, says the same.
+
+    `words`: for both programs, besides. `code` finds the model's folder and them in `sys.argv`.
+    """
+    asked = ("try", run.folder.name, "--", *map(str, words), *map(str, TRIED))
+    tried = run.call(*asked, limit=LIMIT_S)
+    assert tried.returncode == 0, tried.stderr[-4000:]
+    found = [_ANSWER.fullmatch(line) for line in tried.stdout.splitlines()]
+    answers = [tuple(map(int, each.groups())) for each in found if each is not None]
+    assert [number for number, _, _ in answers] == list(TRIED), tried.stdout
+    assert sum(said == is_ for _, said, is_ in answers) >= least, tried.stdout
+
+    model = run.place / "model"
+    exported = run.call("export", run.folder.name, "--to", str(model), limit=LIMIT_S)
+    assert exported.returncode == 0, exported.stderr[-4000:]
+    assert list(map(int, done(name, "-c", code, model, *words).split())) == [said for _, said, _ in answers]
 
 
 def kill_at(run: Run, *kills: tuple[str, int]) -> None:

@@ -15,6 +15,7 @@ from paceline.job import load
 SAID = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read")
 KILLS = (("worker-1", 200), ("worker-0", 400), ("ps-0", 600))
 STEPS = 1200
+FEW = 300  # of another run of it, at the same time and in the same folder
 
 
 def test_it_needs_these_two_variables_and_nothing_else() -> None:
@@ -30,16 +31,21 @@ def test_workers_alone_have_a_gpu_where_there_are_some() -> None:
 
 
 def test_it_reads_digits_whoever_is_killed_and_ends_by_itself(start: Starter, tmp_path: Path) -> None:
-    """Workers train as it comes, so no two runs are the same."""
+    """Workers train as it comes, so no two runs are the same. One beside it that nobody touches has no part in that."""
     code = tmp_path / "code"  # its checkpoints go there
     shutil.copytree(EXAMPLES / "contract", code)
-    made = {**job("contract"), "code": str(code), "command": ["python", "train.py", "--steps", str(STEPS)]}
-    run = start(made, "--set", "roles.worker.replicas=2", "--set", "roles.ps.replicas=1")
+    made = {**job("contract"), "code": str(code), "roles": {"ps": {"replicas": 1}, "worker": {"replicas": 2}}}
+    run, beside = (
+        start({**made, "command": [*made["command"], "--steps", str(steps)]}, home=tmp_path / "home")
+        for steps in (STEPS, FEW)
+    )
     for task, step in KILLS:
         eventually(f"step {step}", lambda: furthest(run) >= step or run.events("run-ended"), LIMIT_S, run.story)  # noqa: B023
         after = run.position()
         kill(run.task(task))
         run.wait("task-exited", LIMIT_S, after, task=task)
+    assert beside.succeeds(LIMIT_S)["restarts"] == []
+    assert FEW <= max(said(beside))[0] < FEW + 100, "it went on from what the other one has kept"
     report = run.succeeds(LIMIT_S)
     assert survived(report, KILLS)
     last = max(said(run))

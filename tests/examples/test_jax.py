@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from example_runs import LIMIT_S, Begin, digest, kill_at, last, survived
+from example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at, last, survived
 
 KILLS = (("worker-1", 12), ("worker-0", 30), ("worker-1", 55))
 OPTIONS = ("--epochs", 3, "--every", 10)  # of 40 steps each
+EXPORTED = """
+import sys
+from train import digits
+from paceline.jax import load
+print(*load(sys.argv[1])({"inputs": digits()[1][0][:20]})["logits"].argmax(axis=1))
+"""
 
 
 def test_it_reads_digits_and_three_kills_do_not_change_a_bit(example: Begin) -> None:
     whole = example("jax-data-parallel", *OPTIONS, sets={"restart.warm": "false"})
+    killed = example("jax-data-parallel", *OPTIONS)
+    kill_at(killed, *KILLS)
     report = whole.succeeds(LIMIT_S)
     assert (report["steps"], report["restarts"]) == (120, [])
     assert report["metrics"]["worker-0"] == report["metrics"]["worker-1"]
     assert report["metrics"]["worker-0"]["accuracy"] >= 0.90
 
-    killed = example("jax-data-parallel", *OPTIONS)
-    kill_at(killed, *KILLS)
     again = killed.succeeds(LIMIT_S)
     assert survived(again, KILLS)
     assert again["metrics"] == report["metrics"]
     assert last(killed).name == "step-120-g4"
     assert digest(killed) == digest(whole)
+    answers_when_tried_and_exported(killed, "jax-data-parallel", EXPORTED)

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import re
 
-from example_runs import LIMIT_S, Begin, digest, kill_at
+from example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at
 
 KILLS = (("worker-1", 45), ("worker-0", 90), ("worker-1", 140))
 OPTIONS = ("--epochs", 6, "--batch", 99)  # two workers share neither a step nor the last one of an epoch evenly
+EXPORTED = """
+import sys
+import tensorflow as tf
+from digits import images
+[logits] = tf.saved_model.load(sys.argv[1]).signatures["serving_default"](images=tf.constant(images[:20])).values()
+print(*logits.numpy().argmax(axis=1))
+"""
 TESTED = re.compile(r"epoch (\d+): (\d+) of 1000 held-out images read correctly")
 
 
 def test_it_reads_digits_and_three_kills_change_no_bit(example: Begin) -> None:
     whole = example("mnist-loop", *OPTIONS, sets={"restart.warm": "false"})
+    killed = example("mnist-loop", *OPTIONS)
+    kill_at(killed, *KILLS)
     assert whole.succeeds(LIMIT_S)["restarts"] == []
     told = TESTED.findall(whole.log("worker-0"))
     assert [int(epoch) for epoch, _ in told] == list(range(1, 7))
     assert int(told[-1][1]) >= 950, told
     assert not TESTED.findall(whole.log("worker-1"))
 
-    killed = example("mnist-loop", *OPTIONS)
-    kill_at(killed, *KILLS)
     # On a busy machine the error of its peer may be seen before the kill is: what it was is no matter here.
     assert len(killed.succeeds(LIMIT_S)["restarts"]) >= len(KILLS), killed.story()
     assert TESTED.findall(killed.log("worker-0"))[-1] == told[-1]
     assert digest(killed) == digest(whole)
+    answers_when_tried_and_exported(killed, "mnist-loop", EXPORTED)

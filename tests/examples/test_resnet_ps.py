@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import EXAMPLES, LIMIT_S, Begin, kill_at, survived
+from example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, kill_at, survived
 
 KILLS = (("worker-1", 50), ("ps-0", 63), ("chief-0", 100))
 SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # mirrored digits are others
 LEAST = 0.8
+EXPORTED = """
+import pathlib, sys
+import cifar
+import tensorflow as tf
+images, _ = cifar.testing(pathlib.Path(sys.argv[3]))
+classify = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+print(*classify(images=tf.constant(images[:20]))["logits"].numpy().argmax(axis=1))
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,12 +76,14 @@ def test_the_files_are_those_of_cifar_and_each_test_image_counts_once(data: Path
         cifar.testing(data)
 
 
-def test_a_worker_a_parameter_server_and_the_chief_are_killed_and_it_learns_all_the_same(
+def test_a_worker_a_parameter_server_and_the_chief_are_killed_and_it_learns_all_the_same_beside_another(
     example: Begin, data: Path
 ) -> None:
-    """Training is asynchronous, so no two runs are the same to the bit."""
+    """Training is asynchronous, so no two runs are the same to the bit. The other one has an evaluator."""
     sets = {"roles.worker.replicas": 2, "roles.ps.replicas": 1, "restart.warm": "false"}
     run = example("resnet-ps", "--data", data, *SMALL, sets=sets)
+    sets = {"roles.worker.replicas": 1, "roles.ps.replicas": 2, "restart.warm": "false"}
+    side_car = example("resnet-ps", "--data", data, *SMALL, sets=sets, file="side-car.yaml")
     kill_at(run, *KILLS)
     report = run.succeeds(LIMIT_S)
     assert survived(report, KILLS)
@@ -84,13 +94,11 @@ def test_a_worker_a_parameter_server_and_the_chief_are_killed_and_it_learns_all_
     assert len(restored) == 3 and None not in restored[1:]
     scopes = [event["scope"] for event in run.events("restart")]
     assert [len(scope) for scope in scopes] == [1, 4, 4]
+    answers_when_tried_and_exported(run, "resnet-ps", EXPORTED, "--data", data, least=12)
 
-
-def test_an_evaluator_beside_the_training_tests_its_snapshots_and_all_ends(example: Begin, data: Path) -> None:
-    sets = {"roles.worker.replicas": 1, "roles.ps.replicas": 2, "restart.warm": "false"}
-    run = example("resnet-ps", "--data", data, *SMALL, sets=sets, file="side-car.yaml")
-    report = run.succeeds(LIMIT_S)
+    report = side_car.succeeds(LIMIT_S)
+    assert report["restarts"] == []
     places = ", ".join(f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2))
-    assert f"75,770 numbers are on {places}\n" in run.log("chief-0")
-    assert f"step {report['steps']}: " in run.log("evaluator-0").splitlines()[-1]
+    assert f"75,770 numbers are on {places}\n" in side_car.log("chief-0")
+    assert f"step {report['steps']}: " in side_car.log("evaluator-0").splitlines()[-1]
     assert report["metrics"]["evaluator-0"]["accuracy"] >= LEAST

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import pytest
-from example_runs import LIMIT_S, Begin, digest, kill_at, last, survived
+from example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at, last, survived
 
 KILLS = (("worker-1", 12), ("worker-0", 30), ("worker-1", 55))
 OPTIONS = ("--epochs", 3, "--every", 10)  # of 40 steps each
+EXPORTED = """
+import sys
+from train import digits
+from paceline.torch import load
+print(*load(sys.argv[1])(input=digits()[1].tensors[0][:20]).argmax(dim=1).tolist())
+"""
 
 
 @pytest.mark.parametrize(("name", "least"), [("torch-ddp", 0.90), ("torch-fsdp", 0.90)])
 def test_it_reads_digits_and_three_kills_do_not_change_a_bit(example: Begin, name: str, least: float) -> None:
     whole = example(name, *OPTIONS, sets={"restart.warm": "false"})
+    killed = example(name, *OPTIONS)
+    kill_at(killed, *KILLS)
     report = whole.succeeds(LIMIT_S)
     assert (report["steps"], report["restarts"]) == (120, [])
     assert report["metrics"]["worker-0"]["accuracy"] == report["metrics"]["worker-1"]["accuracy"] >= least
     assert last(whole).name == "step-120-g1"
 
-    killed = example(name, *OPTIONS)
-    kill_at(killed, *KILLS)
     again = killed.succeeds(LIMIT_S)
     assert survived(again, KILLS)
     assert again["metrics"] == report["metrics"]
     assert last(killed).name == "step-120-g4"
     assert digest(killed) == digest(whole)
+    if name == "torch-ddp":
+        answers_when_tried_and_exported(killed, name, EXPORTED)

@@ -105,6 +105,33 @@ def test_a_program_goes_on_after_the_loss_of_its_machine(start: Starter, orders:
     assert not [name for name in ("watched", "held", "restored") if (run.folder / name).exists()]
 
 
+_BY_RUN = """
+import os, pathlib, time
+state = pathlib.Path("ckpt", os.environ["PACELINE_RUN"], "state")
+print("start", state.read_text() if state.exists() else "anew", flush=True)
+state.parent.mkdir(parents=True, exist_ok=True)
+state.write_text(os.environ["PACELINE_RUN"] + " was here")
+while not pathlib.Path("finish").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_runs_in_one_working_folder_have_a_folder_each(start: Starter, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    snapshots = {"watch": "ckpt/$PACELINE_RUN"}
+    made = job(["python", "-c", _BY_RUN], workers=1, code=str(code), snapshots=snapshots, restart={"warm": False})
+    one, two = (start(made, home=tmp_path / "home") for _ in range(2))
+    for run in (one, two):
+        run.wait("committed")
+    kill(one.task("worker-0"))
+    name = one.folder.name
+    eventually("it goes on", lambda: f"start {name} was here" in one.log("worker-0"), more=one.story)
+    tell(code, "finish")
+    assert [len(run.succeeds()["restarts"]) for run in (one, two)] == [1, 0]
+    assert sorted(path.name for path in (code / "ckpt").iterdir()) == sorted([name, two.folder.name])
+
+
 def test_what_the_program_wrote_since_is_gone(start: Starter, orders: Path) -> None:
     """It is newer than what was committed, and may be half of something."""
     run = start(a_job(orders))

@@ -33,6 +33,8 @@ tensorboard:
   memory: 2Gi
   service: NodePort
   ingress: {host: digits.example.com, class: nginx, tls: digits-tls}
+export: {command: [python, train.py]}
+serve: {replicas: 3, image: team/serve, cpu: 2, memory: 1Gi, gpus: 1, service: LoadBalancer}
 credentials: {secret: store-key, file: key.json}
 limits: {keep_finished: 2h}
 kubernetes:
@@ -108,6 +110,8 @@ def test_every_field_reaches_the_plan(folder: Path) -> None:
     assert made.credentials == {"secret": "store-key", "file": "key.json"}
     ingress = {"host": "digits.example.com", "class": "nginx", "tls": "digits-tls"}
     assert made.tensorboard == {"image": "a/tensorboard", "memory": 2**31, "service": "NodePort", "ingress": ingress}
+    served = {"replicas": 3, "image": "team/serve", "cpu": 2.0, "memory": 2**30, "gpus": 1, "service": "LoadBalancer"}
+    assert made.serve == served
     assert made.limits.keep_finished == 7200.0
     assert made.kubernetes == {
         "image": "a/b:1",
@@ -157,6 +161,9 @@ def test_what_holds_unless_set(folder: Path) -> None:
     unset = dict.fromkeys(("image", "memory", "service", "ingress"))
     assert [planned(f"tensorboard: {given}\n", folder).tensorboard for given in ("true", "{}")] == [unset, unset]
     assert planned("tensorboard: false\n", folder).tensorboard == {}
+    head = HEAD.replace("torch", "tensorflow") + "export: {command: [python, train.py]}\nserve: {}\n"
+    served = plan.make(job.load_text(head, "job.yaml", folder).job).serve
+    assert (served["image"], served["replicas"], served["service"]) == ("tensorflow/serving:2.19.1", 1, "ClusterIP")
     assert planned("kubernetes: {user: cluster}\n", folder).kubernetes == {**DEFAULTS, "user": "cluster"}
 
 
@@ -165,8 +172,8 @@ def test_one_note_names_the_fields_that_this_machine_does_not_use(folder: Path) 
         return job.load_text(HEAD + text, "job.yaml", folder, cluster=cluster).notes
 
     assert notes(EVERYTHING) == [
-        "tensorboard.image, tensorboard.service, tensorboard.ingress, credentials, limits.keep_finished, kubernetes: "
-        "not used on this machine",
+        "tensorboard.image, tensorboard.service, tensorboard.ingress, serve, credentials, limits.keep_finished, "
+        "kubernetes: not used on this machine",
     ]
     assert notes("kubernetes: {image: a}\n") == ["kubernetes: not used on this machine"]
     assert notes("tensorboard: true\nlimits: {grace: 5s}\n") == []

@@ -16,7 +16,7 @@ AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1
 CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
 TOP = (
     "allowed: code, command, cpu, credentials, env, export, framework, gpus, ingest, kubernetes, limits, memory, "
-    "name, restart, roles, snapshots, strategy, tensorboard, tensorflow, try"
+    "name, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, try"
 )
 PLACES = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
@@ -402,6 +402,29 @@ FIELDS = {
         "    try: {command: [python, tran.py]}\n"
         'job.yaml:5: export.command.0: the program "./run.sh" may not be executed; chmod +x ./run.sh\n'
         "    export: {command: [./run.sh]}",
+    ),
+    "serve without export": (
+        "serve: {image: team/serve}\n",
+        "job.yaml:4: serve: has no effect without export, which makes the model of a snapshot; write export: "
+        "{command: [python, export.py]}\n    serve: {image: team/serve}",
+    ),
+    "serve without an image, of another framework than tensorflow": (
+        "export: {command: [python, train.py]}\nserve: {replicas: 2}\n",
+        "job.yaml:5: serve.image: is missing: only for tensorflow there is an image that serves its models; "
+        "name one that holds paceline[serve] and torch\n    serve: {replicas: 2}",
+    ),
+    "serve with a wrong image and a broken export": (
+        "export: {}\nserve: {image: a b, replicas: 0}\n",
+        "job.yaml:4: export.command: is missing; write command: [python, export.py]\n    export: {}\n"
+        'job.yaml:5: serve.image: "a b" is not the name of an image: it holds a space\n'
+        "    serve: {image: a b, replicas: 0}\n"
+        "job.yaml:5: serve.replicas: must be at least 1, got 0; allowed: a whole number from 1 to 1000\n"
+        "    serve: {image: a b, replicas: 0}",
+    ),
+    "another key of serve": (
+        "export: {command: [python, train.py]}\nserve: {image: a, port: 80}\n",
+        'job.yaml:5: serve.port: unknown key "port"; allowed: cpu, gpus, image, memory, replicas, service\n'
+        "    serve: {image: a, port: 80}",
     ),
     "yes for tensorboard": (
         "tensorboard: on\n",

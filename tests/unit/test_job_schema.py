@@ -42,7 +42,7 @@ def test_every_field_has_a_description() -> None:
     schema = job.schema()
     models = [schema, *schema["$defs"].values()]
     fields = [(name, field) for model in models for name, field in model["properties"].items()]
-    assert len(fields) == 20 + 1 + 1 + 7 + 3 + 6 + 2 + 19 + 5 + 7 + 3 + 8 + 2 + 3 + 4 + 3 + 4 + 2
+    assert len(fields) == 21 + 6 + 1 + 1 + 7 + 3 + 6 + 2 + 19 + 5 + 7 + 3 + 8 + 2 + 3 + 4 + 3 + 4 + 2
     assert [name for name, field in fields if not field.get("description")] == []
     assert all("null" not in json.dumps(field) for _, field in fields)
 
@@ -58,6 +58,8 @@ RIGHT: list[dict[str, Any]] = [
     {"code": "image", "tensorboard": True, "limits": {"keep_finished": "2d"}},
     {"credentials": {"secret": "a.b-c", "file": ".a_B.json"}, "tensorboard": False},
     {"try": {"command": ["python", "train.py"]}, "export": {"command": ["python", "-m", "json.tool"]}},
+    {"export": {"command": ["python", "train.py"]}, "serve": {"image": "a/b", "replicas": 3, "service": "NodePort"}},
+    {"export": {"command": ["python", "train.py"]}, "serve": {"cpu": 2, "memory": "1Gi", "gpus": 1}},
     {"kubernetes": {"user": "cluster", "context": "a b", "gpu_resource": "amd.com/gpu", "image_pull_secrets": ["a"]}},
     {"kubernetes": {"user": 1, "image_pull_policy": "Never", "image_pull_secrets": [], "priority_class": "high.1"}},
     {"kubernetes": {"tolerations": [{"operator": "Exists"}, {"key": "a/b", "effect": "NoExecute", "seconds": 0}]}},
@@ -111,6 +113,8 @@ WRONG: list[dict[str, Any]] = [
     {"try": {}},
     {"try": {"command": []}},
     {"export": {"command": ["python", "train.py"], "to": "a"}},
+    {"serve": {"replicas": 0}},
+    {"serve": {"service": "Other"}},
     {"credentials": {}},
     {"credentials": {"secret": "a"}},
     {"credentials": {"file": "a"}},

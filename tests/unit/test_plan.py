@@ -61,6 +61,7 @@ def test_what_restarts_what(tmp_path: Path) -> None:
 def test_a_plan_without_the_fields_for_clusters_is_read(tmp_path: Path) -> None:
     data = plan.to_data(made(tmp_path))
     del data["tensorboard"], data["credentials"], data["kubernetes"], data["limits"]["keep_finished"], data["programs"]
+    del data["serve"]
     assert plan.from_data(data) == made(tmp_path)
 
 
@@ -73,6 +74,13 @@ def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
         "export": plan.Program(("python", "train.py", "--export"), {"A": "1", "B": "1"}),
     }
     assert plan.from_data(plan.to_data(one)) == one
+
+
+def test_try_and_export_have_the_keras_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    text = "name: a\nframework: tensorflow\ncommand: [python, train.py]\ntensorflow: {keras: legacy}\n"
+    one = plan.make(load_text(f"{text}try: {{command: [python, train.py]}}\n", "job.yaml", tmp_path).job)
+    assert one.programs["try"].env == one.roles[0].env == {"TF_USE_LEGACY_KERAS": "1"}
 
 
 def test_the_order_of_keys_makes_no_other_bytes(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ def main() -> int:
         index, address, uid, token = (os.environ.pop(name, "") for name in (INDEX, ADDRESS, UID, TOKEN))
         options = prepare(told, int(index or 0), address, uid, token)
     except (OSError, UnpackError, ValueError) as error:
-        return _cannot(str(error), told["last_words"])
+        return cannot(str(error), told["last_words"])
     return keeper.main(options)
 
 
 def prepare(told: dict[str, Any], index: int, address: str, uid: str = "", token: str = "") -> Options:
     """What an agent must know, from what all pods of a Job are told alike, and what sets this one apart."""
-    path = _plan(told["plan"], told["folder"])
+    path = plan_path(told["plan"], told["folder"])
     options = Options(
         told["run"],
         CAPTAIN,
@@ -53,7 +53,7 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "", token
     if told["role"] == CAPTAIN:
         serve = f"{every}:{told['serve']}" if told["serve"] else ""
         listen = f"{every}:{endpoint(told['captain'])[1]}"
-        obstore = _joined(told["obstore"], f"{told['folder']}/served/{told['run']}") if told["obstore"] else ""
+        obstore = joined(told["obstore"], f"{told['folder']}/served/{told['run']}") if told["obstore"] else ""
         return replace(
             options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve, obstore=obstore,
             origin=told["origin"], token=token,
@@ -85,7 +85,7 @@ def prepare(told: dict[str, Any], index: int, address: str, uid: str = "", token
     )
 
 
-def _joined(source: str, folder: str) -> str:
+def joined(source: str, folder: str) -> str:
     """The parts of an archive, in one file."""
     os.makedirs(folder, exist_ok=True)
     path = f"{folder}/{OBSTORE}"
@@ -96,7 +96,7 @@ def _joined(source: str, folder: str) -> str:
     return path
 
 
-def _plan(source: str, folder: str) -> str:
+def plan_path(source: str, folder: str) -> str:
     """The path of plan.json; where that was too long for a ConfigMap, it came packed."""
     path = f"{source}/plan.json"
     if os.path.exists(path):
@@ -117,7 +117,7 @@ def _cores() -> float:
     return float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _cannot(why: str, place: str) -> int:
+def cannot(why: str, place: str, code: int = CANNOT) -> int:
     why = f"{CANNOT_WORDS}{why}"
     print(why, flush=True)
     try:
@@ -125,4 +125,4 @@ def _cannot(why: str, place: str) -> int:
             file.write(why[:4000])
     except OSError:
         pass
-    return CANNOT
+    return code

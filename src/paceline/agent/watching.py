@@ -24,6 +24,7 @@ from paceline.plan import Plan
 from paceline.storage.manifest import Id
 from paceline.storage.putting import TASKS, tidy
 
+RUN = "$PACELINE_RUN"  # in the name of the folder: runs that share a working folder do not share that
 SAID_AFTER = 120.0  # seconds in which it could not be taken
 AGAIN = 0.2  # seconds until the last one is tried again
 
@@ -41,7 +42,7 @@ class Watching:
         """`take`: what lies in that folder is a snapshot of that task."""
         self._plan, self._options, self._loop, self._porting = plan, options, loop, porting
         self._take, self._said = take, said
-        watch = plan.snapshots.watch
+        watch = plan.snapshots.watch.replace(RUN, options.run)
         work = options.work or plan.code
         self.folder = os.path.join(work, watch) if watch else ""
         self._own = f"{options.folder}/watched"

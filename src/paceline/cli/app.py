@@ -43,6 +43,7 @@ _EXPLAINED = (
     ("paceline.backends.kubernetes.cluster", "Refused", 1),
     ("paceline.backends.kubernetes.prepare", "CannotSubmit", 2),
     ("paceline.backends.kubernetes.submit", "Left", 1),
+    ("paceline.backends.kubernetes.deployed", "NotServed", 1),
     ("paceline.backends.kubernetes.code", "CodeError", 2),
     ("paceline.view.runs", "NoRun", 2),
     ("paceline.view.places", "NoPlace", 2),

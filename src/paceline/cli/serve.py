@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption
+from paceline.cli.options import ContextOption, NamespaceOption
 from paceline.cli.reading import (
     CodeOption,
     JobOption,
@@ -23,11 +23,12 @@ from paceline.cli.reading import (
     opened,
     restored,
 )
-from paceline.cli.say import fail, tell
+from paceline.cli.say import fail, one_of, tell
 
 if TYPE_CHECKING:
     from paceline.storage.manifest import Id
 
+PORT, HOST = 8501, "127.0.0.1"
 LOOK_S = 5.0  # between two looks for a newer snapshot
 END_S = 60.0  # for the server to answer what it was asked, once it is told to end
 _ASK = "import sys, importlib.util as u; m = [n for n in sys.argv[1:] if u.find_spec(n) is None]; print(*m)"
@@ -37,24 +38,37 @@ _NEEDS = ("httptools", "numpy", "orjson", "starlette", "uvicorn", "uvloop")
 def main(
     run: Where = None,
     snapshot: SnapshotOption = None,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="The local port; 0: a free one.")] = 8501,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="N", help="The local port; 0: a free one.")] = PORT,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen at.")] = HOST,
     name: Annotated[str, typer.Option("--name", help="The model's name in paths; the job's if left out.")] = "",
     job: JobOption = "",
     code: CodeOption = "",
-    on: OnOption = "",
+    on: Annotated[str, typer.Option("--on", metavar="WHERE", help="kubernetes: pods of a cluster serve it.")] = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    stop: Annotated[bool, typer.Option("--stop", help="With --on kubernetes: serve it no more.")] = False,
 ) -> int:
     """Serve the model of a run over REST, with TensorFlow Serving's paths, until Ctrl-C.
 
     \b
     paceline serve translate-3f9a
     curl http://127.0.0.1:8501/v1/models/translate:predict -d '{"instances": [...]}'
+    paceline serve translate-3f9a --on kubernetes
 
     The model is what the job's `export.command` makes of the newest snapshot. A newer snapshot is taken over while
-    requests go on, unless --snapshot names one.
+    requests go on, unless --snapshot names one. With --on kubernetes, pods serve it as the job's `serve` says, until
+    --stop; called again, it takes a newer snapshot over.
     """
+    if one_of(on, ("local", "kubernetes"), "--on") == "kubernetes":
+        from paceline.cli.serving import serve_on_kubernetes, stop_on_kubernetes
+
+        if port != PORT or host != HOST:
+            fail("--port and --host are for this machine: on a cluster, serve.service says who reaches it")
+        if stop:
+            return stop_on_kubernetes(run, context, namespace)
+        return serve_on_kubernetes(run, snapshot, name, job, code, context, namespace)
+    if stop:
+        fail("--stop is for --on kubernetes: on this machine, Ctrl-C ends it")
     if not 0 <= port < 65536:
         fail(f"--port {port}: a port is at most 65535")
     python = _python()

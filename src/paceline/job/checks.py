@@ -10,6 +10,7 @@ from paceline.job.errors import Finding, did_you_mean, listed, visible
 from paceline.job.fields import ROLES
 from paceline.job.models import Job
 from paceline.job.programs import NAMES
+from paceline.job.serving import TENSORFLOW_SERVING
 from paceline.plan import CLAIM, CODE_IN_IMAGE, tasks_per_host
 
 Path = tuple[str | int, ...]
@@ -23,6 +24,8 @@ def with_defaults(job: Job) -> Job:
     """The job with what follows from its other fields where it does not say."""
     if job.framework == "tensorflow" and job.strategy is None:
         job = job.model_copy(update={"strategy": MULTI_WORKER})
+    if job.serve is not None and job.serve.image is None and job.framework == "tensorflow":
+        job = job.model_copy(update={"serve": job.serve.model_copy(update={"image": TENSORFLOW_SERVING})})
     if job.kubernetes is not None:
         job = job.model_copy(update={"kubernetes": cluster.with_defaults(job.kubernetes)})
     return job
@@ -46,6 +49,7 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _same_groups(job)
         findings += _limits(job)
         findings += _watch(job)
+    findings += _serve(job, broken)
     if job.credentials is not None:
         findings += cluster_checks.credentials(job.credentials, broken)
     if job.kubernetes is not None:
@@ -78,6 +82,7 @@ def _for_clusters(job: Job) -> list[str]:
     given = {
         "snapshots.to": (job.snapshots.to or "").startswith(CLAIM),
         **{f"tensorboard.{name}": getattr(job.tensorboard, name, None) for name in ("image", "service", "ingress")},
+        "serve": job.serve is not None,
         "credentials": job.credentials is not None,
         "limits.keep_finished": "keep_finished" in job.limits.model_fields_set,
         "kubernetes": job.kubernetes is not None,
@@ -188,6 +193,19 @@ def _sizes(job: Job) -> Iterator[Finding]:
 def _limits(job: Job) -> Iterator[Finding]:
     if job.limits.evaluation is not None and "evaluator" not in job.roles:
         yield Finding(("limits", "evaluation"), "has no effect: the job has no evaluator", "remove it")
+
+
+def _serve(job: Job, broken: Sequence[Path]) -> Iterator[Finding]:
+    if job.serve is None:
+        return
+    if job.export is None and not any(path[:1] == ("export",) for path in broken):
+        what = "has no effect without export, which makes the model of a snapshot"
+        yield Finding(("serve",), what, "write export: {command: [python, export.py]}", at_key=True)
+    known = not any(path in (("framework",), ("serve", "image")) for path in broken)
+    if job.serve.image is None and job.framework != "tensorflow" and known:
+        framework = "" if job.framework == "none" else f" and {job.framework}"
+        what = "is missing: only for tensorflow there is an image that serves its models"
+        yield Finding(("serve", "image"), what, f"name one that holds paceline[serve]{framework}")
 
 
 def _watch(job: Job) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ from paceline.job.fields import (
 )
 from paceline.job.ingest import Ingest
 from paceline.job.programs import Export, Try
+from paceline.job.serving import Serve
 from paceline.job.snapshots import Best, Claim, Snapshots
 from paceline.plan import COMMIT, KEEP_FINISHED
 
@@ -206,6 +207,11 @@ class _Job(Strict):
         description="What `paceline export RUN --to DIR` runs.",
         examples=[{"command": ["python", "export.py"]}],
     )
+    serve: Serve | None = Field(
+        default=None,
+        description="How `paceline serve RUN --on kubernetes` serves the exported model. Not used on this machine.",
+        examples=[{"replicas": 2, "memory": "2Gi"}],
+    )
 
     @property
     def programs(self) -> dict[str, list[str]]:
@@ -229,6 +235,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "snapshots": Snapshots,
     "try": Try,
     "export": Export,
+    "serve": Serve,
     "ingest": Ingest,
     "tensorflow": TensorFlow,
     "credentials": Credentials,

@@ -130,8 +130,9 @@ class _Snapshots(Strict):
     watch: Watched | None = Field(
         default=None,
         description="A folder that the program keeps its own checkpoints in, relative to its working folder: what is "
-        "there is committed whenever it has changed, and put back before tasks start again.",
-        examples=["ckpt/"],
+        "there is committed whenever it has changed, and put back before tasks start again. `$PACELINE_RUN` in it "
+        "is the run's id.",
+        examples=["ckpt/", "ckpt/$PACELINE_RUN"],
     )
     trust: Switch = Field(
         default=False,

@@ -49,6 +49,25 @@ def describe(folder: Path, format: str, signatures: Mapping[str, Any]) -> None:
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
 
 
+def complete(folder: Path, run: str, step: int) -> dict[str, Any]:
+    """What `paceline.json` says of the one model that a program has left there, once it tells whose it is."""
+    found = formats(folder)
+    if len(found) != 1:
+        there = ", ".join(sorted(each.name for each in folder.iterdir())[:5]) or "nothing"
+        wanted = f"a SavedModel ({FILES['saved_model']}), {FILES['pt2']} or {FILES['stablehlo']}"
+        raise CannotExport(
+            f"the job's export has left no model in PACELINE_EXPORT_DIR: {wanted} is looked for, {there} found"
+        )
+    try:
+        told = json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError):
+        told = None
+    signatures = told.get("signatures", {}) if isinstance(told, dict) else {}
+    about = {"format": found[0], "run": run, "step": step, "signatures": signatures}
+    (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+    return about
+
+
 def formats(folder: Path) -> list[str]:
     """Of the models that are in it."""
     return [format for format, name in FILES.items() if (folder / name).is_file()]

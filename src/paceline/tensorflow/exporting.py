@@ -129,7 +129,8 @@ def _structure(model: Any) -> Any:
     try:
         return model.input
     except (AttributeError, ValueError):  # made by a subclass, which takes what it likes
-        return None
+        known = getattr(model, "inputs", None)  # but a Sequential of Keras 3 has these alone
+        return known[0] if known and len(known) == 1 else None
 
 
 def _name(tensor: Any, number: int, of: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -12,9 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.exporting import ABOUT, FILES, formats
+from paceline.runtime.exporting import CannotExport, complete
 from paceline.storage.manifest import Id
-from paceline.view import runs
 from paceline.view.programs import EXPORT_DIR, Program
 from paceline.view.snapshots import made_for
 
@@ -39,10 +37,12 @@ def export(program: Program, restored: Path, run: str, id: Id, to: Path) -> dict
         try:
             folder.chmod(0o777 & ~_umask())
             _run(program.given(**{EXPORT_DIR: str(folder), "PACELINE_RESTORE": str(restored)}))
-            about = _described(folder, run, id)
+            about = complete(folder, run, id.step)
             folder.rename(to)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, CannotExport):
+                raise NotExported(str(error)) from None
             raise
     return about
 
@@ -64,18 +64,6 @@ def _run(program: Program) -> None:
     if code:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise NotExported(f"the job's export {how}; nothing was exported")
-
-
-def _described(folder: Path, run: str, id: Id) -> dict[str, Any]:
-    found = formats(folder)
-    if len(found) != 1:
-        there = ", ".join(sorted(each.name for each in folder.iterdir())[:5]) or "nothing"
-        wanted = f"a SavedModel ({FILES['saved_model']}), {FILES['pt2']} or {FILES['stablehlo']}"
-        raise NotExported(f"the job's export has left no model in {EXPORT_DIR}: {wanted} is looked for, {there} found")
-    told = runs.read_object(folder / ABOUT) or {}
-    about = {"format": found[0], "run": run, "step": id.step, "signatures": told.get("signatures", {})}
-    (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-    return about
 
 
 def _umask() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline import plan
+from paceline import plan as plans
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import runs
 from paceline.view.places import Source
@@ -39,17 +39,23 @@ class Program:
 
 def find(source: Source, name: str, job: str = "", code: str = "") -> Program:
     """`name`: try or export. `job`: a job file that says it instead of the run's; `code`: another folder."""
-    planned = _of_file(source, Path(job)) if job else _of_run(source, name)
-    program = planned.programs.get(name)
-    if program is None:
+    plan = planned(source, name, job)
+    program = plan.programs[name]
+    folder = folder_of(plan, code)
+    env = _environment(source.run, {**program.env, **({"PACELINE_TRUST": "1"} if plan.snapshots.trust else {})})
+    return Program(_argv(program.command, folder, env.get("PATH")), env, folder, plan.name)
+
+
+def planned(source: Source, name: str, job: str = "") -> Plan:
+    """The plan that has the command."""
+    found = _of_file(source, Path(job)) if job else _of_run(source, name)
+    if name not in found.programs:
         where = job or f"the job of {source.run}"
         raise NoProgram(
             f"{where} says nothing of `{name}`: write `{name}: {{command: [python, {name}.py]}}` into the job file"
             + ("" if job else ", and give that with --job FILE")
         )
-    folder = _folder(planned, code)
-    env = _environment(source.run, {**program.env, **({"PACELINE_TRUST": "1"} if planned.snapshots.trust else {})})
-    return Program(_argv(program.command, folder, env.get("PATH")), env, folder, planned.name)
+    return found
 
 
 def _of_run(source: Source, name: str) -> Plan:
@@ -61,7 +67,7 @@ def _of_run(source: Source, name: str) -> Plan:
         )
     data = runs.read_object(source.folder / "plan.json")
     try:
-        return plan.from_data(data or {})
+        return plans.from_data(data or {})
     except (ValueError, KeyError, TypeError) as error:
         raise NoProgram(f"the plan of {source.run} cannot be read ({error}): give the job file with --job") from None
 
@@ -70,10 +76,10 @@ def _of_file(source: Source, path: Path) -> Plan:
     from paceline import job
 
     elsewhere = source.folder is None or runs.on_cluster(source.folder)
-    return plan.make(job.load(path, cluster=elsewhere and not source.place.startswith("/")).job)
+    return plans.make(job.load(path, cluster=elsewhere and not source.place.startswith("/")).job)
 
 
-def _folder(planned: Plan, code: str) -> Path:
+def folder_of(planned: Plan, code: str) -> Path:
     if code:
         folder = Path(code).expanduser().absolute()
         if not folder.is_dir():

@@ -117,6 +117,20 @@ def _packages(name: str, *wanted: str) -> Layer:
     return Layer(name, (locked,), make)
 
 
+def _own_package() -> Layer:
+    """Paceline itself, as it is in this checkout."""
+    source = PROJECT / "src/paceline"
+    files = sorted(source.rglob("*.py"))
+
+    def make(parts: Parts, folder: Path) -> None:
+        for path in files:
+            target = folder / PACKAGES / "paceline" / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+    return Layer("paceline", (key(*(path.read_bytes() for path in files)),), make)
+
+
 def _shell_of_another_processor(parts: Parts, folder: Path) -> None:
     """The head of a program for IBM's mainframes; no machine gets further than that."""
     (folder / "bin").mkdir()
@@ -127,6 +141,8 @@ def _shell_of_another_processor(parts: Parts, folder: Path) -> None:
 
 
 PYTHON = Layer("python", ("bookworm", "1"), _debian_python)
+TORCH_JAX = _packages("torch-jax", "torch", "jax")
+SERVE = _packages("serve", "httptools", "orjson", "starlette", "uvicorn", "uvloop")
 IMAGES = {
     "pause": Image("lab.local/pause:1", (_program(PAUSE),), ("/pause",)),
     "coredns": Image("lab.local/coredns:1", (_program(COREDNS),), ("/coredns",)),
@@ -140,7 +156,8 @@ IMAGES = {
     "tensorflow": Image(
         "lab.local/tensorflow:1", (PYTHON, _packages("tensorflow", "tensorflow-cpu", "keras", "tensorboard", "mlxtend"))
     ),
-    "torch-jax": Image("lab.local/torch-jax:1", (PYTHON, _packages("torch-jax", "torch", "jax"))),
+    "torch-jax": Image("lab.local/torch-jax:1", (PYTHON, TORCH_JAX)),
+    "serve": Image("lab.local/serve:1", (PYTHON, TORCH_JAX, SERVE, _own_package())),
 }
 BOOT = ("pause", "coredns")
 

@@ -1,8 +1,8 @@
 """agent.pyz: one file with all that an agent needs in any image with Python 3.9, and that `import paceline` finds.
 
-It is a program (`python agent.pyz '{"run": ...}'`, or `python agent.pyz pod`) and, on PYTHONPATH, a library. What only
-programs import is in helpers.pyz, which it finds beside it: `kubectl apply` keeps a copy of all that an object holds in
-an annotation of it, which has room for 256 KiB.
+It is a program (`python agent.pyz '{"run": ...}'`, `python agent.pyz pod`, `python agent.pyz export`) and, on
+PYTHONPATH, a library. What no agent needs is in helpers.pyz, which it finds beside it: `kubectl apply` keeps a copy of
+all that an object holds in an annotation of it, which has room for 256 KiB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 import paceline
 
 _AGENT = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
-_HELPERS = ("jax/*.py", "keras.py", "tensorflow/*.py", "torch/*.py")  # for programs; they import their framework
+# For programs, which import their framework, and for pods that serve a model.
+_HELPERS = ("jax/*.py", "keras.py", "tensorflow/*.py", "torch/*.py", "agent/exported.py")
 # Where the helpers are in a file of their own.
 _BESIDE = '\n__path__.append(__path__[0].replace("agent.pyz", "helpers.pyz"))\n'
 _QUOTES = '"""'
@@ -26,11 +27,18 @@ import sys
 if sys.version_info < (3, 9):
     sys.exit("paceline: an agent needs Python 3.9 or newer, and this is %d.%d" % sys.version_info[:2])
 if len(sys.argv) != 2:
-    sys.exit("usage: agent.pyz pod, or agent.pyz OPTIONS (JSON)")
+    sys.exit("usage: agent.pyz pod, agent.pyz export, or agent.pyz OPTIONS (JSON)")
 if sys.argv[1] == "pod":
     from paceline.agent import pod
 
     sys.exit(pod.main())
+if sys.argv[1] == "export":
+    from paceline import __path__ as beside, agent
+
+    agent.__path__.append(beside[-1] + "/agent")
+    from paceline.agent import exported
+
+    sys.exit(exported.main())
 from paceline.agent import __main__ as agent
 
 sys.exit(agent.main(agent.parse(sys.argv[1])))
@@ -44,7 +52,8 @@ def archives() -> dict[str, bytes]:
 
 def agent_archive() -> bytes:
     """The same sources give the same bytes."""
-    sources = dict(_sources(_AGENT))
+    beside = dict(_sources(_HELPERS))
+    sources = {name: data for name, data in _sources(_AGENT) if name not in beside}
     sources["paceline/__init__.py"] += _BESIDE.encode()
     return _packed({"__main__.py": _MAIN.encode(), **sources})
 

@@ -9,8 +9,12 @@ from paceline.plan import TENSORBOARD, Host, Plan
 
 RUN_LABEL = "paceline.dev/run"
 ROLE_LABEL = "paceline.dev/role"
+SERVE = "serve"
 CAPTAIN_PORT = 7733
 FILES_PORT = 7734  # of TensorBoard's pod, for the members
+SERVES_LABEL = "paceline.dev/serves"  # of what serves a run's model, which is nothing of the run
+TEMPLATE_LABEL = "paceline.dev/template"  # of its pods: tells those of an update from those before
+REST_PORT, GRPC_PORT = 8501, 8500  # as TensorFlow Serving has them
 SNAPSHOTS_PORT = 7735  # of the captain's pod, for the members, where that has the place for snapshots
 
 
@@ -77,6 +81,15 @@ def page(run: str) -> str:
     return f"{board(run)}-page"
 
 
+def server(run: str) -> str:
+    """Of the Deployment and the Service that serve its model.
+
+    >>> server("digits-3f9a")
+    'digits-3f9a-serve'
+    """
+    return f"{run}-{SERVE}"
+
+
 def labels(run: str, job: str, role: str = "") -> dict[str, str]:
     return {
         "app.kubernetes.io/name": job,
@@ -85,3 +98,10 @@ def labels(run: str, job: str, role: str = "") -> dict[str, str]:
         RUN_LABEL: run,
         **({"app.kubernetes.io/component": role, ROLE_LABEL: role} if role else {}),
     }
+
+
+def server_labels(run: str, job: str) -> dict[str, str]:
+    """Without the run's own label: whatever looks for what belongs to the run does not find it."""
+    made = labels(run, job)
+    del made[RUN_LABEL]
+    return {**made, "app.kubernetes.io/component": SERVE, SERVES_LABEL: run}

@@ -10,7 +10,7 @@ from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes import names
 from paceline.backends.kubernetes.names import HostGroup
 from paceline.backends.kubernetes.patch import merge
-from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Host, Plan, in_claim
+from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Plan, in_claim
 
 Object = dict[str, Any]
 
@@ -38,8 +38,7 @@ VISIT_IDLE_S = 30  # until it ends by itself
 EXEC_PYTHON = (
     'for p in python3 python; do "$p" -c "import sys; sys.exit(sys.version_info < (3, 9))" 2>/dev/null && exec "$p"'
 )
-_FIND_PYTHON = (
-    f"{EXEC_PYTHON} {AGENT_FOLDER}/agent.pyz pod; done; "
+_NO_PYTHON = (
     f'w="{CANNOT_WORDS}there is no Python 3.9 or newer in this image: Paceline needs one on the PATH"; '
     f'echo "$w"; echo "$w" > {LAST_WORDS}; exit '
 )
@@ -52,7 +51,7 @@ _VISIT = (
 
 def captain(plan: Plan, run: str, library: list[str]) -> Object:
     """`library`: the names of the ConfigMaps that carry it."""
-    container = _container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
+    container = bare_container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
     told = _told(plan, run, CAPTAIN, run, 0)
     volumes: list[Object] = []
     mounts: list[Object] = []
@@ -64,7 +63,7 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
         volumes.append({"name": "paceline-library", "projected": {"sources": sources}})
         mounts.append({"name": "paceline-library", "mountPath": LIBRARY_FOLDER, "readOnly": True})
     if plan.snapshots.needs_bucket:
-        _give_credentials(plan, container, told, volumes, mounts)
+        give_credentials(plan, container, told, volumes, mounts)
     else:
         container["env"] = _env(told)
     uid = {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}
@@ -108,7 +107,7 @@ def _data(plan: Plan, group: HostGroup, volumes: list[Object], mounts: list[Obje
     return f"{DATA_FOLDER}/{path}".rstrip("/")
 
 
-def _give_credentials(plan: Plan, container: Object, told: Object, volumes: list[Object], mounts: list[Object]) -> None:
+def give_credentials(plan: Plan, container: Object, told: Object, volumes: list[Object], mounts: list[Object]) -> None:
     settings, credentials = plan.kubernetes, plan.credentials
     container["env"] = _env(told)
     container["envFrom"] = [_env_from(source) for source in settings["env_from"]]
@@ -126,17 +125,17 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
     """`code`: the names of the ConfigMaps that carry it."""
     settings = plan.kubernetes
     host = group.hosts[0]
-    container = _container(plan, group.role, _resources(settings, host))
+    container = bare_container(plan, group.role, resources(settings, host.cpu, host.memory, host.gpus))
     told = _told(plan, run, group.role, names.job_of(run, group), group.first)
     own_work = plan.code == CODE_IN_IMAGE  # its code, and the folder it lies in
     told |= {"work": "" if own_work and settings["work"] == WORK else settings["work"]}
     told |= {"code": CODE_FOLDER if code else ""}
     peer = f"peer://{names.captain_host(run)}:{names.SNAPSHOTS_PORT}"
     told |= {"snapshots": "" if plan.snapshots.in_bucket else peer, "obstore": peer if plan.needs_bucket else ""}
-    volumes, mounts = _extra_volumes(settings["volumes"])
+    volumes, mounts = extra_volumes(settings["volumes"])
     if data := _data(plan, group, volumes, mounts):
         told |= {"ingest": data}
-    _give_credentials(plan, container, told, volumes, mounts)
+    give_credentials(plan, container, told, volumes, mounts)
     if not own_work:
         mounts.append({"name": "paceline-work", "mountPath": settings["work"]})
         volumes.append({"name": "paceline-work", "emptyDir": {}})
@@ -162,7 +161,7 @@ def board(plan: Plan, run: str) -> Object:
     memory = plan.tensorboard["memory"]
     most = str(memory or BOARD_MOST_MEMORY)
     needs = {**BOARD_NEEDS, **({"memory": most} if memory else {})}
-    container = _container(plan, TENSORBOARD, {"requests": needs, "limits": {"cpu": "1", "memory": most}})
+    container = bare_container(plan, TENSORBOARD, {"requests": needs, "limits": {"cpu": "1", "memory": most}})
     container["image"] = plan.tensorboard["image"] or settings["image"]
     container["env"] = _env(_told(plan, run, TENSORBOARD, names.board(run), 0))
     container["volumeMounts"] = _mounts([])
@@ -172,12 +171,12 @@ def board(plan: Plan, run: str) -> Object:
 
 def visit(plan: Plan) -> Object:
     """For people who look at the claim when nothing of their run is left."""
-    container = _container(plan, VISIT, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
+    container = bare_container(plan, VISIT, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
     volumes: list[Object] = [{"name": "paceline-tmp", "emptyDir": {}}]
     mounts: list[Object] = [{"name": "paceline-tmp", "mountPath": "/tmp"}]
     _claimed(plan, volumes, mounts)
     container |= {"command": ["/bin/sh", "-c", _VISIT], "volumeMounts": mounts}
-    return {**_anywhere(plan, container, volumes, 0), "restartPolicy": "Never"}
+    return {**anywhere(plan, container, volumes, 0), "restartPolicy": "Never"}
 
 
 def place(plan: Plan) -> str:
@@ -192,6 +191,11 @@ def metadata(plan: Plan, run: str, role: str) -> Object:
         "labels": {**settings["labels"], "sidecar.istio.io/inject": "false", **names.labels(run, plan.name, role)},
         "annotations": {"linkerd.io/inject": "disabled", **settings["annotations"]},
     }
+
+
+def agent_command(what: str, without_python: int) -> list[str]:
+    """`without_python`: the exit code in an image that has none."""
+    return ["/bin/sh", "-c", f"{EXEC_PYTHON} {AGENT_FOLDER}/agent.pyz {what}; done; {_NO_PYTHON}{without_python}"]
 
 
 def _told(plan: Plan, run: str, role: str, job: str, first: int) -> Object:
@@ -213,13 +217,13 @@ def _env(told: Object) -> list[Object]:
     ]
 
 
-def _container(plan: Plan, name: str, resources: Object) -> Object:
+def bare_container(plan: Plan, name: str, resources: Object) -> Object:
     settings = plan.kubernetes
     made: Object = {
         "name": name,
         "image": settings["image"],
         # The captain's Job fails by it; a member leaves for good, since trying again would only hold its resources.
-        "command": ["/bin/sh", "-c", f"{_FIND_PYTHON}{CANNOT if name == CAPTAIN else 0}"],
+        "command": agent_command("pod", CANNOT if name == CAPTAIN else 0),
         # An image for another processor, or an agent that crashes, has no last words but what it wrote.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": resources,
@@ -234,15 +238,15 @@ def _container(plan: Plan, name: str, resources: Object) -> Object:
     return made
 
 
-def _resources(settings: Object, host: Host) -> Object:
+def resources(settings: Object, cpu: float | None, memory: int | None, gpus: int | None) -> Object:
     """What the job asks for is what a host gets: no more, so that the cluster can place it, and no less."""
     asked: dict[str, str] = {}
-    if host.cpu is not None:
-        asked["cpu"] = f"{round(1000 * host.cpu)}m"
-    if host.memory is not None:
-        asked["memory"] = str(host.memory)
-    if host.gpus:
-        asked[settings["gpu_resource"]] = str(host.gpus)
+    if cpu is not None:
+        asked["cpu"] = f"{round(1000 * cpu)}m"
+    if memory is not None:
+        asked["memory"] = str(memory)
+    if gpus:
+        asked[settings["gpu_resource"]] = str(gpus)
     return {"requests": asked, "limits": dict(asked)} if asked else {}
 
 
@@ -273,10 +277,10 @@ def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certif
         *volumes,
     ]
     termination = math.ceil(plan.limits.grace) + TERMINATION_S
-    return {"subdomain": run, **_anywhere(plan, container, volumes, termination)}
+    return {"subdomain": run, **anywhere(plan, container, volumes, termination)}
 
 
-def _anywhere(plan: Plan, container: Object, volumes: list[Object], termination: int) -> Object:
+def anywhere(plan: Plan, container: Object, volumes: list[Object], termination: int) -> Object:
     """What all pods have in common."""
     settings = plan.kubernetes
     spec: Object = {
@@ -327,7 +331,7 @@ def _env_from(source: Object) -> Object:
     return {**made, "configMapRef": {"name": source["config_map"]}}
 
 
-def _extra_volumes(given: list[Object]) -> tuple[list[Object], list[Object]]:
+def extra_volumes(given: list[Object]) -> tuple[list[Object], list[Object]]:
     volumes, mounts = [], []
     for number, each in enumerate(given):
         name = each.get("name") or f"volume-{number}"

@@ -41,7 +41,7 @@ def prepare(loaded: Loaded) -> Prepared:
             "kubernetes.image is not set: say which container image the tasks run in, for example "
             "--set kubernetes.image=tensorflow/tensorflow:2.21.0"
         )
-    books = _library() if plan.needs_bucket else ()
+    books = library_parts() if plan.needs_bucket else ()
     if plan.code == CODE_IN_IMAGE:
         return Prepared(plan, loaded.text, tuple(loaded.notes), (), books)
     code = collect(Path(plan.code))
@@ -49,7 +49,7 @@ def prepare(loaded: Loaded) -> Prepared:
     return Prepared(plan, loaded.text, notes, tuple(code.chunks(CHUNK)), books)
 
 
-def _library() -> tuple[bytes, ...]:
+def library_parts() -> tuple[bytes, ...]:
     from paceline.backends.kubernetes.library import library
 
     whole = library()

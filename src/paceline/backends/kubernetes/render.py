@@ -40,7 +40,7 @@ def render(
         _network_policy(plan, run),
         _secret(plan, run, certificates or {}),
         *(_config(plan, run, f"{run}-{name.partition('.')[0]}", {name: data}) for name, data in agent.items()),
-        _plan(plan, run),
+        {**_head("v1", "ConfigMap", f"{run}-plan", plan, run), **plan_held(plan)},
         *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in (parts | books).items()),
         *([_claim(plan)] if plan.snapshots.claim else []),
     ]
@@ -178,18 +178,21 @@ def _secret(plan: Plan, run: str, certificates: Mapping[str, str]) -> Object:
     return {**_head("v1", "Secret", run, plan, run), "type": "Opaque", "data": data}
 
 
-def _plan(plan: Plan, run: str) -> Object:
-    """As text that a person can read, unless it is too long for that."""
+def plan_held(plan: Plan) -> Object:
+    """What a ConfigMap holds of it: text that a person can read, unless it is too long for that."""
     text = to_json(plan)
     if len(text) > CHUNK:
-        return _config(plan, run, f"{run}-plan", {"plan.json.gz": gzip.compress(text.encode(), mtime=0)})
-    made = {**_head("v1", "ConfigMap", f"{run}-plan", plan, run), "immutable": True}
-    return {**made, "data": {"plan.json": text}}
+        return held({"plan.json.gz": gzip.compress(text.encode(), mtime=0)})
+    return {"immutable": True, "data": {"plan.json": text}}
+
+
+def held(files: Mapping[str, bytes]) -> Object:
+    """What a ConfigMap holds of files."""
+    return {"immutable": True, "binaryData": {file: _base64(content) for file, content in files.items()}}
 
 
 def _config(plan: Plan, run: str, name: str, files: Mapping[str, bytes]) -> Object:
-    data = {file: _base64(content) for file, content in files.items()}
-    return {**_head("v1", "ConfigMap", name, plan, run), "immutable": True, "binaryData": data}
+    return {**_head("v1", "ConfigMap", name, plan, run), **held(files)}
 
 
 def _head(version: str, kind: str, name: str, plan: Plan, run: str, role: str = "") -> Object:

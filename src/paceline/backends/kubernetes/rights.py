@@ -51,6 +51,15 @@ RIGHTS = (
     Right("", "events", ("list", "watch"), "why a pod cannot be made, or a volume cannot be mounted, is not said"),
     Right("", "persistentvolumeclaims", ("create",), "`snapshots.claim` is refused: name one that is there already"),
     Right("apps", "deployments", ("create", "get", "patch"), "`tensorboard: true` is refused"),
+    *(
+        Right(group, resource, verbs, "`paceline serve --on kubernetes` is refused")
+        for group, resource, verbs in (
+            ("apps", "deployments", ("delete",)),
+            ("", "configmaps", ("list", "patch", "delete")),
+            ("", "services", ("patch",)),
+            ("networking.k8s.io", "networkpolicies", ("patch",)),
+        )
+    ),
     Right("networking.k8s.io", "ingresses", ("create",), "`tensorboard.ingress` is refused"),
     Right("", "services", ("get",), "the port or address that `tensorboard.service` has been given is not said"),
     Right("", "pods/portforward", ("create", "get"), "`paceline tensorboard` opens no port to the cluster"),

