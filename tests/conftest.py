@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,3 +18,7 @@ sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
 
 for folder in ("unit",):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+
+def pytest_runtest_teardown() -> None:
+    assert "tensorflow" not in sys.modules or "ALONE" in os.environ, "TensorFlow is in the test process: see alone.py"

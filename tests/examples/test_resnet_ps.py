@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, kill_at, survived
+from alone import alone
+from example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, done, kill_at, survived
 
 KILLS = (("worker-1", 50), ("ps-0", 63), ("chief-0", 100))
 SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # mirrored digits are others
@@ -22,22 +21,14 @@ print(*classify(images=tf.constant(images[:20]))["logits"].numpy().argmax(axis=1
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _modules() -> Any:
-    sys.path.insert(0, str(EXAMPLES / "resnet-ps"))
-    yield
-    sys.path.remove(str(EXAMPLES / "resnet-ps"))
+def digits(folder: Path) -> Path:
+    done("resnet-ps", "digits_as_cifar.py", folder)
+    return folder
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    import digits_as_cifar
-
-    digits_as_cifar.main(tmp_path / "data")
-    return tmp_path / "data"
-
-
-def test_the_network_is_that_of_the_paper() -> None:
+@alone
+def test_the_network_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "resnet-ps")
     import network
 
     model = network.resnet(56)
@@ -53,11 +44,16 @@ def test_the_network_is_that_of_the_paper() -> None:
         network.resnet(9)
 
 
-def test_the_files_are_those_of_cifar_and_each_test_image_counts_once(data: Path) -> None:
+@alone
+def test_the_files_are_those_of_cifar_and_each_test_image_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "resnet-ps")
     import cifar
     import numpy as np
     import train
 
+    data = digits(tmp_path / "data")
     assert sorted(path.name for path in data.iterdir()) == [
         *(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin",
     ]  # fmt: skip
@@ -77,9 +73,10 @@ def test_the_files_are_those_of_cifar_and_each_test_image_counts_once(data: Path
 
 
 def test_a_worker_a_parameter_server_and_the_chief_are_killed_and_it_learns_all_the_same_beside_another(
-    example: Begin, data: Path
+    example: Begin, tmp_path: Path
 ) -> None:
     """Training is asynchronous, so no two runs are the same to the bit. The other one has an evaluator."""
+    data = digits(tmp_path / "data")
     sets = {"roles.worker.replicas": 2, "roles.ps.replicas": 1, "restart.warm": "false"}
     run = example("resnet-ps", "--data", data, *SMALL, sets=sets)
     sets = {"roles.worker.replicas": 1, "roles.ps.replicas": 2, "restart.warm": "false"}

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import pickle
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from alone import alone
 
 from paceline.runtime import exporting
 from paceline.runtime.exporting import CannotExport
@@ -25,22 +22,6 @@ RAN: list[str] = []
 
 def about(folder: Path) -> Any:
     return json.loads((folder / exporting.ABOUT).read_text())
-
-
-def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
-    """In a process that holds no other framework: two of them in one may crash it."""
-
-    @functools.wraps(test)
-    def run(tmp_path: Path) -> None:
-        if os.environ.get("ALONE"):
-            test(tmp_path)
-            return
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"{__file__}::{test.__name__}"]
-        done = subprocess.run(words, env={**kept, "ALONE": "1"}, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout[-4000:]
-
-    return run
 
 
 def test_where_to_is_said_by_paceline_export_or_by_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
