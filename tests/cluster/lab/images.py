@@ -141,7 +141,7 @@ def _shell_of_another_processor(parts: Parts, folder: Path) -> None:
 
 
 PYTHON = Layer("python", ("bookworm", "1"), _debian_python)
-TORCH_JAX = _packages("torch-jax", "torch", "jax")
+TORCH_JAX = _packages("torch-jax", "torch", "jax", "flatbuffers")
 SERVE = _packages("serve", "httptools", "orjson", "starlette", "uvicorn", "uvloop")
 IMAGES = {
     "pause": Image("lab.local/pause:1", (_program(PAUSE),), ("/pause",)),
