@@ -77,6 +77,17 @@ def test_what_a_command_names(code: Path) -> None:
         "pkg/make.py",
         "raw",
     ]
+    assert named(["cp", "s3://raw/pt-en.tsv", "s3://made/data/1"], str(code), "s3://made/data") == [
+        "s3://raw/pt-en.tsv"
+    ]
+
+
+def test_what_a_command_names_in_a_bucket_counts_where_it_is_there(code: Path) -> None:
+    marks = [
+        fingerprint(["cp", "s3://raw/a"], None, str(code), {}, lambda _, tags=tags: [("", 1, tag) for tag in tags])  # type: ignore[misc]
+        for tags in ((), ("tag-1",), ("tag-2",))
+    ]
+    assert len(set(marks)) == 3
 
 
 def test_where_the_data_goes_is_no_input(code: Path) -> None:

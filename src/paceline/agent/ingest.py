@@ -62,7 +62,7 @@ class Runner:
         self._store = open_store(self._to)
         if self._inside():
             os.makedirs(self._to, exist_ok=True)  # for whom the person's umask says
-        words = self._ingest.command, self._ingest.inputs, self._folder, os.environ, listing, self._inside()
+        words = self._ingest.command, self._ingest.inputs, self._folder, os.environ, listing, self._to
         mark: str = self._patiently(lambda: fingerprint(*words))
         self._data = Data(self._store, self._to, mark)
         self._turns = Turns(self._store, f"{TURNS}/{mark}", options.run)

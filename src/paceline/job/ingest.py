@@ -50,7 +50,7 @@ class Ingest(Strict):
         default=None,
         description="What the data is made from: files, folders and patterns in the `code` folder, addresses in "
         "buckets, and variables (`$NAME`). When one of them, or the command, changes, the data is made anew, beside "
-        "the old. Unset: the files and folders of `code` that the command names.",
+        "the old. Unset: what the command names of `code` and in buckets.",
         examples=[["ingest.py", "raw/*.txt", "$LANGUAGES"]],
     )
     limit: Duration = Field(

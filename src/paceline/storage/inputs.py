@@ -32,14 +32,14 @@ def fingerprint(
     listing: Listing,
     without: str = "",
 ) -> str:
-    """`folder`: of the code. `without`: a folder that is no input, since the data goes there."""
+    """`folder`: of the code. `without`: a folder, or an address, that is no input, since the data goes there."""
     found: list[Any] = []
-    for each in named(command, folder) if inputs is None else inputs:
+    for each in named(command, folder, without) if inputs is None else inputs:
         if each.startswith("$"):
             found.append(["variable", each[1:], environment.get(each[1:])])
         elif each.startswith(_BUCKETS):
             there = sorted(list(map(str, item)) for item in listing(each))
-            if not there:
+            if not there and inputs is not None:
                 raise Missing(f"ingest.inputs: there is nothing at {each}")
             found.append(["bucket", each, there])
         else:
@@ -51,10 +51,14 @@ def fingerprint(
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:LENGTH]
 
 
-def named(command: Sequence[str], folder: str) -> list[str]:
-    """The files and folders of the code that a command names, also as a module of Python."""
+def named(command: Sequence[str], folder: str, without: str = "") -> list[str]:
+    """The files and folders of the code that a command names, also as a module of Python, and what is in buckets."""
     found = []
     for before, word in zip(("", *command), command):
+        if word.startswith(_BUCKETS):
+            if not without or not f"{word}/".startswith(f"{without}/"):
+                found.append(word)
+            continue
         below = word.replace(".", "/") if before == "-m" else word
         for path in (below, f"{below}.py") if before == "-m" else (below,):
             steps = os.path.normpath(path).split("/")
