@@ -25,7 +25,7 @@ TEST_BATCH = 250
 ROUND = 50  # steps that are dealt out before the chief waits for all of them
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", required=True, help="CIFAR-10's binary files: a folder, or s3://, gs://, az://")
     options.add_argument("--evaluate", choices=["inline", "side-car"], default="inline")
@@ -38,7 +38,11 @@ def main() -> None:
     options.add_argument(
         "--flip", action=argparse.BooleanOptionalAction, default=True, help="mirror half of the images"
     )
-    given = options.parse_args()
+    return options
+
+
+def main() -> None:
+    given = arguments().parse_args()
     role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
     if role == "chief":
         lead(given)
@@ -46,6 +50,11 @@ def main() -> None:
         follow(given)
     else:
         serve()
+
+
+def rate_of(given: argparse.Namespace, epoch: int) -> float:
+    rate: float = given.rate * 0.1 ** sum(epoch >= cut for cut in given.cuts)
+    return rate
 
 
 def serve() -> None:
@@ -117,7 +126,7 @@ def lead(given: argparse.Namespace) -> None:
             snapshots.step(step)
 
         while order.epoch < given.epochs:
-            rate = given.rate * 0.1 ** sum(order.epoch >= cut for cut in given.cuts)
+            rate = rate_of(given, order.epoch)
             for chosen in order:
                 step += 1
                 dealt = (images[chosen], labels[chosen], np.float32(rate), np.array([order.epoch, step], np.int32))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from alone import alone
 from example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, done, kill_at, survived
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from paceline import plan
+from paceline.job import load
 
 KILLS = (("worker-1", 50), ("ps-0", 63), ("chief-0", 100))
 SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # mirrored digits are others
@@ -26,12 +31,24 @@ def digits(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(("file", "evaluators"), [("job.yaml", 0), ("side-car.yaml", 1)])
+def test_it_has_the_roles_of_the_predecessor(file: str, evaluators: int) -> None:
+    made = plan.make(load(EXAMPLES / "resnet-ps" / file).job)
+    found = Counter(task.role for task in made.tasks)
+    assert found == Counter(chief=1, ps=2, worker=5, evaluator=evaluators)
+
+
 @alone
 def test_the_network_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES / "resnet-ps")
     import network
+    import train
 
-    model = network.resnet(56)
+    given = train.arguments().parse_args(["--data", "here"])
+    assert (given.depth, given.batch, given.epochs) == (56, 64, 182)
+    rates = [train.rate_of(given, epoch) for epoch in (0, 90, 91, 135, 136, 181)]
+    assert rates == pytest.approx([0.05, 0.05, 0.005, 0.005, 0.0005, 0.0005])
+    model = network.resnet(given.depth)
     weighted = [layer for layer in model.layers if type(layer).__name__ in ("Conv2D", "Dense")]
     shapes = [tuple(layer.kernel.shape) for layer in weighted]
     stages = [[(3, 3, before, now)] + [(3, 3, now, now)] * 17 for before, now in ((16, 16), (16, 32), (32, 64))]
@@ -99,3 +116,5 @@ def test_a_worker_a_parameter_server_and_the_chief_are_killed_and_it_learns_all_
     assert f"75,770 numbers are on {places}\n" in side_car.log("chief-0")
     assert f"step {report['steps']}: " in side_car.log("evaluator-0").splitlines()[-1]
     assert report["metrics"]["evaluator-0"]["accuracy"] >= LEAST
+    board = EventAccumulator(str(side_car.folder / "tensorboard" / "evaluator-0")).Reload()
+    assert board.Tensors("accuracy")[-1].step == report["steps"]

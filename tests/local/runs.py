@@ -257,10 +257,10 @@ class Run:
 
     # ---- its end
 
-    def call(self, *words: str, limit: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str, limit: float = LIMIT_S, input: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "paceline.cli", *words], cwd=self.place, env=self.env, capture_output=True,
-            text=True, timeout=limit,
+            text=True, timeout=limit, input=input,
         )  # fmt: skip
 
     def end(self, limit: float = LIMIT_S) -> tuple[int, Report]:
