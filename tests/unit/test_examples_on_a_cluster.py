@@ -1,0 +1,44 @@
+"""The READMEs of the examples: each job file runs on a cluster as its page says, and each command is one there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import typed
+from paceline.backends.kubernetes import names, prepare
+from paceline.backends.kubernetes.render import render
+from paceline.job import load
+from pages import ROOT
+
+README = "README.md"
+JOBS = sorted(ROOT.glob("examples/*/*.yaml"))
+
+
+def shown(page: Path) -> list[str]:
+    """The `paceline` commands of its blocks."""
+    blocks = re.findall(r"^```\n(.+?)^```$", page.read_text(), re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.removeprefix("$ ").removesuffix(" &") for line in lines if re.match(r"(\$ )?paceline ", line)]
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob(f"examples/*/{README}")), ids=lambda page: page.parent.name)
+def test_the_commands_of_an_example_exist(page: Path) -> None:
+    assert shown(page)
+    for words in shown(page):
+        for job in typed.read(words).get("job") or ():
+            assert (ROOT / job).is_file() or (page.parent / job).is_file(), words
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.parent.name}-{job.stem}")
+def test_an_example_runs_on_a_cluster_as_its_page_says(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "library_parts", lambda: (b"obstore",))  # 5 MB that take a second to pack
+    given = [typed.read(words) for words in shown(job.parent / README)]
+    here = str(job.relative_to(ROOT))
+    (typed_there,) = [each for each in given if each.get("job") == (here,) and each["on"] == "kubernetes"]
+    prepared = prepare.prepare(load(job, typed_there["overrides"], cluster=True))
+    objects = render(prepared.plan, "example-3f9a", {"agent.pyz": b"agent"}, prepared.code, library=prepared.library)
+    roles = {each["metadata"]["name"] for each in objects if each["kind"] == "Job"} - {"example-3f9a"}
+    assert roles == {names.job_of("example-3f9a", group) for group in names.groups(prepared.plan)}
