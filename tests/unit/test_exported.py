@@ -17,10 +17,11 @@ from paceline.backends.kubernetes.archive import archives
 from paceline.backends.kubernetes.code import collect
 from paceline.job import load_text
 from paceline.storage.folder import Folder
+from paceline.storage.manifest import Id
 from paceline.storage.snapshots import Snapshots
 
 PROGRAM = """
-import json, os, pathlib, sys
+import json, os, pathlib, signal, sys
 import paceline
 assert "agent.pyz" in paceline.__file__
 restored, model = pathlib.Path(os.environ["PACELINE_RESTORE"]), pathlib.Path(os.environ["PACELINE_EXPORT_DIR"])
@@ -28,6 +29,8 @@ print("exporting", restored.name, os.environ["PACELINE_RUN"], os.environ["COLOUR
 if sys.argv[1] != "nothing":
     (model / "model.pt2").write_bytes((restored / "variables" / "weights").read_bytes())
     (model / "paceline.json").write_text(json.dumps({"signatures": {"serving_default": {}}}))
+if sys.argv[1] == "waits":
+    signal.pause()
 sys.exit(3 if sys.argv[1] == "fails" else 0)
 """
 
@@ -54,20 +57,22 @@ class Pod:
         store = Folder(str(folder / "place"))
         Snapshots(store, RUN).begin(1, None)
         commit(store, folder / "scratch", 10)
-        self.model = folder / "models" / "digits" / "10"
+        self.models = folder / "models" / "digits"
+        self.model = self.models / "10"
 
-    def export(self, word: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
-        job = {
+    def export(self, word: str = "", limit: str = "1m", **more: Any) -> subprocess.CompletedProcess[str]:
+        job: dict[str, Any] = {
             "name": "digits", "framework": "none", "command": ["python", "export.py"], "env": {"COLOUR": "blue"},
             "export": {"command": ["python", "export.py", word]},
         }  # fmt: skip
+        job |= {"limits": {"start": limit}}
         plan = plans.make(load_text(json.dumps(job), "job.yaml", self.folder / "sent").job)
         (self.folder / "plan" / "plan.json").write_text(plans.to_json(plan))
         here = str(self.folder)
         told = {
             "run": RUN, "snapshot": "step-10-g1", "place": f"{here}/place", "plan": f"{here}/plan",
             "folder": f"{here}/run", "code": f"{here}/code", "work": f"{here}/work", "obstore": "", "format": "",
-            "to": str(self.model), "last_words": f"{here}/words", **more,
+            "to": str(self.models), "last_words": f"{here}/words", "pinned": False, "monitoring": "", **more,
         }  # fmt: skip
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTHON"))}
         return subprocess.run(
@@ -96,6 +101,22 @@ def test_a_model_is_made_as_often_as_it_is_asked_for(pod: Pod) -> None:
     assert list((pod.folder / "run").iterdir()) == []  # nothing of the snapshot takes room
 
 
+def test_where_the_run_has_deleted_it_the_newest_takes_its_place(pod: Pod) -> None:
+    """A pod that comes later, while the run goes on."""
+    commit(Folder(str(pod.folder / "place")), pod.folder / "scratch", 30)
+    Snapshots(Folder(str(pod.folder / "place")), RUN).delete(Id(10, 1))
+    counters = pod.folder / "models" / ".monitoring"
+    done = pod.export("model", monitoring=str(counters))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"step-10-g1 of {RUN} is not there any more" in done.stdout
+    assert f": step-30-g1 is served in its place\nexporting step-30-g1 {RUN} blue" in done.stdout
+    assert [each.name for each in pod.models.iterdir()] == ["30"]
+    assert json.loads((pod.models / "30" / "paceline.json").read_text())["step"] == 30
+    assert (pod.models / "30" / "model.pt2").read_bytes() == weights(30)
+    assert counters.read_text() == 'prometheus_config { enable: true, path: "/metrics" }\n'
+    assert pod.export("model", pinned=True).returncode == 66
+
+
 def test_why_it_cannot_is_said_in_last_words(pod: Pod) -> None:
     def ends(word: str, **more: Any) -> tuple[int, str]:
         return pod.export(word, **more).returncode, pod.words()
@@ -105,9 +126,10 @@ def test_why_it_cannot_is_said_in_last_words(pod: Pod) -> None:
     assert code == 66 and words.startswith("paceline: the job's export has left no model in PACELINE_EXPORT_DIR: ")
     code, words = ends("model", format="saved_model")
     assert code == 66 and "has left model.pt2, and TensorFlow Serving takes a SavedModel" in words
-    code, words = ends("model", snapshot="step-20-g1")
+    code, words = ends("model", snapshot="step-20-g1", pinned=True)
     gone = f"paceline: step-20-g1 of {RUN} is not there any more ({RUN}/step-20-g1/manifest.json is gone)"
-    assert (code, words) == (66, f"{gone}: serve a newer one")
+    assert (code, words) == (66, f"{gone}: serve another one")
+    assert ends("waits", limit="2s") == (66, "paceline: the job's export has not ended within 2 s (limits.start)")
     damaged = next((pod.folder / "place").rglob("weights"))
     damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
     code, words = ends("model")

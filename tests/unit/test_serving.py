@@ -40,11 +40,13 @@ JOBS = {
 }  # fmt: skip
 
 
-def rendered(which: str, folder: Path, snapshot: str = "step-120-g3", code: tuple[bytes, ...] = ()) -> list[Object]:
+def rendered(
+    which: str, folder: Path, snapshot: str = "step-120-g3", code: tuple[bytes, ...] = (), more: str = ""
+) -> list[Object]:
     (folder / "train.py").touch()
     text, place = JOBS[which]
-    plan = plans.make(load_text(HEAD + text, "job.yaml", folder, cluster=True).job)
-    model = serving.Model("digits", snapshot, int(snapshot.split("-")[1]), place)
+    plan = plans.make(load_text(HEAD + text + more, "job.yaml", folder, cluster=True).job)
+    model = serving.Model("digits", snapshot, place, tied=place.startswith("claim://"))
     library = (b"book one", b"book two") if place.startswith("s3://") else ()
     return serving.render(plan, RUN, model, AGENT, code, library)
 
@@ -97,7 +99,7 @@ def test_another_snapshot_changes_the_pods_and_sends_nothing_anew(tmp_path: Path
     first, second = rendered("tensorflow-serving", tmp_path), rendered("tensorflow-serving", tmp_path, "step-240-g3")
     assert first[0] != second[0] and first[1:] == second[1:]
     told = json.loads(second[0]["spec"]["template"]["spec"]["initContainers"][0]["env"][0]["value"])
-    assert (told["snapshot"], told["to"]) == ("step-240-g3", "/models/digits/240")
+    assert (told["snapshot"], told["to"]) == ("step-240-g3", "/models/digits")
     other = rendered("tensorflow-serving", tmp_path, code=(b"changed",))
     kept = {each["metadata"]["name"] for each in first} & {each["metadata"]["name"] for each in other}
     assert {each["metadata"]["name"] for each in other} - kept == {
@@ -108,9 +110,25 @@ def test_another_snapshot_changes_the_pods_and_sends_nothing_anew(tmp_path: Path
 def test_no_request_is_dropped_by_an_update(tmp_path: Path) -> None:
     """By shape; tests/cluster/test_serve.py sees it."""
     deployment = rendered("paceline-serve", tmp_path)[0]["spec"]
-    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": "25%"}
     pod = deployment["template"]["spec"]
     server = pod["containers"][0]
     assert server["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
     assert pod["terminationGracePeriodSeconds"] > 5 + 30  # the longest request
     assert server["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_pods_share_a_node_where_a_claim_cannot_be_on_two(tmp_path: Path) -> None:
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    own = f"  affinity: {{nodeAffinity: {{}}, podAffinity: {{{required}: [{{topologyKey: zone}}]}}}}\n"
+    pod = rendered("paceline-serve", tmp_path, more=own)[0]["spec"]["template"]["spec"]
+    assert "topologySpreadConstraints" not in pod and "nodeAffinity" in pod["affinity"]
+    theirs, ours = pod["affinity"]["podAffinity"][required]
+    assert theirs == {"topologyKey": "zone"}
+    node = {"topologyKey": "kubernetes.io/hostname"}
+    assert ours == {"labelSelector": {"matchLabels": {names.SERVES_LABEL: RUN}}, **node}
+    [beside] = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    captain = {names.RUN_LABEL: RUN, names.ROLE_LABEL: "captain"}
+    assert beside == {"weight": 100, "podAffinityTerm": {"labelSelector": {"matchLabels": captain}, **node}}
+    bucket = rendered("tensorflow-serving", tmp_path)[0]["spec"]["template"]["spec"]
+    assert "affinity" not in bucket and bucket["topologySpreadConstraints"][0]["whenUnsatisfiable"] == "ScheduleAnyway"

@@ -17,12 +17,15 @@ from paceline.agent.unpack import UnpackError, unpack
 from paceline.plan import Plan, from_data
 from paceline.runtime.exporting import FILES, CannotExport, complete
 from paceline.storage import library
-from paceline.storage.manifest import Damaged, Gone, Newer, parse_id
+from paceline.storage.manifest import Damaged, Gone, Id, Newer, parse_id
 from paceline.storage.places import open_store
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import StoreError
 
 AGAIN = 1  # exit code where another try may help
+TRIES = 3  # snapshots: the newest may be deleted before it is fetched
+# Where those of Paceline's own server are.
+MONITORING = 'prometheus_config { enable: true, path: "/metrics" }\n'
 
 
 def main() -> int:
@@ -47,36 +50,46 @@ def export(told: dict[str, Any]) -> None:
             library.unpack(joined(told["obstore"], told["folder"]), folder)
         library.use(folder)
     os.environ.update(next(role.env for role in plan.roles if role.decides))  # it may say where the bucket is
-    restored = _fetch(told)
+    id, restored = _fetch(told)
     if told["code"]:
         parts = sorted(name for name in os.listdir(told["code"]) if not name.startswith("."))
         unpack([f"{told['code']}/{name}" for name in parts], told["work"])
     shutil.rmtree(told["to"], ignore_errors=True)  # of a try before
-    os.makedirs(told["to"])
-    more = {"PACELINE_RUN": told["run"], "PACELINE_RESTORE": restored, "PACELINE_EXPORT_DIR": told["to"]}
+    model = f"{told['to']}/{id.step}"  # its version
+    os.makedirs(model)
+    more = {"PACELINE_RUN": told["run"], "PACELINE_RESTORE": restored, "PACELINE_EXPORT_DIR": model}
     _run(plan, {**given, **more}, told["work"] or os.getcwd())
-    about = complete(Path(told["to"]), told["run"], int(os.path.basename(told["to"])))
+    about = complete(Path(model), told["run"], id.step)
     if told["format"] not in ("", about["format"]):
         raise CannotExport(
             f"the job's export has left {FILES[about['format']]}, and TensorFlow Serving takes a SavedModel: name "
             "another serve.image, one with paceline[serve]"
         )
+    if told["monitoring"]:
+        Path(told["monitoring"]).write_text(MONITORING)
     shutil.rmtree(restored)
-    print(f"{told['snapshot']} of {told['run']} is exported to {told['to']}: {about['format']}", flush=True)
+    print(f"{id} of {told['run']} is exported to {model}: {about['format']}", flush=True)
 
 
-def _fetch(told: dict[str, Any]) -> str:
+def _fetch(told: dict[str, Any]) -> tuple[Id, str]:
+    """The snapshot, or where the run that goes on has deleted it, and nobody asked for just that one, the newest."""
     id = parse_id(told["snapshot"])
     if id is None:
         raise ValueError(f"{told['snapshot']} is no snapshot")
-    folder = f"{told['folder']}/{id}"
-    shutil.rmtree(folder, ignore_errors=True)
     snapshots = Snapshots(open_store(told["place"]), told["run"])
-    try:
-        snapshots.fetch(snapshots.manifest(id), folder)
-    except Gone as error:
-        raise Gone(f"{id} of {told['run']} is not there any more ({error}): serve a newer one") from None
-    return folder
+    for _ in range(TRIES):
+        folder = f"{told['folder']}/{id}"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            snapshots.fetch(snapshots.manifest(id), folder)
+            return id, folder
+        except Gone as error:
+            gone = f"{id} of {told['run']} is not there any more ({error})"
+        if told["pinned"] or snapshots.has(id) or not (counted := snapshots.known().counted()):
+            break
+        id = counted[0]
+        print(f"{gone}: {id} is served in its place", flush=True)
+    raise Gone(f"{gone}: serve another one")
 
 
 def _run(plan: Plan, given: dict[str, str], work: str) -> None:
@@ -87,7 +100,10 @@ def _run(plan: Plan, given: dict[str, str], work: str) -> None:
     given["PYTHONPATH"] = os.pathsep.join(paths)
     python = understand(program.command, shutil.which("python") or sys.executable, given.get("PATH"), work)
     try:
-        code = subprocess.call(python.argv if python is not None else program.command, cwd=work, env=given)
+        argv = python.argv if python is not None else program.command
+        code = subprocess.call(argv, cwd=work, env=given, timeout=plan.limits.start)
+    except subprocess.TimeoutExpired:
+        raise CannotExport(f"the job's export has not ended within {plan.limits.start:g} s (limits.start)") from None
     except OSError as error:
         raise CannotExport(f"the job's export cannot be started: {program.command[0]}: {error.strerror}") from None
     if code:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def serve_on_kubernetes(
     run: str | None, snapshot: str | None, name: str, job: str, code: str, context: str | None, namespace: str | None
 ) -> int:
-    from paceline.backends.kubernetes import deployed, serving
+    from paceline.backends.kubernetes import claims, deployed, serving
     from paceline.backends.kubernetes.archive import archives
     from paceline.backends.kubernetes.prepare import library_parts
     from paceline.view import places
@@ -34,7 +34,12 @@ def serve_on_kubernetes(
         cluster = _cluster(source, plan, context, namespace)
         id = meant(source, source.reader.known(), snapshot)
         run, place = source.run, source.place
-    model = serving.Model(_name(name or plan.name), str(id), id.step, place)
+        pinned = snapshot not in (None, "newest")
+        if pinned and (source.alive or source.doubt()):
+            note(f"pods that come later need {id}, too, and `snapshots.keep` of the run may have it deleted by then")
+        stop = _stop_command(source, cluster)
+    tied = claims.tied(cluster, serving.claims_of(plan, place))
+    model = serving.Model(_name(name or plan.name), str(id), place, pinned, tied)
     plan = replace(plan, kubernetes={**plan.kubernetes, "namespace": cluster.namespace})
     plan, parts = _code(plan, code)
     books = library_parts() if places.is_bucket(place) or plan.needs_bucket else ()
@@ -46,12 +51,12 @@ def serve_on_kubernetes(
     except deployed.NotServed as error:
         for line in error.lines:
             tell(line)
-        stays = "what was served before goes on; " if before else ""
-        fail(f"{id} is not served: {error}; {stays}`paceline serve {run} --on kubernetes --stop` takes it away", 1)
+        stays = "what was served before goes on; " if before.served else ""
+        fail(f"{id} is not served: {error}; {stays}`{stop}` takes it away", 1)
     except KeyboardInterrupt:
-        tell(f"the cluster goes on with it; `paceline serve {run} --on kubernetes --stop` takes it away")
+        tell(f"the cluster goes on with it; `{stop}` takes it away")
         raise
-    deployed.prune(cluster, run, objects)
+    deployed.prune(cluster, run, before.maps)
     inside = serving.url(plan, run, model, cluster.namespace)
     print(inside, flush=True)
     outside = deployed.address(cluster, run, inside[inside.index("/v1/") :])
@@ -64,22 +69,46 @@ def serve_on_kubernetes(
 def stop_on_kubernetes(run: str | None, context: str | None, namespace: str | None) -> int:
     from paceline.backends.kubernetes import deployed
     from paceline.backends.kubernetes.cluster import connect
-    from paceline.view import places, runs
+    from paceline.view import places
 
     if run is not None and places.is_place(run):
         run = run.rstrip("/").rpartition("/")[2]
-    try:
-        found: Run | None = runs.find(run, True)
-    except runs.NoRun:
-        if run is None:
-            raise
-        found = None  # it may have been forgotten here: what serves its model goes on
-    info = {} if found is None else runs.info(found.folder)
+    found = _known(run)  # it may have been forgotten here: what serves its model goes on
+    there = _where(None if found is None else found.folder)
     called = run or "" if found is None else found.name
-    cluster = connect(context or info.get("context"), namespace or info.get("namespace"))
+    cluster = connect(context or there[0], namespace or there[1])
     deployed.stop(cluster, called)
     tell(f"{called} is served no more in {cluster.namespace}")
     return 0
+
+
+def _stop_command(source: Source, cluster: Cluster) -> str:
+    there = _where(source.folder)
+    context = "" if cluster.context == there[0] else f" --context {cluster.context}"
+    namespace = "" if cluster.namespace == there[1] else f" -n {cluster.namespace}"
+    return f"paceline serve {source.run} --on kubernetes{context}{namespace} --stop"
+
+
+def _where(folder: Path | None) -> tuple[str | None, str | None]:
+    """Context and namespace, as far as this machine knows them from the run: where it was, else where its job says."""
+    from paceline.view import runs
+
+    if folder is None:
+        return None, None
+    info, plan = runs.info(folder), (runs.read_object(folder / "plan.json") or {}).get("kubernetes") or {}
+    return info.get("context") or plan.get("context"), info.get("namespace") or plan.get("namespace")
+
+
+def _known(run: str | None) -> Run | None:
+    """None: this machine does not know it."""
+    from paceline.view import runs
+
+    try:
+        return runs.find(run, True)
+    except runs.NoRun:
+        if run is None or any(each.name.startswith(run) for each in (*runs.every(), *runs.remains())):
+            raise  # there is none at all, or there are several that it could be
+        return None
 
 
 def _source(run: str | None, context: str | None, namespace: str | None) -> Source:
@@ -87,15 +116,12 @@ def _source(run: str | None, context: str | None, namespace: str | None) -> Sour
 
     if run is not None and places.is_place(run):
         return places.at_place(run, note)
-    try:
-        found = runs.find(run, True)
-    except runs.NoRun:
-        if run is None:
-            raise
+    found = _known(run)
+    if found is None:
         from paceline.backends.kubernetes.cluster import connect
         from paceline.backends.kubernetes.known import adopt
 
-        found = runs.Run(run, adopt(connect(context, namespace), run))
+        found = runs.Run(str(run), adopt(connect(context, namespace), str(run)))
     refresh(found.folder)
     return places.of_run(found, note)
 

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import httpx2
 from lightkube import ApiError, codecs
 from lightkube.resources.apps_v1 import Deployment
-from lightkube.resources.core_v1 import ConfigMap, Event, Pod, Service
+from lightkube.resources.core_v1 import ConfigMap, Pod, Service
 from lightkube.types import CascadeType
 
-from paceline.agent.pod import CANNOT_WORDS
-from paceline.backends.kubernetes import names, raw, reasons
-from paceline.backends.kubernetes.cluster import Cluster, Refused
-from paceline.backends.kubernetes.reasons import Reason
-from paceline.backends.kubernetes.serving import EXPORT, SERVER, TERMINATION_S
+from paceline.backends.kubernetes import names, raw, unready
+from paceline.backends.kubernetes.cluster import Cluster, Refused, Unreachable
+from paceline.backends.kubernetes.serving import TERMINATION_S
 
 Object = dict[str, Any]
 
 POLL_S = 1.0
 ANSWER_S = 30.0
 GONE_S = TERMINATION_S + 60.0  # for pods to end, and for the cluster to notice what nobody owns any more
-LINES = 20
-TRIES = 3  # of a server that ends by itself
 # Names and owners alone: what they hold is megabytes.
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -39,11 +34,19 @@ class NotServed(Exception):
         self.lines = lines  # what the program in question has written last
 
 
+@dataclass(frozen=True)
+class Before:
+    """What was there."""
+
+    served: bool  # pods that answered
+    maps: frozenset[str]  # ConfigMaps, also those of an attempt that was cut short
+
+
 # ---- there
 
 
-def apply(cluster: Cluster, run: str, objects: Sequence[Object]) -> bool:
-    """As rendered: the Deployment first, which owns the others. Whether something was there before."""
+def apply(cluster: Cluster, run: str, objects: Sequence[Object]) -> Before:
+    """As rendered: the Deployment first, which owns the others."""
     deployment, others = objects[0], objects[1:]
     _check_name(cluster, run)
     before = owner = _found(cluster, run)
@@ -52,19 +55,49 @@ def apply(cluster: Cluster, run: str, objects: Sequence[Object]) -> bool:
     elif owner.metadata.deletionTimestamp:
         raise NotServed(f"{names.server(run)} is being taken away: try again in a minute")
     uid = str(owner.metadata.uid)
-    there = {name for name, owners in _config_maps(cluster, run).items() if uid in owners}
+    maps = _config_maps(cluster, run)
+    there = {name for name, owners in maps.items() if uid in owners}
     for each in others:
         if each["kind"] != "ConfigMap" or each["metadata"]["name"] not in there:
             _apply(cluster, {**each, "metadata": {**each["metadata"], "ownerReferences": [_owner(run, uid)]}})
     _apply(cluster, deployment)
-    return before is not None
+    if before is not None and _template(before.to_dict()) == _template(deployment):
+        _try_again(cluster, _its_pods(run, deployment))
+    return Before(bool(before and before.status and before.status.availableReplicas), frozenset(maps))
 
 
-def prune(cluster: Cluster, run: str, objects: Sequence[Object]) -> None:
-    """What only pods of an earlier snapshot needed."""
-    needed = {each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"}
-    for name in _config_maps(cluster, run).keys() - needed:
-        _delete(cluster, ConfigMap, name)
+def prune(cluster: Cluster, run: str, maps: Collection[str]) -> None:
+    """Of these, what only pods of an earlier snapshot needed. Those that came since are perhaps somebody else's, whose
+    Deployment is about to follow."""
+    found = _found(cluster, run)
+    if found is not None:
+        for name in _config_maps(cluster, run).keys() & set(maps) - _mounted(found.to_dict()):
+            _delete(cluster, ConfigMap, name)
+
+
+def _mounted(deployment: Object) -> set[str]:
+    """The ConfigMaps that its pods need."""
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or []
+    sources = [source for each in volumes for source in (each.get("projected") or {}).get("sources") or []]
+    return {source["configMap"]["name"] for source in sources if source.get("configMap")}
+
+
+def _try_again(cluster: Cluster, labels: dict[str, Any]) -> None:
+    """Other pods for those that failed when the same was asked for before: what ailed them may be over, and they would
+    wait long until they try again. Those without a node keep their place in the queue."""
+    for pod in unready.listed(cluster, labels):
+        if unready.of_pod(pod) is not None and pod["spec"].get("nodeName"):
+            _delete(cluster, Pod, pod["metadata"]["name"])
+
+
+def _its_pods(run: str, deployment: Object) -> dict[str, Any]:
+    """Labels: of those of this template alone, as what ails others is over."""
+    return {names.SERVES_LABEL: run, names.TEMPLATE_LABEL: _template(deployment)}
+
+
+def _template(deployment: Object) -> str:
+    labels = deployment["spec"]["template"]["metadata"].get("labels") or {}
+    return str(labels.get(names.TEMPLATE_LABEL, ""))
 
 
 def _check_name(cluster: Cluster, run: str) -> None:
@@ -76,9 +109,7 @@ def _check_name(cluster: Cluster, run: str) -> None:
         if error.reason == "NotFound":
             return
         raise
-    labels = (found.metadata.labels if found.metadata else None) or {}
-    if labels.get(names.SERVES_LABEL) != run:
-        raise NotServed(f"there is a Service {name} in {cluster.namespace} that is not for {run}: what would serve it")
+    _check_owned(cluster, run, found, "Service")
 
 
 def _apply(cluster: Cluster, each: Object) -> Any:
@@ -91,13 +122,23 @@ def _owner(run: str, uid: str) -> Object:
 
 
 def _found(cluster: Cluster, run: str) -> Any:
+    """None: nothing serves it."""
     name = names.server(run)
     try:
-        return cluster.ask(f"read the Deployment {name}", partial(cluster.client.get, Deployment, name))
+        found = cluster.ask(f"read the Deployment {name}", partial(cluster.client.get, Deployment, name))
     except Refused as error:
         if error.reason == "NotFound":
             return None
         raise
+    _check_owned(cluster, run, found, "Deployment")
+    return found
+
+
+def _check_owned(cluster: Cluster, run: str, found: Any, kind: str) -> None:
+    labels = (found.metadata.labels if found.metadata else None) or {}
+    if labels.get(names.SERVES_LABEL) != run:
+        where = f"{cluster.namespace} of {cluster.context}"
+        raise NotServed(f"there is a {kind} {names.server(run)} in {where} that is not for {run}: it is left alone")
 
 
 def _config_maps(cluster: Cluster, run: str) -> dict[str, list[str]]:
@@ -119,23 +160,33 @@ def _config_maps(cluster: Cluster, run: str) -> dict[str, list[str]]:
 
 
 def wait(cluster: Cluster, run: str, deployment: Object, limit: float, said: Callable[[str], None]) -> None:
-    """Until all pods are as it says, and ready. `said`: told what it waits for."""
-    template = deployment["spec"]["template"]["metadata"]["labels"][names.TEMPLATE_LABEL]
-    labels = {names.SERVES_LABEL: run, names.TEMPLATE_LABEL: template}  # what ails others is over
-    until, last = time.monotonic() + limit, ""
+    """Until all pods are as it says, and ready; `limit`: for each of them. `said`: told what it waits for."""
+    until, last, standings = time.monotonic() + limit, "", set()
     while True:
-        found = _found(cluster, run)
-        if found is None:
-            raise NotServed(f"{names.server(run)} was deleted meanwhile")
-        if rolled_out(found.to_dict()):
-            return
-        reason, pod = _why(cluster, labels, found.to_dict())
-        late = time.monotonic() > until or _given_up(found.to_dict())
+        away = ""
+        try:
+            found = _found(cluster, run)
+            if found is None:
+                raise NotServed(f"{names.server(run)} was deleted meanwhile")
+            now = found.to_dict()
+            if _template(now) != _template(deployment):
+                raise NotServed("somebody has it serve something else meanwhile")
+            if rolled_out(now):
+                return
+            standing = _counts(now)
+            if standing not in standings:
+                standings.add(standing)
+                until = time.monotonic() + limit
+            reason, pod = unready.why(cluster, unready.listed(cluster, _its_pods(run, deployment)), now)
+        except Unreachable as error:
+            reason, pod, away = None, None, str(error)
+        why = away or str(reason or "")
+        late = time.monotonic() > until
         if late or (reason is not None and reason.final):
-            why = str(reason) if reason is not None else "its pods are not ready"
-            raise NotServed(f"not within {limit:g} s: {why}" if late else why, _lines(cluster, pod))
-        if reason is not None and str(reason) != last:
-            last = str(reason)
+            why = f"no progress within {limit:g} s: {why or 'its pods are not ready'}" if late else why
+            raise NotServed(why, unready.lines(cluster, pod))
+        if why and why != last:
+            last = why
             said(last)
         time.sleep(POLL_S)
 
@@ -143,90 +194,12 @@ def wait(cluster: Cluster, run: str, deployment: Object, limit: float, said: Cal
 def rolled_out(deployment: Object) -> bool:
     wanted, status = deployment["spec"].get("replicas", 1), deployment.get("status") or {}
     seen = (status.get("observedGeneration") or 0) >= deployment["metadata"]["generation"]
-    counts = [status.get(name) or 0 for name in ("replicas", "updatedReplicas", "availableReplicas")]
-    return bool(seen and counts == [wanted] * 3)
+    return bool(seen and _counts(deployment) == (wanted,) * 3)
 
 
-def _conditions(deployment: Object) -> list[Object]:
-    """Of this generation."""
+def _counts(deployment: Object) -> tuple[int, ...]:
     status = deployment.get("status") or {}
-    seen = (status.get("observedGeneration") or 0) >= deployment["metadata"]["generation"]
-    return (status.get("conditions") or []) if seen else []
-
-
-def _given_up(deployment: Object) -> bool:
-    return any(each.get("reason") == "ProgressDeadlineExceeded" for each in _conditions(deployment))
-
-
-def _why(cluster: Cluster, labels: dict[str, Any], deployment: Object) -> tuple[Reason | None, Object | None]:
-    """The worst that is known of pods that are not ready, and the pod in question."""
-    for each in _conditions(deployment):
-        if each.get("type") == "ReplicaFailure" and each.get("status") == "True":
-            event = {"reason": "FailedCreate", "message": each.get("message")}
-            return reasons.of_job(event, deployment["metadata"]["name"]), None
-    pods = [pod.to_dict() for pod in cluster.ask("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))]
-    waiting = [pod for pod in pods if not _ready(pod) and not pod["metadata"].get("deletionTimestamp")]
-    found = [(reason, pod) for pod in waiting if (reason := of_pod(pod)) is not None]
-    if not found and waiting:
-        return _of_events(cluster, waiting[0]), waiting[0]
-    return min(found, key=lambda each: not each[0].final, default=(None, None))
-
-
-def of_pod(pod: Object) -> Reason | None:
-    """Why it is not ready, as far as its containers tell."""
-    what, status = str(pod["metadata"]["name"]), pod.get("status") or {}
-    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    for each in containers:
-        ended = (each.get("state") or {}).get("terminated") or (each.get("lastState") or {}).get("terminated")
-        code = (ended or {}).get("exitCode")
-        if ended is None or code == 0:
-            continue
-        if ended.get("reason") == "OOMKilled":
-            return Reason(what, "out-of-memory", f"{each['name']} was killed for want of memory: raise serve.memory")
-        message = str(ended.get("message") or "")
-        if each["name"] == EXPORT and code == 1 and message.startswith(CANNOT_WORDS):
-            return Reason(what, "export", message.removeprefix(CANNOT_WORDS).strip())  # it is tried again
-        if each["name"] == SERVER and not (ended.get("reason") or "").startswith(("StartError", "ContainerCannotRun")):
-            said = next(filter(None, reversed([line.strip() for line in message.splitlines()])), "")
-            text = f"the server ended with exit code {code}{': ' if said else ''}{said}"
-            return Reason(what, "server", text, final=each.get("restartCount", 0) >= TRIES)
-    found = reasons.of_pod({**pod, "status": {**status, "containerStatuses": containers}}, what)
-    waits = [each["name"] for each in containers if (each.get("state") or {}).get("waiting")]
-    if found is None or waits != [SERVER]:
-        return found
-    return replace(found, text=found.text.replace("kubernetes.image ", "serve.image "))
-
-
-def _of_events(cluster: Cluster, pod: Object) -> Reason | None:
-    """A volume that cannot be mounted is said in an event alone."""
-    fields: dict[str, Any] = {"involvedObject.uid": pod["metadata"]["uid"]}
-    try:
-        events = cluster.ask("list events", lambda: list(cluster.client.list(Event, fields=fields)))
-    except Refused:  # a right that a person may lack
-        return None
-    found = [reasons.of_mount(each.to_dict(), str(pod["metadata"]["name"])) for each in events]
-    return next(filter(None, found), None)
-
-
-def _ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
-
-
-def _lines(cluster: Cluster, pod: Object | None) -> list[str]:
-    """The last that the container has written that keeps this pod from being ready."""
-    if pod is None:
-        return []
-    exported = all(
-        ((each.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
-        for each in (pod.get("status") or {}).get("initContainerStatuses") or []
-    )
-    container = SERVER if exported else EXPORT
-    try:
-        lines = cluster.client.log(pod["metadata"]["name"], container=container, tail_lines=LINES, newlines=False)
-        return [f"{container}: {line}" for line in lines]
-    except (ApiError, httpx2.HTTPError):
-        return []
+    return tuple(status.get(name) or 0 for name in ("replicas", "updatedReplicas", "availableReplicas"))
 
 
 # ---- where it is, and its end
@@ -252,7 +225,7 @@ def address(cluster: Cluster, run: str, path: str) -> str:
 
 def stop(cluster: Cluster, run: str) -> None:
     """What the Deployment owns goes with it."""
-    if not _delete(cluster, Deployment, names.server(run)):
+    if _found(cluster, run) is None or not _delete(cluster, Deployment, names.server(run)):
         raise NotServed(f"nothing serves {run} in {cluster.namespace} of {cluster.context}")
     labels: dict[str, Any] = {names.SERVES_LABEL: run}
     until = time.monotonic() + GONE_S

@@ -49,14 +49,20 @@ RIGHTS = (
         "`paceline stop` ends the pods instead of asking the captain, and snapshots in pods and claims cannot be read",
     ),
     Right("", "events", ("list", "watch"), "why a pod cannot be made, or a volume cannot be mounted, is not said"),
+    Right("", "persistentvolumeclaims", ("get",), "pods that serve a model and mount a claim are all on one node"),
     Right("", "persistentvolumeclaims", ("create",), "`snapshots.claim` is refused: name one that is there already"),
-    Right("apps", "deployments", ("create", "get", "patch"), "`tensorboard: true` is refused"),
+    Right(
+        "apps",
+        "deployments",
+        ("create", "get", "patch"),
+        "`tensorboard: true` and `paceline serve --on kubernetes` are refused",
+    ),
     *(
         Right(group, resource, verbs, "`paceline serve --on kubernetes` is refused")
         for group, resource, verbs in (
             ("apps", "deployments", ("delete",)),
             ("", "configmaps", ("list", "patch", "delete")),
-            ("", "services", ("patch",)),
+            ("", "services", ("get", "patch")),
             ("networking.k8s.io", "networkpolicies", ("patch",)),
         )
     ),

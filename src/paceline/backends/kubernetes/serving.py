@@ -13,12 +13,13 @@ from paceline.agent.pod import CANNOT
 from paceline.backends.kubernetes import names, pods
 from paceline.backends.kubernetes.render import held, plan_held
 from paceline.job.serving import is_tensorflow_serving
-from paceline.plan import CODE_IN_IMAGE, Plan, in_claim
+from paceline.plan import CAPTAIN, CODE_IN_IMAGE, Plan, in_claim
 
 Object = dict[str, Any]
 
 EXPORT, SERVER = "export", "server"  # the containers
 MODELS = "/models"
+MONITORING = f"{MODELS}/.monitoring"  # how TensorFlow Serving tells its counters; no model is called so
 DRAIN_S = 5  # between the word to go and the end, until no new requests come
 TERMINATION_S = 45  # for that, and for the longest request
 LOAD_S = 600  # for a server to load its model
@@ -31,8 +32,9 @@ class Model:
 
     name: str  # in paths
     snapshot: str
-    step: int
     place: str  # of the run's snapshots: a bucket, or a folder in a claim
+    pinned: bool = False  # that snapshot, and no other where it is gone
+    tied: bool = False  # a claim that it needs can be on one node at a time
 
 
 def render(
@@ -63,6 +65,11 @@ def url(plan: Plan, run: str, model: Model, namespace: str) -> str:
     return f"http://{names.server(run)}.{namespace}:{names.REST_PORT}/v1/models/{model.name}:predict"
 
 
+def claims_of(plan: Plan, place: str) -> set[str]:
+    """Those that its pods mount."""
+    return {in_claim(place)[0], *(each.get("claim") or "" for each in plan.kubernetes["volumes"])} - {""}
+
+
 def _part(plan: Plan, run: str, what: str, number: int, part: bytes) -> Object:
     return _config(plan, run, f"{what}-{number:02}", held({f"{number:02}": part}))
 
@@ -86,8 +93,8 @@ def _deployment(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[
     spec = {
         "replicas": plan.serve["replicas"],
         "selector": {"matchLabels": _ours(run)},
-        # One more at a time, and none less: there is no request that nobody answers.
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        # Some more at a time, and none less: there is no request that nobody answers.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "25%"}},
         "progressDeadlineSeconds": math.ceil(plan.limits.start),
         "revisionHistoryLimit": 0,  # what an earlier one needs is deleted
         "template": {"metadata": metadata, "spec": pod},
@@ -102,15 +109,29 @@ def _pod(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[str]]) 
         *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp", "models")),
     ]
     export = _export(plan, run, model, maps, volumes)
+    pod = {**pods.anywhere(plan, _server(plan, model), volumes, TERMINATION_S), "initContainers": [export]}
+    return {**pod, **(_together(run, pod.get("affinity", {})) if model.tied else _apart(run))}
+
+
+def _apart(run: str) -> Object:
     spread = {
         "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": _ours(run)},
     }  # fmt: skip
-    return {
-        **pods.anywhere(plan, _server(plan, model), volumes, TERMINATION_S),
-        "initContainers": [export],
-        "topologySpreadConstraints": [spread],
+    return {"topologySpreadConstraints": [spread]}
+
+
+def _together(run: str, affinity: Object) -> Object:
+    """On one node; if it can be, on that of the captain, which may have the claim."""
+    by_node = {"topologyKey": "kubernetes.io/hostname"}
+    captain = {"labelSelector": {"matchLabels": {names.RUN_LABEL: run, names.ROLE_LABEL: CAPTAIN}}, **by_node}
+    required, preferred = (f"{how}DuringSchedulingIgnoredDuringExecution" for how in ("required", "preferred"))
+    given = affinity.get("podAffinity") or {}
+    own = {
+        required: [*given.get(required, []), {"labelSelector": {"matchLabels": _ours(run)}, **by_node}],
+        preferred: [*given.get(preferred, []), {"weight": 100, "podAffinityTerm": captain}],
     }
+    return {"affinity": {**affinity, "podAffinity": {**given, **own}}}
 
 
 def _export(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[str]], volumes: list[Object]) -> Object:
@@ -119,13 +140,15 @@ def _export(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[str]
     in_image = plan.code == CODE_IN_IMAGE
     claim, path = in_claim(model.place)
     told = {
-        "run": run, "snapshot": model.snapshot, "plan": pods.PLAN_FOLDER, "folder": pods.RUN_FOLDER,
+        "run": run, "snapshot": model.snapshot, "pinned": model.pinned,
+        "plan": pods.PLAN_FOLDER, "folder": pods.RUN_FOLDER,
         "place": f"{pods.SNAPSHOTS_FOLDER}/{path}".rstrip("/") if claim else model.place,
         "code": pods.CODE_FOLDER if maps["code"] else "",
         "work": "" if in_image and settings["work"] == pods.WORK else settings["work"],
         "obstore": pods.LIBRARY_FOLDER if maps["library"] else "",
         "format": "saved_model" if is_tensorflow_serving(plan.serve["image"]) else "",
-        "to": f"{MODELS}/{model.name}/{model.step}", "last_words": pods.LAST_WORDS,
+        "to": f"{MODELS}/{model.name}", "last_words": pods.LAST_WORDS,
+        "monitoring": MONITORING if is_tensorflow_serving(plan.serve["image"]) else "",
     }  # fmt: skip
     container = pods.bare_container(plan, EXPORT, _resources(plan))
     container["command"] = pods.agent_command("export", CANNOT)
@@ -161,7 +184,9 @@ def _server(plan: Plan, model: Model) -> Object:
     if is_tensorflow_serving(image):
         container["command"] = [
             "tensorflow_model_server", f"--port={names.GRPC_PORT}", f"--rest_api_port={names.REST_PORT}",
-            f"--model_name={model.name}", f"--model_base_path={folder}",
+            f"--model_name={model.name}", f"--model_base_path={folder}", f"--monitoring_config_file={MONITORING}",
+            "--enable_batching=true",
+            "--max_num_load_retries=0",  # of a model that cannot be loaded: there will be no other in this pod
         ]  # fmt: skip
         ready: Object = {"httpGet": {"path": f"/v1/models/{model.name}", "port": "rest"}}
         alive = listening
