@@ -49,6 +49,7 @@ def main() -> None:
         words = [sys.executable, PROGRAM, "bare", str(folder), "--seconds", str(given.seconds)]
         bare = json.loads(subprocess.run(words, env=env, check=True, capture_output=True).stdout.splitlines()[-1])
         serve = [sys.executable, "-m", "paceline.serve", "--base", str(folder), "--name", "digits", "--port", "0"]
+        serve += ["--leave-after", "0"]
         one_call = [sys.executable, PROGRAM, "naive", str(folder)]
         for number in range(given.rounds):
             sides = ((serve, ours), (one_call, naive))

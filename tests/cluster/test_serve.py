@@ -40,8 +40,7 @@ import paceline.jax
 weight = float(pathlib.Path(os.environ["PACELINE_RESTORE"], "weight").read_text())
 paceline.jax.export(lambda weight, given: given * weight, jax.numpy.float32(weight), jax.numpy.ones((1, 2)))
 """
-# Asks all the time, by new connections and by one that is kept, until it is told that it is enough. A server that ends
-# closes what is kept: as every client does that keeps connections, it then asks by a new one.
+# Asks all the time, by new connections and by one that is kept, until it is told that it is enough.
 LOAD = """
 import http.client, json, os, sys, threading, time
 host, path = sys.argv[1], sys.argv[2]
@@ -49,7 +48,6 @@ answers, failed, lock = [], [], threading.Lock()
 def ask(keep):
     line = None
     while not os.path.exists("/shared/enough"):
-        reused = line is not None
         try:
             line = line or http.client.HTTPConnection(host, 8501, timeout=20)
             line.request("POST", path, json.dumps({"instances": [[1.0, 2.0]]}))
@@ -65,8 +63,6 @@ def ask(keep):
                 line = None
         except Exception as error:
             line = None
-            if reused and isinstance(error, ConnectionError):
-                continue
             with lock:
                 failed.append(repr(error))
         time.sleep(0.02)

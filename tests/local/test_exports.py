@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import zipfile
@@ -67,6 +68,21 @@ PREPARED = {
         GRAPH,
         said("torch.ops.aten.linear.default", "torch.hub.load"),
         "has 'torch.hub.load' as target",
+    ),
+    "an operator that reads a file": (
+        GRAPH,
+        said("torch.ops.aten.linear.default", "torch.ops.aten.from_file.default"),
+        "has 'torch.ops.aten.from_file.default' as target",
+    ),
+    "no operator": (
+        GRAPH,
+        said("torch.ops.aten.linear.default", "torch.ops.aten.__setattr__"),
+        "has 'torch.ops.aten.__setattr__' as target",
+    ),
+    "a way to any object": (
+        GRAPH,
+        said("torch.ops.aten.linear.default", "_operator.attrgetter"),
+        "has '_operator.attrgetter' as target",
     ),
     "an expression": (GRAPH, said("Symbol('s", "open(chr(47)) or Symbol('s"), "as expr_str"),
     "a guard": (GRAPH, said('"guards_code": [', '"guards_code": ["exit()", '), r"it evaluates 'exit\(\)"),
@@ -164,6 +180,165 @@ def test_a_tensorflow_module_is_exported_by_its_functions(tmp_path: Path) -> Non
     assert told["double"]["outputs"] == {"doubled": {"dtype": "float32", "shape": [-1]}}
 
 
+WORDS = ["one", "two", "three"]
+
+
+@alone
+def test_saved_models_of_many_kinds_are_served(tmp_path: Path) -> None:
+    import keras
+    import tensorflow as tf
+
+    import paceline.tensorflow
+    from paceline.serve import loading
+
+    layers = keras.layers
+    vocabulary = tmp_path / "vocabulary.txt"
+    vocabulary.write_text("\n".join(WORDS))
+
+    class Module(tf.Module):
+        def __init__(self) -> None:
+            file = tf.lookup.TextFileInitializer(
+                str(vocabulary), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64,
+                tf.lookup.TextFileIndex.LINE_NUMBER,
+            )  # fmt: skip
+            self.static = tf.lookup.StaticHashTable(file, -1)
+            self.mutable = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+            self.asked = tf.Variable(0)
+            self.generator = tf.random.Generator.from_seed(1)
+
+        def __call__(self, words: Any) -> Any:
+            numbers = self.static.lookup(words)
+            self.mutable.insert(numbers, tf.cast(numbers, tf.float32))
+            self.asked.assign_add(1)
+            tf.debugging.assert_less(numbers, 10 + tf.cast(self.asked, tf.int64))
+            doubled = tf.map_fn(lambda each: each * 2, numbers)
+            for _ in tf.range(3):
+                doubled += 1
+            drawn = self.generator.uniform([]) + tf.random.uniform([]) + tf.random.stateless_uniform([], (1, 2))
+            return {"number": doubled, "noise": self.mutable.lookup(numbers) * drawn}
+
+    def text(*behind: Any) -> Any:
+        given = keras.Input((), dtype="string", name="given")
+        found = given
+        for layer in behind:
+            found = layer(found)
+        return keras.Model(given, found)
+
+    def numbers(shape: tuple[int, ...], dtype: str, *behind: Any) -> Any:
+        return keras.Sequential([keras.Input(shape, dtype=dtype, name="given"), *behind])
+
+    attending = keras.Input((5, 4), name="given")
+    models = {
+        "recurrent": numbers(
+            (7,), "int32", layers.Embedding(9, 4, mask_zero=True), layers.Dropout(0.5),
+            layers.Bidirectional(layers.LSTM(3, return_sequences=True)), layers.GRU(3), layers.Dense(2, "softmax"),
+        ),
+        "images": numbers(
+            (8, 8, 3), "float32", layers.RandomFlip(), layers.Rescaling(0.1), layers.Conv2D(4, 3),
+            layers.MaxPooling2D(), layers.BatchNormalization(), layers.UpSampling2D(),
+            layers.GlobalAveragePooling2D(), layers.Dense(2),
+        ),
+        "attention": keras.Model(
+            attending, layers.LayerNormalization()(layers.MultiHeadAttention(2, 3)(attending, attending))
+        ),
+        "words": text(layers.StringLookup(vocabulary=WORDS), layers.Embedding(5, 2)),
+        "lines": text(layers.TextVectorization(vocabulary=WORDS, output_sequence_length=4), layers.Embedding(6, 2)),
+        "file": text(layers.StringLookup(vocabulary=str(vocabulary), output_mode="one_hot")),
+        "buckets": numbers((2,), "float32", layers.Discretization([0.0, 1.0]), layers.CategoryEncoding(3)),
+        "module": Module(),
+    }  # fmt: skip
+    for name, model in models.items():
+        inputs = {"words": ["one", "four"]} if name == "module" else None
+        folder = paceline.tensorflow.export(model, inputs, to=tmp_path / name)
+        loaded = loading.load(folder, 1)
+        ((key, given),) = loaded.signatures["serving_default"].inputs.items()
+        shape = (2, *(given.shape or ())[1:])
+        asked = np.array([b"two", b"four"]) if given.dtype == "string" else np.ones(shape, given.dtype)
+        got = loaded.calls["serving_default"]({key: asked})
+        assert got and all(len(each) == 2 for each in got.values()), name
+
+
+# By each, a file is read or written, Python is called, or a program of another kind is run.
+REFUSED = (
+    "CSVDataset", "CacheDataset", "CreateSummaryFileWriter", "DebugIdentity", "DebugIdentityV3", "DecodeProtoV2",
+    "EagerPyFunc", "EncodeProto", "FixedLengthRecordDatasetV2", "FixedLengthRecordReaderV2", "GenerateVocabRemapping",
+    "ImmutableConst",
+    "InitializeTableFromTextFile", "LMDBDataset", "LoadDataset", "MatchingFiles", "Print", "PrintV2", "PyFunc",
+    "PyFuncStateless", "ReadFile", "RecordInput", "RemoteCall", "Restore", "RestoreSlice", "Save", "SaveDatasetV2",
+    "SaveSlices", "SnapshotDatasetV2", "SqlDataset", "TFRecordDatasetV2", "TFRecordReaderV2", "TextLineDataset",
+    "TextLineReaderV2", "WholeFileReaderV2", "WriteFile", "WriteScalarSummary", "XlaCallModule", "XlaLaunch",
+    "NobodyKnowsThis",
+)  # fmt: skip
+
+
+@alone
+def test_a_saved_model_that_reaches_more_than_itself_is_refused(tmp_path: Path) -> None:
+    import tensorflow as tf
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    from paceline.serve import saved_models
+
+    (tmp_path / "secret").write_text("one\ntwo")
+    secret = str(tmp_path / "secret")
+
+    def saved(name: str, function: Any) -> str:
+        module = tf.Module()
+        table = tf.lookup.TextFileInitializer(
+            secret, tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+        )
+        module.table = tf.lookup.StaticHashTable(table, -1)
+        spec = tf.TensorSpec([None], tf.float32, "x")
+        module.function = tf.function(lambda x: {"y": function(module, x)}, input_signature=[spec])
+        tf.saved_model.save(module, str(tmp_path / name), signatures=module.function)
+        return saved_models.wrong(tmp_path / name)
+
+    def prints(_: Any, x: Any) -> Any:
+        tf.print(x, output_stream=f"file://{secret}")
+        return x
+
+    def restores(_: Any, x: Any) -> Any:
+        return (
+            x + tf.raw_ops.RestoreV2(prefix=secret, tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32])[0]
+        )
+
+    def fills(module: Any, x: Any) -> Any:
+        handle = module.table.resource_handle
+        tf.raw_ops.InitializeTableFromTextFileV2(
+            table_handle=handle, filename=secret, key_index=-2, value_index=-1, vocab_size=-1
+        )
+        return x
+
+    let = "operators that compute, and those of variables and tables, are let through"
+    assert saved("nothing", lambda module, x: x + tf.cast(module.table.size(), tf.float32)) == ""
+    deep = tf.function(lambda x: tf.strings.to_number(tf.io.read_file(secret)) + x)
+    assert saved(
+        "deep", lambda _, x: tf.map_fn(lambda each: tf.cond(each > 0, lambda: deep(each), lambda: each), x)
+    ) == (f"uses ReadFile: {let}")
+    assert saved("prints", prints) == f"uses PrintV2: {let}"
+    assert saved("python", lambda _, x: tf.numpy_function(np.sin, [x], tf.float32)) == f"uses PyFunc: {let}"
+    lines = tf.function(lambda: tf.data.TextLineDataset(secret).reduce(0.0, lambda n, _: n + 1.0))
+    assert "TextLineDataset" in saved("lines", lambda _, x: x + lines())
+    assert saved("restores", restores) == f"uses RestoreV2 where it can be asked: {let}"
+    assert saved("fills", fills) == "fills a table from a file that is none of its assets"
+
+    path = tmp_path / "nothing" / "saved_model.pb"
+    whole = path.read_bytes()
+    for op in REFUSED:
+        model = SavedModel.FromString(whole)
+        model.meta_graphs[0].graph_def.library.function[0].node_def.add(name="more", op=op)
+        path.write_bytes(model.SerializeToString())
+        assert saved_models.wrong(path.parent) == f"uses {op}: {let}"
+    model = SavedModel.FromString(whole)
+    model.meta_graphs[0].asset_file_def[0].filename = "../../secret"
+    path.write_bytes(model.SerializeToString())
+    assert saved_models.wrong(path.parent) == "has an asset at '../../secret', outside of its folder"
+    model.meta_graphs[0].ClearField("object_graph_def")
+    path.write_bytes(model.SerializeToString())
+    assert saved_models.wrong(path.parent) == "is a SavedModel of TensorFlow 1: export it with TensorFlow 2"
+    path.write_bytes(whole[: len(whole) // 2])
+    assert saved_models.wrong(path.parent) == "is damaged: its saved_model.pb cannot be read"
+
+
 # ---- JAX
 
 
@@ -197,3 +372,44 @@ def test_a_jax_function_is_exported_with_any_tree_of_parameters(tmp_path: Path) 
     made = jax.export.deserialize(bytearray((folder / "model.stablehlo").read_bytes()))
     again = made.call(dict(np.load(folder / "params.npz")), {"inputs": image})
     assert np.allclose(again["output_0"], wanted[0])
+
+
+@alone
+def test_a_jax_model_is_loaded_only_if_it_computes_and_calls_nothing(tmp_path: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import paceline.jax
+
+    def computes(weights: Any, image: Any) -> Any:
+        whole = jnp.einsum("bij,bjk->bik", image, jnp.swapaxes(image, 1, 2)) + jnp.eye(3)
+        drawn = jax.random.normal(jax.random.key(0), (3,)) * weights
+        counted = jax.lax.fori_loop(0, 3, lambda n, found: jax.lax.cond(n > 1, lambda x: x + n, jnp.sin, found), whole)
+        found = jnp.linalg.svd(whole)[1] + jnp.linalg.cholesky(whole).sum(1) + jnp.linalg.solve(whole, whole).sum(1)
+        return {"found": found + drawn, "counted": counted, "top": jax.lax.top_k(jnp.sort(image), 2)[0]}
+
+    example = np.ones((2, 3, 4), np.float32)
+    folder = paceline.jax.export(computes, jnp.ones(3), example, to=tmp_path / "model")
+    found = paceline.jax.load(folder)({"inputs": example})
+    wanted = jax.jit(computes)(jnp.ones(3), example)
+    assert all(np.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
+
+    # A call in a branch; written by jax itself, which was told to let it pass, and with no word of that in the file.
+    foreign = jax.ffi.ffi_call("foreign", jax.ShapeDtypeStruct((2, 3, 4), np.float32))
+
+    def calls(params: Any, given: Any) -> Any:
+        return {"output_0": jax.lax.cond(params["w"] > 0, foreign, lambda x: x, given["inputs"])}
+
+    off = jax.export.DisabledSafetyCheck.custom_call("foreign")
+    with pytest.raises(ValueError, match="foreign"):
+        paceline.jax.export(lambda _, x: foreign(x), {}, example, to=tmp_path / "refused")
+    kinds = {"w": jax.ShapeDtypeStruct((), np.float32)}, {"inputs": jax.ShapeDtypeStruct((2, 3, 4), np.float32)}
+    told = jax.export.export(jax.jit(calls), disabled_checks=[off])(*kinds)
+    silent = dataclasses.replace(told, disabled_safety_checks=())
+    for made, words in (
+        (told, "a check of jax.export is turned off in it: "),
+        (silent, "it calls 'foreign': of calls,"),
+    ):
+        (folder / "model.stablehlo").write_bytes(made.serialize())
+        with pytest.raises(paceline.jax.SnapshotRefused, match=words):
+            paceline.jax.load(folder)

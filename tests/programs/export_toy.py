@@ -1,4 +1,7 @@
-"""Writes small SavedModels: FOLDER/1 and FOLDER/2 answer with once and twice their input, FOLDER/reads reads files."""
+"""Writes small SavedModels: FOLDER/1 and FOLDER/2 answer with once and twice their input, FOLDER/reads reads files.
+
+Their signature `count` takes as long as it is told to: it counts to its largest input.
+"""
 
 import sys
 
@@ -19,6 +22,12 @@ class Toy(tf.Module):
     def repeat(self, text: tf.Tensor, n: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"text": tf.strings.reduce_join(tf.repeat(text[:, None], n, axis=1), axis=1), "raw_bytes": text}
 
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="to")])
+    def count(self, to: tf.Tensor) -> dict[str, tf.Tensor]:
+        most = tf.reduce_max(to)
+        (counted,) = tf.while_loop(lambda n: n < most, lambda n: (n + 1,), (0,), parallel_iterations=1)
+        return {"counted": tf.fill(tf.shape(to), counted)}
+
 
 class Reads(tf.Module):
     @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="path")])
@@ -28,7 +37,7 @@ class Reads(tf.Module):
 
 for factor in (1, 2):
     toy = Toy(float(factor))
-    signatures = {"serving_default": toy.answer, "repeat": toy.repeat}
+    signatures = {"serving_default": toy.answer, "repeat": toy.repeat, "count": toy.count}
     tf.saved_model.save(toy, f"{sys.argv[1]}/{factor}", signatures=signatures)
 reads = Reads()
 tf.saved_model.save(reads, f"{sys.argv[1]}/reads", signatures={"serving_default": reads.read})

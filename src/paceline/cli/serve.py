@@ -78,6 +78,7 @@ def main(
         with ended_like_ctrl_c():
             offered.export(snapshot)
             words = ["--base", str(base), "--name", name or offered.job, "--host", host, "--port", str(port)]
+            words += ["--leave-after", "0"]  # nothing here leads its clients to another server
             return _serve([python, "-m", "paceline.serve", *words], None if snapshot else offered)
     except KeyboardInterrupt:
         return 0

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
+from paceline.jax import archive
 from paceline.jax.leaves import flat, is_key
 from paceline.runtime import exporting
 from paceline.runtime.exporting import DEFAULT, FILES, CannotExport
@@ -48,6 +49,7 @@ def export(
     specs = {name: _spec(name, value, batch) for name, value in named.items()}
     kinds = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in stored.items()}
     made = jax_export.export(jax.jit(call), platforms=list(platforms))(kinds, specs)
+    archive.check(made, folder / _FILE)  # better now than when somebody loads it
     (folder / _FILE).write_bytes(made.serialize())
     _write(folder / PARAMS, stored)
     outputs = jax.tree_util.tree_unflatten(made.out_tree, made.out_avals)
@@ -58,8 +60,11 @@ def export(
 
 def load(folder: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """The exported model: a function of `{name: array}` that gives `{name: array}`. No code of the folder is run but
-    the program itself, which XLA compiles: it can compute, and reach nothing else."""
-    made = jax_export.deserialize(bytearray(Path(folder, _FILE).read_bytes()))
+    the program itself, which XLA compiles. It can compute; one that calls anything is refused (`paceline.jax.archive`).
+    """
+    path = Path(folder, _FILE)
+    made = jax_export.deserialize(bytearray(path.read_bytes()))
+    archive.check(made, path)
     with np.load(Path(folder, PARAMS), allow_pickle=False) as file:
         params = {name: jax.numpy.asarray(file[name]) for name in file.files}
     called = jax.jit(made.call)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NoReturn
 
 
-def main() -> int:
+def main() -> NoReturn:
     given = _options()
     try:
         import uvicorn
 
         from paceline.serve.app import Limits, Server
+        from paceline.serve.leaving import Going, Leaving
     except ImportError as error:
         _end(f"{sys.executable} has no {error.name}: pip install 'paceline[serve]'")
     from paceline.serve.metrics import Metrics
@@ -24,8 +25,9 @@ def main() -> int:
 
     metrics = Metrics()
     versions = Versions(given.base, metrics, _say)
+    going = Going()
 
-    async def serve() -> int:
+    async def serve() -> None:
         await versions.look()
         if versions.model is None:
             why = (
@@ -37,7 +39,7 @@ def main() -> int:
         except OSError as error:
             _end(f"port {given.port} of {given.host} cannot be used: {os.strerror(error.errno or 0)}")
         limits = Limits(given.most_bytes, given.most_seconds, given.batch, given.waiting)
-        app = Server(given.name, versions, metrics, limits).app()
+        app = Server(given.name, versions, metrics, limits, going).app()
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(given.most_seconds) + 1,
             timeout_keep_alive=75, h11_max_incomplete_event_size=64 * 1024,
@@ -45,13 +47,14 @@ def main() -> int:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"http://{shown}:{port}/v1/models/{given.name}:predict", flush=True)
-        await uvicorn.Server(config).serve(sockets=[listener])
-        return 0
+        await Leaving(config, going, given.leave_after).serve(sockets=[listener])
 
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve())
+        runner.run(serve())
+        sys.stdout.flush()
+        os._exit(0)  # a call of the model whose time is over is not waited for
 
 
 def _options() -> argparse.Namespace:
@@ -64,6 +67,9 @@ def _options() -> argparse.Namespace:
     options.add_argument("--most-seconds", type=float, default=30.0, help="for a request")
     options.add_argument("--batch", type=int, default=64, help="examples in one call of the model")
     options.add_argument("--waiting", type=int, default=4096, help="examples that may wait")
+    options.add_argument(
+        "--leave-after", type=float, default=5.0, help="seconds that it answers after SIGTERM; Ctrl-C ends it at once"
+    )
     return options.parse_args()
 
 
@@ -77,4 +83,4 @@ def _end(why: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

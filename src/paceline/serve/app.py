@@ -11,12 +11,14 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from paceline.serve import signatures
 from paceline.serve.batching import Batcher, Busy
+from paceline.serve.leaving import Going, LastAnswers
 from paceline.serve.loading import Model
 from paceline.serve.metrics import Metrics
 from paceline.serve.signatures import DEFAULT, BadRequest
@@ -41,8 +43,9 @@ class Refused(Exception):
 
 
 class Server:
-    def __init__(self, name: str, versions: Versions, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, name: str, versions: Versions, metrics: Metrics, limits: Limits, going: Going) -> None:
         self._name, self._versions, self._metrics, self._limits = name, versions, metrics, limits
+        self._going = going
         self._batcher = Batcher(limits.batch, limits.waiting, metrics.batch)
 
     def app(self) -> Starlette:
@@ -60,6 +63,7 @@ class Server:
                 Route("/metrics", self._counted),
                 Route("/{rest:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
             ],
+            middleware=[Middleware(LastAnswers, going=self._going)],
             lifespan=self._life,
         )
 
@@ -176,8 +180,8 @@ class Server:
         return Response("alive\n", media_type="text/plain")
 
     async def _ready(self, request: Request) -> Response:
-        ready = self._versions.model is not None
-        return Response("ready\n" if ready else "no model yet\n", 200 if ready else 503, media_type="text/plain")
+        why_not = "going" if self._going.told else "no model yet" if self._versions.model is None else ""
+        return Response(f"{why_not or 'ready'}\n", 503 if why_not else 200, media_type="text/plain")
 
     async def _counted(self, request: Request) -> Response:
         model = self._versions.model

@@ -1,13 +1,12 @@
 """Loads an exported model: a SavedModel, a .pt2 or StableHLO. No code of the archive is run but what its format is.
 
-A SavedModel is a graph of TensorFlow's ops: one with ops that reach files or Python is refused. A .pt2 is refused where
-it holds more than a graph of torch's ops (paceline.torch.archive). StableHLO is a graph of XLA's, and holds no others.
+Each is looked at before: paceline.serve.saved_models, paceline.torch.archive, paceline.jax.archive.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +15,8 @@ from typing import Any
 import numpy as np
 
 from paceline.runtime.exporting import ABOUT, FILES
+from paceline.serve import saved_models
 from paceline.serve.signatures import STRING, Arrays, Signature, Tensor, read
-
-# Ops that read or write files or call Python: no model needs them to answer.
-_FILES = frozenset(
-    ("EagerPyFunc", "MatchingFiles", "PyFunc", "PyFuncStateless", "ReadFile", "TextLineDataset", "TFRecordDataset",
-     "TFRecordDatasetV2", "WriteFile")
-)  # fmt: skip
-# These are in every SavedModel, to save and restore it; not where it answers.
-_SAVING = frozenset(("MergeV2Checkpoints", "RestoreV2", "SaveV2"))
 
 
 class CannotLoad(Exception):
@@ -68,13 +60,12 @@ def _saved_model(folder: Path, version: int) -> Model:
         import tensorflow as tf
     except ImportError:
         raise CannotLoad(f"{folder} is a SavedModel, and this Python has no tensorflow") from None
-    _check(folder)
+    if why := saved_models.wrong(folder):
+        raise CannotLoad(f"{folder} {why}")
     loaded = tf.saved_model.load(str(folder))
     signatures: dict[str, Signature] = {}
     calls: dict[str, Callable[[Arrays], Arrays]] = {}
     for name, function in loaded.signatures.items():
-        if found := sorted(_ops(function.graph.as_graph_def()) & _SAVING):
-            raise CannotLoad(f'signature "{name}" of {folder} uses {", ".join(found)}, which reach files')
         specs = function.structured_input_signature[1]
         signatures[name] = Signature(_tensors(tf, specs), _tensors(tf, function.structured_outputs))
         calls[name] = partial(_call_tensorflow, tf, loaded, function, specs)
@@ -83,30 +74,12 @@ def _saved_model(folder: Path, version: int) -> Model:
     return Model(version, "saved_model", signatures, calls)
 
 
-def _check(folder: Path) -> None:
-    """Before anything of it runs: loading runs what makes its tables."""
-    from google.protobuf.message import DecodeError
-    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
-
-    try:
-        graphs = SavedModel.FromString((folder / "saved_model.pb").read_bytes()).meta_graphs
-    except DecodeError:
-        raise CannotLoad(f"{folder}/saved_model.pb is damaged") from None
-    if found := sorted({op for graph in graphs for op in _ops(graph.graph_def)} & _FILES):
-        raise CannotLoad(f"{folder} uses {', '.join(found)}, which reach files or Python: no model needs them")
-
-
 def _tensors(tf: Any, specs: Mapping[str, Any]) -> dict[str, Tensor]:
     made = {}
     for name, spec in sorted(specs.items()):
         shape = None if spec.shape.rank is None else tuple(-1 if size is None else int(size) for size in spec.shape)
         made[name] = Tensor(STRING if spec.dtype == tf.string else spec.dtype.name, shape)
     return made
-
-
-def _ops(graph: Any) -> set[str]:
-    nodes: Iterable[Any] = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return {node.op for node in nodes}
 
 
 def _call_tensorflow(tf: Any, loaded: Any, function: Any, specs: Mapping[str, Any], inputs: Arrays) -> Arrays:

@@ -26,9 +26,11 @@ _PARTS = re.compile(
     r"\.data/\w+"
 )
 _CONTROL = "cond|while_loop|map_impl|scan|associative_scan|wrap_with_set_grad_enabled|wrap_with_autocast"
-_TARGET = re.compile(
-    rf"torch\.ops\.((aten|prims)\.\w+(\.\w+)?|higher_order\.({_CONTROL}))|(_operator|math)\.\w+|torch\.sym_\w+"
-)
+# Not all of Python's operators: attrgetter and methodcaller lead from any object to everything.
+_SUMS = "abs|add|and_|eq|floordiv|ge|getitem|gt|inv|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow|rshift|sub|truediv|xor"
+_TARGET = re.compile(rf"torch\.ops\.higher_order\.({_CONTROL})|_operator\.({_SUMS})|math\.[a-z]\w*|torch\.sym_\w+")
+_FILES = ("from_file", "save")  # torch's operators too, and they read and write files
+_OPERATOR = re.compile(r"torch\.ops\.(aten|prims)\.(\w+)\.(\w+)")
 _NAME = re.compile(r"[\w.]*", re.ASCII)
 _TEXT = ("as_string", "stack_trace", "source_fn_stack", "nn_module_stack", "torch_fn", "torch_version")  # stay text
 _TREES = ("builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", None)
@@ -79,12 +81,20 @@ def _plain(key: str, value: str) -> bool:
     if not value:
         return True
     if key in ("target", "as_operator"):
-        return bool(_TARGET.fullmatch(value))
+        return bool(_TARGET.fullmatch(value)) or _computes(value)
     if key == "expr_str":
         return bool(_SIZE.fullmatch(_SYMBOL.sub("s0", value)))
     if key in ("in_spec", "out_spec"):
         return _tree(json.loads(value)[1], key == "in_spec")
     return key in _TEXT or bool(_NAME.fullmatch(value))
+
+
+def _computes(target: str) -> bool:
+    found = _OPERATOR.fullmatch(target)
+    if not found or found[2] in _FILES:
+        return False
+    named = getattr(getattr(torch.ops, found[1]), found[2], None)
+    return isinstance(getattr(named, found[3], None), torch._ops.OpOverload)
 
 
 def _tree(spec: Any, names: bool) -> bool:
