@@ -95,7 +95,9 @@ class Limits(Strict):
     """How long things may take."""
 
     start: Duration = Field(
-        default=1800.0, description="Time for all hosts to be there, from the first one on.", examples=["30m"]
+        default=1800.0,
+        description="Time for all hosts to be there, from the first one on; for a pod of `serve` to be ready.",
+        examples=["30m"],
     )
     runtime: Duration | None = Field(
         default=None,
