@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -521,6 +522,24 @@ def test_a_spare_says_why_it_cannot_be_used(tmp_path: Path, text: str, reason: s
     with Warm(["python", "t.py"], tmp_path, record, env) as warm:
         assert isinstance(warm.state, Unfit)
         assert reason in warm.state.reason
+
+
+def test_a_spare_that_is_killed_before_it_is_told_anything_is_gone_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "t.py", "import json")
+    record = recorded(["python", "t.py"], tmp_path)
+    spawn = starting._spawn
+
+    def killed(*given: Any) -> int:
+        pid = spawn(*given)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return pid
+
+    monkeypatch.setattr(starting, "_spawn", killed)
+    with Warm(["python", "t.py"], tmp_path, record) as warm:
+        assert warm.state == Unfit(starting.GONE)
 
 
 def test_what_imports_print_change_or_fail_at_is_the_programs_to_see(tmp_path: Path) -> None:

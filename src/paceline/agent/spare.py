@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -120,7 +121,8 @@ class Spare:
             "environment": dict(environment),
             "nice": nice,
         }
-        spare._send("preload", {**order, "record": states})
+        with contextlib.suppress(ConnectionError):  # it has ended already, which the agent notices as it does later
+            spare._send("preload", {**order, "record": states})
         return spare
 
     def fileno(self) -> int:
