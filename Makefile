@@ -23,12 +23,11 @@ $(UV): requirements/uv.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Everything: all frameworks and the tools of development. The first import of a framework compiles it, which takes a
-# minute where many processes do it at once: tests that wait for a hang would see one.
+# Everything: all frameworks and the tools of development. Compiled here: where many processes do it at once at their
+# first import, it takes a minute, and tests that wait for a hang would see one.
 .venv/dev: .venv/bin/python requirements/dev.txt pyproject.toml
-	$(UV) pip sync --quiet --python .venv --require-hashes requirements/dev.txt
+	$(UV) pip sync --quiet --python .venv --require-hashes --compile-bytecode requirements/dev.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
-	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import jax, keras, tensorflow, tf_keras, torch' 2>/dev/null
 	@touch $@
 
 demo: .venv/demo
