@@ -27,15 +27,12 @@ class NoBoard(Exception):
 def wake(cluster: Cluster, run: str) -> None:
     """A submission that was cut short may have left it asleep."""
     name = names.board(run)
-    try:
-        found = cluster.ask(f"read the Deployment {name}", partial(cluster.client.get, Deployment, name))
-    except Refused as error:
-        if error.reason == "NotFound":
-            raise NoBoard(
-                f"there is no TensorBoard of {run} in {cluster.namespace}: it goes with the run, when that is deleted "
-                "or limits.keep_finished has passed"
-            ) from None
-        raise
+    found = cluster.find(Deployment, name)
+    if found is None:
+        raise NoBoard(
+            f"there is no TensorBoard of {run} in {cluster.namespace}: it goes with the run, when that is deleted or "
+            "limits.keep_finished has passed"
+        )
     if found.spec and found.spec.replicas == 0:
         show(cluster, name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from lightkube.resources.core_v1 import PersistentVolumeClaim
 
@@ -21,13 +20,13 @@ def tied(cluster: Cluster, claims: Iterable[str]) -> bool:
 
 def _shared(cluster: Cluster, claim: str) -> bool:
     try:
-        found = cluster.ask(f"read the claim {claim}", partial(cluster.client.get, PersistentVolumeClaim, claim))
+        found = cluster.find(PersistentVolumeClaim, claim)
     except Refused as error:
-        if error.reason == "NotFound":
-            raise NotServed(f"there is no PersistentVolumeClaim {claim} in {cluster.namespace}") from None
         if error.reason == "Forbidden":
             return False  # as most are
         raise
+    if found is None:
+        raise NotServed(f"there is no PersistentVolumeClaim {claim} in {cluster.namespace}")
     modes = set((found.status.accessModes if found.status else None) or (found.spec.accessModes if found.spec else []))
     if ONE_POD in modes:
         raise NotServed(

@@ -23,6 +23,7 @@ from lightkube.core import decoders
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
+from lightkube.types import CascadeType
 
 from paceline.backends.kubernetes.reasons import remedy
 
@@ -77,6 +78,26 @@ class Cluster:
             raise Unreachable(
                 f"cannot {what}: the kubeconfig's program for logging in to {self.context} failed: {_short(error)}"
             ) from None
+
+    def find(self, kind: Any, name: str) -> Any:
+        """None: it is not there."""
+        try:
+            return self.ask(f"read the {kind.__name__} {name}", lambda: self.client.get(kind, name))
+        except Refused as error:
+            if error.reason == "NotFound":
+                return None
+            raise
+
+    def delete(self, kind: Any, name: str) -> bool:
+        """With what it owns, in the background. False: it is not there."""
+        what = f"delete the {kind.__name__} {name}"
+        try:
+            self.ask(what, lambda: self.client.delete(kind, name, cascade=CascadeType.BACKGROUND))
+        except Refused as error:
+            if error.reason == "NotFound":
+                return False
+            raise
+        return True
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Cluster:

@@ -11,10 +11,9 @@ from typing import Any
 from lightkube import ApiError, codecs
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import ConfigMap, Pod, Service
-from lightkube.types import CascadeType
 
 from paceline.backends.kubernetes import names, raw, unready
-from paceline.backends.kubernetes.cluster import Cluster, Refused, Unreachable
+from paceline.backends.kubernetes.cluster import Cluster, Unreachable
 from paceline.backends.kubernetes.serving import TERMINATION_S
 
 Object = dict[str, Any]
@@ -72,7 +71,7 @@ def prune(cluster: Cluster, run: str, maps: Collection[str]) -> None:
     found = _found(cluster, run)
     if found is not None:
         for name in _config_maps(cluster, run).keys() & set(maps) - _mounted(found.to_dict()):
-            _delete(cluster, ConfigMap, name)
+            cluster.delete(ConfigMap, name)
 
 
 def _mounted(deployment: Object) -> set[str]:
@@ -87,7 +86,7 @@ def _try_again(cluster: Cluster, labels: dict[str, Any]) -> None:
     wait long until they try again. Those without a node keep their place in the queue."""
     for pod in unready.listed(cluster, labels):
         if unready.of_pod(pod) is not None and pod["spec"].get("nodeName"):
-            _delete(cluster, Pod, pod["metadata"]["name"])
+            cluster.delete(Pod, pod["metadata"]["name"])
 
 
 def _its_pods(run: str, deployment: Object) -> dict[str, Any]:
@@ -102,14 +101,9 @@ def _template(deployment: Object) -> str:
 
 def _check_name(cluster: Cluster, run: str) -> None:
     """A run may be called as this Deployment is, and has a Service of its name."""
-    name = names.server(run)
-    try:
-        found = cluster.ask(f"read the Service {name}", partial(cluster.client.get, Service, name))
-    except Refused as error:
-        if error.reason == "NotFound":
-            return
-        raise
-    _check_owned(cluster, run, found, "Service")
+    found = cluster.find(Service, names.server(run))
+    if found is not None:
+        _check_owned(cluster, run, found, "Service")
 
 
 def _apply(cluster: Cluster, each: Object) -> Any:
@@ -123,14 +117,9 @@ def _owner(run: str, uid: str) -> Object:
 
 def _found(cluster: Cluster, run: str) -> Any:
     """None: nothing serves it."""
-    name = names.server(run)
-    try:
-        found = cluster.ask(f"read the Deployment {name}", partial(cluster.client.get, Deployment, name))
-    except Refused as error:
-        if error.reason == "NotFound":
-            return None
-        raise
-    _check_owned(cluster, run, found, "Deployment")
+    found = cluster.find(Deployment, names.server(run))
+    if found is not None:
+        _check_owned(cluster, run, found, "Deployment")
     return found
 
 
@@ -225,7 +214,7 @@ def address(cluster: Cluster, run: str, path: str) -> str:
 
 def stop(cluster: Cluster, run: str) -> None:
     """What the Deployment owns goes with it."""
-    if _found(cluster, run) is None or not _delete(cluster, Deployment, names.server(run)):
+    if _found(cluster, run) is None or not cluster.delete(Deployment, names.server(run)):
         raise NotServed(f"nothing serves {run} in {cluster.namespace} of {cluster.context}")
     labels: dict[str, Any] = {names.SERVES_LABEL: run}
     until = time.monotonic() + GONE_S
@@ -236,15 +225,3 @@ def stop(cluster: Cluster, run: str) -> None:
         if time.monotonic() > until:
             raise NotServed(f"something of {names.server(run)} is still there; the cluster goes on deleting it")
         time.sleep(POLL_S)
-
-
-def _delete(cluster: Cluster, kind: Any, name: str) -> bool:
-    """False: it is not there."""
-    what = f"delete the {kind.__name__} {name}"
-    try:
-        cluster.ask(what, lambda: cluster.client.delete(kind, name, cascade=CascadeType.BACKGROUND))
-    except Refused as error:
-        if error.reason == "NotFound":
-            return False
-        raise
-    return True

@@ -10,7 +10,7 @@ from typing import Any
 from lightkube import codecs
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.batch_v1 import Job
-from lightkube.types import CascadeType, PatchType
+from lightkube.types import PatchType
 
 from paceline.backends.kubernetes.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.prepare import Taken
@@ -137,14 +137,7 @@ def _await_pods(cluster: Cluster, job: Object) -> None:
 
 def withdraw(cluster: Cluster, run: str) -> None:
     """Takes everything back: what the captain's Job owns goes with it."""
-    try:
-        cluster.ask(
-            f"delete the Job {run}",
-            lambda: cluster.client.delete(Job, run, cascade=CascadeType.BACKGROUND),
-        )
-    except Refused as refused:
-        if refused.reason != "NotFound":
-            raise
+    cluster.delete(Job, run)
 
 
 def _owner(run: str, uid: str) -> Object:
