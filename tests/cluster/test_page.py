@@ -26,4 +26,4 @@ def test_the_page_about_clusters_does_what_it_says(cluster: Cluster, tmp_path: P
     try:
         follow(ON_A_CLUSTER, reader, EXCEPTIONS)
     finally:
-        cluster.kubectl("delete", "namespace", "team-a", "--ignore-not-found")
+        cluster.kubectl("delete", "namespace", "team-a", "--ignore-not-found", "--timeout=2m")
