@@ -58,10 +58,10 @@ bench-cluster: .venv/dev
 
 # A Kubernetes of three nodes on this machine, for a person to try things on; needs root.
 cluster: .venv/dev
-	@PYTHONPATH=tests/cluster $(BIN)/python -m lab up
+	@PYTHONPATH=tests $(BIN)/python -m support.lab up
 
 cluster-down:
-	@PYTHONPATH=tests/cluster $(BIN)/python -m lab down
+	@PYTHONPATH=tests $(BIN)/python -m support.lab down
 
 lock: $(UV)
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" requirements/uv.in -o requirements/uv.txt

@@ -17,7 +17,7 @@ sys.path.insert(0, str(measure.ROOT / "tests"))
 sys.path.insert(0, str(measure.SOURCE))
 
 from paceline.storage.manifest import File, Id, Manifest, Part
-from stores import parts, servers
+from support.stores import parts, servers
 
 RUN = "bench-3f9a"
 TASK = "worker-0"

@@ -1,4 +1,4 @@
-"""A cluster for bench scripts: the one of tests/cluster, gone at the end, and a person with one namespace of it."""
+"""A cluster for bench scripts: the one of tests, gone at the end, and a person with one namespace of it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import measure
 
-sys.path.insert(0, str(measure.ROOT / "tests/cluster"))
+sys.path.insert(0, str(measure.ROOT / "tests"))
 
-from lab import simulated
-from lab.cluster import Cluster
+from support.lab import simulated
+from support.lab.cluster import Cluster
 
 USER = "ada"
 NODES = 20  # simulated; 110 pods fit on each

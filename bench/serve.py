@@ -14,9 +14,9 @@ from pathlib import Path
 
 import measure
 
-sys.path.append(str(measure.ROOT / "tests/cluster"))
+sys.path.append(str(measure.ROOT / "tests"))
 
-from lab.components import wrk
+from support.lab.components import wrk
 
 GOAL = 3.0
 START = 120.0

@@ -1,13 +1,14 @@
-"""Shared by all tests: the folders that tests import from."""
+"""Shared by all tests: settings of their libraries, and the fixtures of object stores."""
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from types import ModuleType
 
 from hypothesis import settings
+
+pytest_plugins = ["support.stores.fixtures"]
 
 # The same examples in every run; `--hypothesis-profile default` looks further, with a new seed each time.
 settings.register_profile("same", derandomize=True)
@@ -15,9 +16,6 @@ settings.load_profile("same")
 
 # With this module TensorBoard reads with code of its own; else it imports TensorFlow, which crashes beside torch.
 sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
-
-for folder in ("unit",):
-    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 
 def pytest_runtest_teardown() -> None:

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "local"))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.import_plugin("stores.fixtures")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

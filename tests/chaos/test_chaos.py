@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from runs import Run, alive, eventually, fill, job, order, orders, small_disk, steps_done
+
+from support import runs
+from support.runs import Run, alive, eventually, fill, job, order, orders, small_disk, steps_done
 
 SEED = 20261115
 FULL = "log disk full"

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import runs
-from clocks import Clocks
-from runs import PROGRAMS, Event, Run, eventually, fill_names, job, kill, small_disk
 
 from paceline.storage.manifest import Id, parse_id
 from paceline.storage.objects import Objects
 from paceline.storage.snapshots import MANIFEST, Snapshots
-from stores.refusing import Asked, Fault, Proxy, proxy
-from stores.servers import Store as Server
+from support import runs
+from support.clocks import Clocks
+from support.runs import PROGRAMS, Event, Run, eventually, fill_names, job, kill, small_disk
+from support.stores.refusing import Asked, Fault, Proxy, proxy
+from support.stores.servers import Store as Server
 
 SEED = 20261115
 LIMIT_S = 60.0  # for one recovery, on a machine that has other things to do

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +10,11 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from lab import needs
-from lab.cluster import Cluster, LabError, prepare
-from lab.components import BuildFailed
-from lab.places import locked, say
-from people import Person, Run, bucket_of
+from support.lab import needs
+from support.lab.cluster import Cluster, LabError, prepare
+from support.lab.components import BuildFailed
+from support.lab.places import locked, say
+from support.people import Person, Run, bucket_of
 
 HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[str]()
@@ -159,8 +156,8 @@ def bucket(person: Person) -> dict[str, str]:
 @pytest.fixture
 def outside(person: Person, bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     """The settings of the same bucket for this machine, which has a server of its own before it."""
-    from stores import parts
-    from stores.serving import Port, Server, running
+    from support.stores import parts
+    from support.stores.serving import Port, Server, running
 
     folder = tmp_path / "outside"
     (folder / "sidecar").mkdir(parents=True)

@@ -6,12 +6,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from lab import objects
-from people import Person, eventually
 
 from paceline import plan as plans
 from paceline.backends.kubernetes import pods, render
 from paceline.job import load
+from support.lab import objects
+from support.people import Person, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.cluster import Cluster
-from lab.objects import RIGHTS as ALL
-from people import Person, Run, eventually
 
 from paceline.backends.kubernetes.rights import RIGHTS
+from support.lab.cluster import Cluster
+from support.lab.objects import RIGHTS as ALL
+from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.cluster import Cluster
-from people import SOURCE, Person, Run, bucket_of, lines
 from ruamel.yaml import YAML
+
+from support.lab.cluster import Cluster
+from support.people import SOURCE, Person, Run, bucket_of, lines
 
 pytestmark = pytest.mark.timeout(400, func_only=True)
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.cluster import Cluster
-from people import IMAGE, Person, Run, bucket_of, eventually
-from test_snapshots import TRAINING as SAVING
-from test_snapshots import begun, restored
+
+from support.lab.cluster import Cluster
+from support.people import IMAGE, Person, Run, bucket_of, eventually
+from support.saving_on_a_cluster import TRAINING as SAVING
+from support.saving_on_a_cluster import begun, restored
 
 pytestmark = pytest.mark.timeout(420, func_only=True)
 

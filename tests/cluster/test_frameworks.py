@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from people import Person, Run, lines
+
+from support.people import Person, Run, lines
 
 pytestmark = pytest.mark.timeout(400, func_only=True)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from people import Person, Run, bucket_of, eventually, lines
+
+from support.people import Person, Run, bucket_of, eventually, lines
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

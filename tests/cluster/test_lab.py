@@ -14,9 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from lab import cgroups, control
-from lab.cluster import Cluster, LabError
-from lab.places import LAB, Place
+
+from support.lab import cgroups, control
+from support.lab.cluster import Cluster, LabError
+from support.lab.places import TESTS, Place
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -281,7 +282,7 @@ def test_the_api_server_can_go_and_return(breakable: Cluster, namespace: str) ->
 
 OWNER = """
 import signal, sys
-from lab.cluster import Cluster
+from support.lab.cluster import Cluster
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
 cluster = Cluster.start(nodes=1, images=())
 print(cluster.name, flush=True)
@@ -293,7 +294,7 @@ cluster.leave()
 @pytest.fixture
 def owner() -> Iterator[subprocess.Popen[str]]:
     """A process of its own that has a cluster of its own."""
-    env = {**os.environ, "PYTHONPATH": str(LAB.parent)}
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", OWNER], env=env, stdin=pipe, stdout=pipe, text=True) as process:
         yield process
@@ -311,7 +312,7 @@ def test_nothing_is_left_of_a_cluster_when_its_owner_ends(owner: subprocess.Pope
         assert owner.wait(120) == 0
         assert traces(name) == set(), "the last one out waits"
     elif how == "its keeper gets SIGKILL":
-        (keeper,) = [process for process in psutil.process_iter() if runs(process, "lab.keeper", name)]
+        (keeper,) = [process for process in psutil.process_iter() if runs(process, "support.lab.keeper", name)]
         keeper.kill()
         eventually("no process is left", lambda: not traces(name) & {"processes", "namespaces"})
         # What only a keeper clears away is cleared by the next who starts a cluster.

@@ -7,9 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from lab import components, images, pins
-from lab.cluster import KEPT_LOGS, make_room_for_logs
-from lab.places import Place, made_once
+
+from support.lab import components, images, pins
+from support.lab.cluster import KEPT_LOGS, make_room_for_logs
+from support.lab.places import Place, made_once
 
 
 def test_a_folder_is_made_once_though_many_want_it(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from people import IMAGE, Person, eventually
+
+from support.people import IMAGE, Person, eventually
 
 pytestmark = pytest.mark.timeout(600, func_only=True)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from people import Person, Run
+
+from support.people import Person, Run
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from lab.cluster import Cluster
-from people import SOURCE
 
-from pages import ON_A_CLUSTER, follow, new_reader
+from support.lab.cluster import Cluster
+from support.pages import ON_A_CLUSTER, follow, new_reader
+from support.people import SOURCE
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

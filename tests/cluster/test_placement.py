@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.cluster import Cluster
-from people import IMAGE, Person, Run, lines
+
+from support.lab.cluster import Cluster
+from support.people import IMAGE, Person, Run, lines
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from lab import objects
-from lab.cluster import Cluster, LabError
-from people import IMAGE, Person, Run, eventually
+
+from support.lab import objects
+from support.lab.cluster import Cluster, LabError
+from support.people import IMAGE, Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 Object = dict[str, Any]

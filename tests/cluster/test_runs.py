@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from people import Person, Run, eventually
+
+from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

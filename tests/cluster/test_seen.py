@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from people import Person, Run, eventually
+
+from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from people import Person, Run, eventually
+
+from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(900, func_only=True)
 

@@ -11,38 +11,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from lab import objects
-from lab.cluster import LabError
-from people import Person, Run, eventually, lines
+
+from support.lab import objects
+from support.lab.cluster import LabError
+from support.people import Person, Run, eventually, lines
+from support.saving_on_a_cluster import TRAINING, begun, restored
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
-
-# Saves a snapshot with every tenth step, each worker a part of it, and goes on from the newest.
-TRAINING = """
-import json, os, sys, time, pathlib
-import paceline
-rank, world = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_WORLD_SIZE"])
-restore, saves = os.environ["PACELINE_RESTORE"], pathlib.Path(os.environ["PACELINE_SNAPSHOT_DIR"])
-step = 0
-if restore:
-    found = sorted(pathlib.Path(restore).glob("part-*"))
-    steps = {int(each.read_text()) for each in found}
-    assert len(found) == world and len(steps) == 1, (found, steps)
-    step = steps.pop()
-print("start", step, flush=True)
-while not pathlib.Path("/shared/finish").exists():
-    time.sleep(0.05)
-    step += 1
-    paceline.report(step=step)
-    if step % 10 == 0:
-        partial = saves / "x.partial"
-        partial.mkdir()
-        (partial / f"part-{rank}").write_text(str(step))
-        (partial / "paceline.json").write_text(json.dumps({"parts": world}))
-        partial.rename(saves / f"step-{step}")
-print("done", flush=True)
-"""
-
 
 # The first four wait for one another to be committed: none is skipped. Then there are no more until the test asks for
 # them: what it looks at meanwhile stays as it is.
@@ -96,16 +71,6 @@ def stranger(person: Person, *words: str) -> subprocess.CompletedProcess[str]:
         return person.call(*words)
     finally:
         person.env["KUBECONFIG"] = own
-
-
-def begun(run: Run, task: str) -> list[int]:
-    """The steps that it has started from."""
-    return [int(line.split()[-1]) for line in lines(run.folder, task) if "start " in line]
-
-
-def restored(run: Run) -> int:
-    step: str = run.events("generation-formed")[-1]["restore"]
-    return int(step.split("-")[1])
 
 
 def test_without_a_store_a_run_survives_the_loss_of_a_host_and_of_its_captain(

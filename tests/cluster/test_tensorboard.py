@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from people import Person, Run, eventually
+
+from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

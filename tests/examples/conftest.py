@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "local"))
-
-from example_runs import Begin, begin
-from runs import Starter, starter
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.import_plugin("stores.fixtures")
+from support.example_runs import Begin, begin
+from support.runs import Starter, starter
 
 
 @pytest.fixture

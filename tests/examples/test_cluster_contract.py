@@ -6,11 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-from example_runs import EXAMPLES, LIMIT_S, job, survived
-from runs import Run, Starter, eventually, kill
-
 from paceline import plan
 from paceline.job import load
+from support.example_runs import EXAMPLES, LIMIT_S, job, survived
+from support.runs import Run, Starter, eventually, kill
 
 SAID = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read")
 KILLS = (("worker-1", 200), ("worker-0", 400), ("ps-0", 600))

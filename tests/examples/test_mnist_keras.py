@@ -8,8 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from example_runs import EXAMPLES, LIMIT_S, job
-from runs import Run, Starter, causes, kill
+
+from support.example_runs import EXAMPLES, LIMIT_S, job
+from support.runs import Run, Starter, causes, kill
 
 EPOCHS = 6
 VICTIMS = ("worker-1", "worker-0", "worker-1")

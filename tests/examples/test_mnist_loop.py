@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at
+from support.example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at
 
 KILLS = (("worker-1", 45), ("worker-0", 90), ("worker-1", 140))
 OPTIONS = ("--epochs", 6, "--batch", 99)  # two workers share neither a step nor the last one of an epoch evenly

@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from alone import alone
-from example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, done, kill_at, survived
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline import plan
 from paceline.job import load
+from support.alone import alone
+from support.example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, done, kill_at, survived
 
 KILLS = (("worker-1", 50), ("ps-0", 63), ("chief-0", 100))
 SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # mirrored digits are others

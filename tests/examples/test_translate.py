@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import example_runs
 import pytest
-from example_runs import LIMIT_S, digest, job, kill_at
-from runs import Run, Starter
+
+from support import example_runs
+from support.example_runs import LIMIT_S, digest, job, kill_at
+from support.runs import Run, Starter
 
 pytestmark = pytest.mark.timeout(600)  # nine times, workers start
 

@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from example_runs import EXAMPLES, LIMIT_S
-from runs import SOURCE
+
+from support.example_runs import EXAMPLES, LIMIT_S
+from support.runs import SOURCE
 
 FOLDER = EXAMPLES / "translate"
 OPTIONS = argparse.Namespace(vocabulary=60, longest=6, validation=0.2)

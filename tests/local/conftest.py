@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import Starter, starter
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.import_plugin("stores.fixtures")
+from support.runs import Starter, starter
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
-import person
 import psutil
 import pytest
-from person import DEAF, SHORT, STEADY, Person, a_moment_later, eventually
+
+from support import person
+from support.person import DEAF, SHORT, STEADY, Person, a_moment_later, eventually
 
 EVENTS = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").read_text())
 

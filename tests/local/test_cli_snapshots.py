@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import person
 import pytest
-from person import Person, eventually
+
+from support import person
+from support.person import Person, eventually
 
 # Saves the snapshots of steps 1 and 2 by the contract alone, the second when it is told to: one that is not committed
 # when a newer one is saved is skipped. Then it goes on until it is asked to end.

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from person import SHORT, Person, nothing_left
 
 import paceline
+from support.person import SHORT, Person, nothing_left
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from clocks import HOUR, Clocks
-from runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
-from test_snapshots import do
 
-from stores.servers import Store as Server
+from support.clocks import HOUR, Clocks
+from support.runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
+from support.saving import do
+from support.stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-import recorded
-from pods import Pods
-from runs import PROGRAMS, SOURCE, Starter, end_started_since, eventually, job, kill
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline.storage.objects import Objects
-from stores.servers import Store
+from support import recorded
+from support.pods import Pods
+from support.runs import PROGRAMS, SOURCE, Starter, end_started_since, eventually, job, kill
+from support.stores.servers import Store
 
 pytestmark = pytest.mark.timeout(300)
 

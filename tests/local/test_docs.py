@@ -9,18 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import person
 import pytest
 
-import typed
 from paceline.backends.kubernetes import names
 from paceline.backends.kubernetes.archive import archives
 from paceline.backends.kubernetes.prepare import prepare
 from paceline.backends.kubernetes.render import render
 from paceline.cli.app import VERBS
 from paceline.job import JobError, load, schema
-from pages import ON_A_CLUSTER, PAGES, ROOT, Reader, blocks, commands, follow, missing, new_reader, unexpected
-from stores.servers import Store, make_container
+from support import person, typed
+from support.pages import ON_A_CLUSTER, PAGES, ROOT, Reader, blocks, commands, follow, missing, new_reader, unexpected
+from support.stores.servers import Store, make_container
 
 WRITTEN = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("examples/*/README.md"))]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run, Starter, eventually, kill
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_snapshots import Place, a_job, bucket, commit, do, folder, warnings
 
 from paceline.storage.manifest import Id
+from support.runs import Run, Starter, eventually, kill
+from support.saving import Place, a_job, bucket, commit, do, folder, warnings
 
 pytestmark = pytest.mark.timeout(180)
 

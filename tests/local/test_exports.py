@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
 
 from paceline.runtime import exporting
 from paceline.runtime.exporting import CannotExport
+from support.alone import alone
 
 pytestmark = pytest.mark.timeout(180)
 RAN: list[str] = []

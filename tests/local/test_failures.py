@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from runs import (
+
+from support import runs
+from support.runs import (
     TOGETHER,
     Run,
     Starter,

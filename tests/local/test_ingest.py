@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
 
 from paceline.storage.data import MANIFEST
 from paceline.storage.folder import Folder
 from paceline.storage.objects import Objects
 from paceline.storage.store import Store
-from stores.refusing import Asked, Fault, proxy
-from stores.servers import Store as Server
+from support.runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
+from support.stores.refusing import Asked, Fault, proxy
+from support.stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(240)
 

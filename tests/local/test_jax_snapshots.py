@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from snapshots import Group, other_positions
-from snapshots import group as any_group
 
 from paceline import Shards
 from paceline.jax import SnapshotMismatch, SnapshotRefused, Snapshots
+from support.snapshots import Group, other_positions
+from support.snapshots import group as any_group
 
 
 def group(place: Path, world: int, restore: Path | None = None, **options: Any) -> Group:

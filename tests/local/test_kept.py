@@ -9,13 +9,13 @@ from typing import Any
 
 import psutil
 import pytest
-import recorded
-from pods import Pods
-from runs import end_started_since, eventually, kill
 
 from paceline.storage.objects import Objects
-from stores.faults import Toxiproxy
-from stores.servers import Store
+from support import recorded
+from support.pods import Pods
+from support.runs import end_started_since, eventually, kill
+from support.stores.faults import Toxiproxy
+from support.stores.servers import Store
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, Starter, eventually, job, kill, starter
-from tensorflows import start as alone
+
+from support.runs import PROGRAMS, Run, Starter, eventually, job, kill, starter
+from support.tensorflows import start as alone
 
 pytestmark = pytest.mark.timeout(400)
 

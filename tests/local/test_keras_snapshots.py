@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, Starter, kill, starter
-from tensorflows import LIMIT_S, start, steps
+
+from support.runs import PROGRAMS, Run, Starter, kill, starter
+from support.tensorflows import LIMIT_S, start, steps
 
 PROGRAM = "keras_snapshots.py"
 # In one process, of which nothing is left after batch 15, in the middle of the second epoch; then in another one.

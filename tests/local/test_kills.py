@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, Starter, causes, eventually, kill
 
 from paceline.storage.manifest import parse_id
+from support.runs import PROGRAMS, Run, Starter, causes, eventually, kill
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import PROGRAMS, Run, alive, eventually, job
 
-from stores.faults import Toxiproxy
-from stores.servers import Store as Server
+from support.runs import PROGRAMS, Run, alive, eventually, job
+from support.stores.faults import Toxiproxy
+from support.stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import runs
-from runs import Run, Starter, alive, eventually, job, misbehave, orders
+
+from support import runs
+from support.runs import Run, Starter, alive, eventually, job, misbehave, orders
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import person
 import pytest
-from person import Person
-from runs import PROGRAMS
-from servers import serving
 
 from paceline.runtime import exporting
-from stores.servers import Store
+from support import person
+from support.model_servers import serving
+from support.person import Person
+from support.runs import PROGRAMS
+from support.stores.servers import Store
 
 # Saves steps 1 and 2 by the contract alone; to try it tells what it was given, to export it writes what it is told to.
 PROGRAM = """

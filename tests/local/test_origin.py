@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import SOURCE, Run, Starter, eventually, job, kill
-from test_snapshots import Place, a_job, bucket, commit, finish, folder, restores, starts
 
-from stores.servers import Store as Server
+from support.runs import SOURCE, Run, Starter, eventually, job, kill
+from support.saving import Place, a_job, bucket, commit, finish, folder, restores, starts
+from support.stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pods import Pods
-from runs import end_started_since, eventually
 
 from paceline.agent import pod
 from paceline.agent.options import FAILED
 from paceline.storage.folder import Folder
 from paceline.storage.snapshots import Snapshots
+from support.pods import Pods
+from support.runs import end_started_since, eventually
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import SOURCE
 
 from paceline.storage.manifest import File, Id, Manifest, Part
+from support.runs import SOURCE
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from runs import PROGRAMS, Report, Run, Starter, kill, processes
+
+from support.runs import PROGRAMS, Report, Run, Starter, kill, processes
 
 pytestmark = pytest.mark.timeout(400)
 

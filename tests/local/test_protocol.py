@@ -21,14 +21,14 @@ from typing import Any
 
 import psutil
 import pytest
-import runs
-from runs import eventually
 
 from paceline import plan as plans
 from paceline.agent.link import SERVER_NAME, context
 from paceline.agent.options import Options
 from paceline.agent.wire import Decoder, Message, WireError, encode, encode_packed
 from paceline.backends import certificates
+from support import runs
+from support.runs import eventually
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -19,8 +19,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from runs import PROGRAMS, Starter, eventually, job
-from servers import Server, answers, load, serving, started
+
+from support.model_servers import Server, answers, load, serving, started
+from support.runs import PROGRAMS, Starter, eventually, job
 
 RATE, SECONDS, CLIENTS = 300, 30, 16  # requests a second, for so long, by so many connections
 COUNT = 1_000_000  # takes the model seconds

@@ -19,12 +19,12 @@ from typing import Any
 
 import psutil
 import pytest
-from runs import end_started_since
 
 from paceline.agent import machine
 from paceline.agent import spare as starting
 from paceline.agent.command import Python, understand
 from paceline.agent.spare import Message, Ready, Record, Spare, Started, Unfit
+from support.runs import end_started_since
 
 DEADLINE = 120.0
 STATIC = {

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorflows import end, group, run, steps
+
+from support.tensorflows import end, group, run, steps
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import committed
-import person
 import pytest
-import recorded
-from person import BAR, DEAF, SHORT, STEADY, Person, rendered
 
 from paceline.storage.folder import Folder
+from support import committed, person, recorded
+from support.person import BAR, DEAF, SHORT, STEADY, Person, rendered
 
 CTRL_C = "\x03"
 STAYS = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\n"

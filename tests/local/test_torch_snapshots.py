@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from snapshots import group, other_positions
 from torch import nn
 
 from paceline import Shards
 from paceline.torch import SnapshotMismatch, SnapshotRefused, Snapshots, SnapshotUnsafe
+from support.snapshots import group, other_positions
 
 PROGRAM = "torch_snapshots.py"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from runs import PROGRAMS, Run, Starter, eventually, job, kill, misbehave
+
+from support import runs
+from support.runs import PROGRAMS, Run, Starter, eventually, job, kill, misbehave
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -13,7 +13,7 @@ from paceline import fetch
 from paceline.runtime import fetching
 from paceline.runtime.fetching import FetchError
 from paceline.storage.objects import Objects
-from stores.servers import Store
+from support.stores.servers import Store
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from paceline.storage.manifest import Damaged, Gone, Id, Manifest
 from paceline.storage.objects import Objects
 from paceline.storage.snapshots import Snapshots, Superseded
 from paceline.storage.store import Store, StoreError, Unwanted
-from stores.faults import Toxiproxy
-from stores.servers import Store as Server
+from support.stores.faults import Toxiproxy
+from support.stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,8 +12,8 @@ from paceline.storage.manifest import Id, Manifest
 from paceline.storage.objects import Objects
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import StoreError
-from stores.refusing import Asked, Fault, Proxy, proxy
-from stores.servers import Store as Server
+from support.stores.refusing import Asked, Fault, Proxy, proxy
+from support.stores.servers import Store as Server
 
 pytestmark = pytest.mark.timeout(180)
 

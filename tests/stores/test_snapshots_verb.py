@@ -10,17 +10,16 @@ import subprocess
 import time
 from pathlib import Path
 
-import committed
 import pytest
-import recorded
-from committed import NAMES, RUN
 
 from paceline.storage.manifest import Id, Manifest
 from paceline.storage.objects import Objects
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import PIECE
-from stores.faults import Toxiproxy
-from stores.servers import Store
+from support import committed, recorded
+from support.committed import NAMES, RUN
+from support.stores.faults import Toxiproxy
+from support.stores.servers import Store
 
 pytestmark = pytest.mark.timeout(180)
 SAVING = """

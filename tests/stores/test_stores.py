@@ -26,10 +26,10 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from stores.faults import Toxiproxy
-from stores.parts import HERE
-from stores.servers import Store
-from stores.serving import HOST, Port
+from support.stores.faults import Toxiproxy
+from support.stores.parts import TESTS
+from support.stores.servers import Store
+from support.stores.serving import HOST, Port
 
 pytestmark = pytest.mark.xdist_group("stores")  # one set of servers is enough
 
@@ -295,7 +295,7 @@ PROGRAM = """
 import signal, sys, time
 from contextlib import ExitStack
 from pathlib import Path
-from stores import faults, servers
+from support.stores import faults, servers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell ignore it
 with ExitStack() as stack:
@@ -313,7 +313,7 @@ STARTED = 5  # programs: a gateway for S3 and one for Google, the translator, az
 def others(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process with servers of its own."""
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         try:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_storage import commit, written
-from worlds import LEASE, World, make_plan, up
 
 from paceline.plan import Plan
 from paceline.plan import Snapshots as Settings
@@ -17,6 +15,8 @@ from paceline.storage.manifest import Damaged, Id
 from paceline.storage.origin import adopt, find
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import StoreError
+from support.stored import commit, written
+from support.worlds import LEASE, World, make_plan, up
 
 
 @pytest.fixture

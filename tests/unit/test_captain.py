@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from worlds import LEASE, World, make_plan, up
 
 from paceline.agent import events as ev
 from paceline.storage.manifest import File, Id
+from support.worlds import LEASE, World, make_plan, up
 
 
 def generations(world: World) -> set[int]:

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from worlds import LEASE, World, make_plan
 
 from paceline.agent import events as ev
 from paceline.plan import GROUP, INGEST, LEAD
 from paceline.storage.manifest import parse_id
+from support.worlds import LEASE, World, make_plan
 
 LIMIT = 4
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from worlds import LEASE, World, make_plan, up
-
 from paceline.storage.manifest import Id
+from support.worlds import LEASE, World, make_plan, up
 
 
 def committed(world: World) -> list[Id]:

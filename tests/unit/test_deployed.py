@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import committed
 import pytest
-import recorded
-from recorded import call
-from test_serving import HEAD, JOBS, RUN, rendered
 
 from paceline.backends.kubernetes import claims, deployed, prepare, reasons, unready
 from paceline.backends.kubernetes.cluster import Cluster, Unreachable, connect
@@ -25,6 +21,9 @@ from paceline.storage.kept import Kept
 from paceline.storage.snapshots import Snapshots
 from paceline.view import programs, runs
 from paceline.view.places import Source
+from support import committed, recorded
+from support.recorded import call
+from support.served import HEAD, JOBS, RUN, rendered
 
 Object = dict[str, Any]
 OWNED = ("Service", "NetworkPolicy", "ConfigMap")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from test_shelf import AWAY, a_plan, asked, committed, counted, warnings
-from worlds import LEASE, World, up
-
 from paceline.agent import events as ev
 from paceline.plan import Snapshots
 from paceline.storage.manifest import Id
+from support.committing import AWAY, a_plan, asked, committed, counted, warnings
+from support.worlds import LEASE, World, up
 
 EVALUATOR, HOST = "evaluator-0", "evaluator-host-0"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import recorded
 
 from paceline.view import events
+from support import recorded
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").read_text())
 CHECKER = jsonschema.Draft202012Validator(SCHEMA)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import typed
 from paceline.backends.kubernetes import names, prepare
 from paceline.backends.kubernetes.render import render
 from paceline.job import load
-from pages import ROOT
+from support import typed
+from support.pages import ROOT
 
 README = "README.md"
 JOBS = sorted(ROOT.glob("examples/*/*.yaml"))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from committed import RUN, commit, weights
 
 from paceline import plan as plans
 from paceline.backends.kubernetes.archive import archives
@@ -19,6 +18,7 @@ from paceline.job import load_text
 from paceline.storage.folder import Folder
 from paceline.storage.manifest import Id
 from paceline.storage.snapshots import Snapshots
+from support.committed import RUN, commit, weights
 
 PROGRAM = """
 import json, os, pathlib, signal, sys

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pages import ROOT, Block, blocks
+from support.pages import ROOT, Block, blocks
 
 FILES = {block.file: block for block in blocks(ROOT / "docs/images.md") if block.language == "dockerfile"}
 LOCKED = dict(re.findall(r"^([a-z0-9-]+)==([^\s;]+)", (ROOT / "requirements/dev.txt").read_text(), re.MULTILINE))

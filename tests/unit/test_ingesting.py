@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from worlds import LEASE, Memory, World, make_plan, up
 
 from paceline import plan as plans
 from paceline.agent import events as ev
@@ -18,6 +17,7 @@ from paceline.storage.inputs import Missing, fingerprint, named
 from paceline.storage.manifest import Damaged
 from paceline.storage.snapshots import Unfit
 from paceline.storage.turns import GONE_S, Lost, Turns, this_process
+from support.worlds import LEASE, Memory, World, make_plan, up
 
 # ---- what data is known by
 

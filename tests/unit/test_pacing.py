@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import make_plan
 
 from paceline import plan as planned
 from paceline.agent import porter
@@ -16,6 +15,7 @@ from paceline.agent.porter import Porter
 from paceline.agent.porting import errand
 from paceline.storage.folder import Folder
 from paceline.storage.snapshots import Snapshots
+from support.worlds import make_plan
 
 RUN = "digits-3f9a"
 FILES, SIZE = 6, 1000

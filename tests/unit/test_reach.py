@@ -9,9 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import committed
 import pytest
-from committed import RUN
 
 from paceline.backends.kubernetes import reach
 from paceline.backends.kubernetes.archive import agent_archive
@@ -20,6 +18,8 @@ from paceline.storage.manifest import Damaged, Id, Manifest
 from paceline.storage.peer import Peer
 from paceline.storage.snapshots import Snapshots
 from paceline.storage.store import PIECE, StoreError, Unwanted
+from support import committed
+from support.committed import RUN
 
 pytestmark = pytest.mark.timeout(60)
 NEWEST = Id(40, 2)

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from worlds import LEASE, World, make_plan, up
 
 from paceline.agent import events as ev
 from paceline.agent.captaincy import MEMBER_LIMIT
 from paceline.agent.messages import FILES_AT_ONCE, read_member, stored
 from paceline.agent.shelf import restores
 from paceline.agent.wire import Decoder, encode
-from paceline.plan import Plan, Snapshots
+from paceline.plan import Snapshots
 from paceline.storage import manifest
 from paceline.storage.manifest import PATH_LIMIT, Id, Manifest
+from support.committing import AWAY, a_plan, asked, committed, counted, warnings
+from support.worlds import LEASE, World, up
 
-AWAY = {"kind": "store", "text": "the bucket does not answer", "passing": True}
 REFUSED = {"kind": "store", "text": "the credentials are not accepted", "passing": False}
 HOSTS = ("worker-host-0", "worker-host-1")
-
-
-def a_plan(workers: int = 2, commit: float = 60.0, snapshots: Snapshots | None = None, **more: Any) -> Plan:
-    made = make_plan(workers, **more)
-    kept = snapshots or Snapshots("s3://bucket/runs", keep=10)
-    return replace(made, snapshots=kept, limits=replace(made.limits, commit=commit))
-
-
-def counted(world: World) -> list[Id]:
-    return world.place.snapshots.known().counted()
 
 
 def held(world: World) -> dict[str, list[Id]]:
@@ -37,23 +26,8 @@ def held(world: World) -> dict[str, list[Id]]:
     return {name: [id for _, id in sorted(machine.held)] for name, machine in world.machines.items()}
 
 
-def committed(world: World, *steps: int) -> World:
-    for step in steps:
-        world.save("worker-0", step)
-        world.deliver_all()
-    return world
-
-
-def warnings(world: World) -> list[str]:
-    return [fields["text"] for kind, _, fields in world.events if kind == "warning"]
-
-
 def restored(world: World) -> list[str | None]:
     return [fields["restore"] for kind, _, fields in world.events if kind == "generation-formed"]
-
-
-def asked(world: World, do: str) -> list[dict[str, Any]]:
-    return [request for request in world.place.asked if request["do"] == do]
 
 
 def words(world: World, host: str) -> list[str]:

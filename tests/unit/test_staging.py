@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import make_plan
 
 from paceline.agent import machine
 from paceline.agent.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.staging import Staging
 from paceline.storage.manifest import Id
+from support.worlds import make_plan
 
 
 class Host:

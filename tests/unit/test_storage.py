@@ -24,6 +24,7 @@ from paceline.storage.manifest import Damaged, File, Id, Manifest, Newer, Part
 from paceline.storage.retention import to_delete
 from paceline.storage.snapshots import Snapshots, Superseded, Unfit
 from paceline.storage.store import StoreError, Unwanted
+from support.stored import commit, written
 
 RUN = "digits-3f9a"
 
@@ -31,27 +32,6 @@ RUN = "digits-3f9a"
 @pytest.fixture
 def snapshots(tmp_path: Path) -> Snapshots:
     return Snapshots(Folder(str(tmp_path / "store")), RUN)
-
-
-def written(folder: Path, step: int, task: str = "worker-0") -> Path:
-    """What a task saves: one file in a folder, one beside it, one that is empty."""
-    place = folder / f"{task}-step-{step}"
-    (place / "variables").mkdir(parents=True)
-    (place / "variables" / "weights").write_bytes(f"{task} {step}".encode() * 1000)
-    (place / "epoch").write_text(str(step))
-    (place / "empty").touch()
-    return place
-
-
-def commit(snapshots: Snapshots, tmp_path: Path, step: int, generation: int = 1, *tasks: str) -> Manifest:
-    id = Id(step, generation)
-    parts = []
-    for task in tasks or ("worker-0",):
-        place = tmp_path / "saved" / f"g{generation}"
-        parts.append(snapshots.send(id, task, str(written(place, step, task))))
-    made = Manifest(snapshots.run, id, len(parts), tuple(parts))
-    assert snapshots.commit(made)
-    return made
 
 
 def restored(snapshots: Snapshots, tmp_path: Path, warn: Callable[[str], None] = pytest.fail) -> tuple[Id, Path] | None:

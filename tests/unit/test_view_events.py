@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import recorded
-from recorded import event
 
 from paceline.view import events, words
 from paceline.view.tail import Tail
+from support import recorded
+from support.recorded import event
 
 
 def told(line: dict[str, object]) -> str:

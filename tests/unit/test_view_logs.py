@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import recorded
 
 from paceline.view.logs import Line, Logs, Prefixer, settle
+from support import recorded
 
 
 def line(seconds: float, text: str, generation: int = 1, mark: str = "|") -> str:

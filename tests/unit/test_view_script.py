@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from recorded import call
 
 from paceline.cli.script import Unreadable, candidates, look
+from support.recorded import call
 
 CASES = {
     "tf multi-worker": (

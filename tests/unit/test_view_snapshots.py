@@ -7,11 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import committed
 import pytest
-import recorded
-from committed import DEAD, NAMES, RUN
-from recorded import REPORT, call
 
 from paceline.storage.evaluation import Evaluation
 from paceline.storage.folder import Folder
@@ -20,6 +16,9 @@ from paceline.storage.snapshots import Known, Snapshots
 from paceline.storage.store import Wanted
 from paceline.view import snapshots
 from paceline.view.places import Reader
+from support import committed, recorded
+from support.committed import DEAD, NAMES, RUN
+from support.recorded import REPORT, call
 
 
 @pytest.fixture

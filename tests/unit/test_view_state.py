@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
-import recorded
-from recorded import event
 
 from paceline.view import events, report, runs, state
+from support import recorded
+from support.recorded import event
 
 
 def folded(lines: list[dict[str, object]]) -> state.State:

@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import committed
 import pytest
-import recorded
-from recorded import REPORT, at, call
 
 from paceline.storage.folder import Folder
+from support import committed, recorded
+from support.recorded import REPORT, at, call
 
 LOGS = {
     "worker-0": f"{at(1)} g1 | hello\n{at(3)} g2 | again\n{at(4)} g2 ~ 10%\n{at(5)} g2 ~ 90%\n",

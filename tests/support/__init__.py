@@ -1,0 +1,1 @@
+"""What tests share: runs, people, worlds, recorded runs, object stores (`stores`) and Kubernetes clusters (`lab`)."""

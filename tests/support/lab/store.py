@@ -1,0 +1,34 @@
+"""Puts images into a node's containerd without copying them: it imports marks, and layers are mounted over those."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support.lab.images import MARK, archive, layers
+
+SNAPSHOTS = Path("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots")
+
+
+def import_images(names: list[str]) -> None:
+    """Import on this node, whose containerd runs."""
+    command = ["ctr", "--namespace", "k8s.io", "images", "import", "--local", "-"]
+    subprocess.run(command, input=archive(names), check=True, stdout=subprocess.DEVNULL)
+    mount_layers()
+
+
+def mount_layers() -> None:
+    """Mount, read-only, the folder of every layer that is known here by its mark alone; after each boot, too."""
+    mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    for mark in SNAPSHOTS.glob(f"*/fs/{MARK}"):
+        if str(mark.parent) in mounted:
+            continue
+        folder = layers() / mark.read_text()
+        # Private: a layer is mounted in many places, and what is mounted over one must not appear in all of them.
+        subprocess.run(["mount", "--bind", "--make-private", folder, mark.parent], check=True)
+        subprocess.run(["mount", "-o", "remount,ro,bind", mark.parent], check=True)
+
+
+if __name__ == "__main__":
+    import_images(sys.argv[1:])

@@ -1,0 +1,186 @@
+"""Somebody who uses the cluster, and the runs they start on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.lab.cluster import Cluster
+
+SOURCE = Path(__file__).parents[2] / "src"
+IMAGE = "lab.local/python:1"
+Event = dict[str, Any]
+
+# Reports steps until it is told to finish, by a file that all pods see.
+TRAINING = """
+import os, sys, time
+import paceline
+print("pid", os.getpid(), "user", os.getuid(), flush=True)
+step = 0
+while not os.path.exists("/shared/finish"):
+    step += 1
+    paceline.report(step=step, loss=1 / step)
+    time.sleep(0.05)
+print("done", flush=True)
+"""
+
+
+def eventually(what: str, check: Callable[[], Any], limit: float = 90.0, more: Callable[[], str] = str) -> Any:
+    until = time.monotonic() + limit
+    while not (answer := check()):
+        assert time.monotonic() < until, f"not within {limit:g} s: {what}\n{more()}"
+        time.sleep(0.1)
+    return answer
+
+
+def lines(folder: Path, task: str) -> list[str]:
+    """What the task has printed, by the folder of its run."""
+    path = folder / "logs" / f"{task}.log"
+    written = path.read_text().splitlines() if path.exists() else []
+    return [line.partition(" | ")[2] for line in written]
+
+
+class Person:
+    """Somebody with a kubeconfig for one namespace, a folder with a program, and a home for runs."""
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+        self.cluster, self.namespace, self.folder = cluster, namespace, folder
+        self.kubeconfig = cluster.user("ada", namespace)
+        self.shared = cluster.shared_volume(namespace, "shared")
+        self.home = folder / "home"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "KUBE"))}
+        self.env = {**kept, "KUBECONFIG": str(self.kubeconfig), "PACELINE_HOME": str(self.home)}
+        self.env["PYTHONPATH"] = str(SOURCE)
+
+    def job(self, program: str = TRAINING, workers: int = 3, folder: str = "work", **more: Any) -> Path:
+        """Jobs in folders of their own can be submitted side by side."""
+        work = self.folder / folder
+        work.mkdir(exist_ok=True)
+        (work / "train.py").write_text(program)
+        settings = {"image": IMAGE, "image_pull_policy": "IfNotPresent", "placement": "spread"}
+        settings["volumes"] = [{"mount": "/shared", "claim": "shared", "read_only": True}]
+        fields = {"name": "loop", "framework": "none", "command": ["python3", "train.py"], "limits": {"grace": "5s"}}
+        fields |= {"roles": {"worker": {"replicas": workers}}, "kubernetes": settings, **more}
+        path = work / "job.yaml"
+        path.write_text(json.dumps(fields))
+        return path
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "paceline.cli", *words]
+        return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+
+    def finish(self) -> None:
+        (self.shared / "finish").touch()
+
+
+class Run:
+    """`paceline run --on kubernetes` in the foreground."""
+
+    def __init__(self, person: Person, job: Path, *words: str) -> None:
+        self.person = person
+        before = self._folders()
+        self._said = person.folder / f"said-{len(before)}"
+        with self._said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.cli", "run", str(job), "--on", "kubernetes", *words],
+                env=person.env, cwd=person.folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            )  # fmt: skip
+        new = eventually("the run's folder", lambda: self._folders() - before or self.process.poll(), more=self.said)
+        assert isinstance(new, set), self.said()
+        self.folder: Path = new.pop()
+        self.name = self.folder.name
+
+    def _folders(self) -> set[Path]:
+        runs = self.person.home / "runs"
+        return set(runs.iterdir()) if runs.exists() else set()
+
+    def said(self) -> str:
+        return self._said.read_text(errors="replace")
+
+    def events(self, kind: str, **fields: Any) -> list[Event]:
+        path = self.folder / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return [e for e in found if e["event"] == kind and all(e.get(k) == v for k, v in fields.items())]
+
+    def wait(self, kind: str, count: int = 1, limit: float = 90.0, **fields: Any) -> Event:
+        def seen() -> Event | None:
+            found = self.events(kind, **fields)
+            return found[-1] if len(found) >= count else None
+
+        return eventually(f"{kind} {fields}", seen, limit, more=self.said)
+
+    def all_step(self) -> None:
+        """Until every task has made a step: before that, one of them may hardly be a process yet."""
+        for task in self.wait("run-started")["tasks"]:
+            self.wait("step", task=task)
+
+    def ends(self, limit: float = 120) -> int:
+        return self.process.wait(limit)
+
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        return report
+
+    def pods(self, role: str) -> list[dict[str, Any]]:
+        selector = f"paceline.dev/run={self.name},paceline.dev/role={role}"
+        pods: list[dict[str, Any]] = self.person.cluster.get("pods", "-n", self.person.namespace, "-l", selector)[
+            "items"
+        ]
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def clean_up(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def bucket_of(person: Person, node: str = "") -> dict[str, str]:
+    """An S3 server in a pod of the namespace, which all pods reach; its settings as a Secret and as they are.
+
+    `node`: where that pod is.
+    """
+    from support.stores import parts
+
+    shutil.copy(parts.versitygw(), person.shared / "versitygw")
+    (person.shared / "objects" / "digits").mkdir(parents=True, mode=0o777)
+    (person.shared / "objects").chmod(0o777)
+    (person.shared / "objects" / "digits").chmod(0o777)
+    restricted = {
+        "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    keys = {"ROOT_ACCESS_KEY": "digits", "ROOT_SECRET_KEY": "a secret of the digits"}
+    container = {
+        "name": "store", "image": IMAGE, "securityContext": restricted,
+        "command": ["/shared/versitygw", "--port", ":7070", "posix", "--sidecar", "/tmp", "/shared/objects"],
+        "env": [{"name": name, "value": value} for name, value in keys.items()],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/tmp"}],
+    }  # fmt: skip
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}, {"name": "tmp", "emptyDir": {}}]
+    metadata = {"name": "store", "namespace": person.namespace, "labels": {"app": "store"}}
+    there = {"nodeName": node} if node else {}
+    service = {"selector": {"app": "store"}, "ports": [{"port": 7070}]}
+    known = {
+        "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"], "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
+        "AWS_ENDPOINT_URL": "http://store:7070", "AWS_REGION": "us-east-1",
+    }  # fmt: skip
+    person.cluster.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": known},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+         "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0, **there}},
+    )  # fmt: skip
+
+    def up() -> bool:
+        return bool(person.cluster.get("pod", "store", "-n", person.namespace)["status"].get("phase") == "Running")
+
+    eventually("the store", up)
+    return known

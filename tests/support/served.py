@@ -1,0 +1,45 @@
+"""The objects of a served model, rendered for jobs of two kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline import plan as plans
+from paceline.backends.kubernetes import serving
+from paceline.job import load_text
+
+RUN = "digits-3f9a"
+AGENT = {"agent.pyz": b"agent", "helpers.pyz": b"helpers"}
+HEAD = "name: digits\ncommand: [python, train.py]\nexport: {command: [python, train.py, export]}\n"
+
+
+Object = dict[str, Any]
+
+JOBS = {
+    # TensorFlow Serving itself is in no registry that tests can use: how it is started is seen here alone.
+    "tensorflow-serving": (
+        "framework: tensorflow\nserve: {replicas: 2, memory: 2Gi, service: NodePort}\n"
+        "kubernetes: {image: registry.example/tf:1, namespace: team-a, env_from: [{secret: store}]}\n"
+        "limits: {start: 10m}\n",
+        "s3://training/digits",
+    ),
+    "paceline-serve": (
+        "framework: torch\nserve: {image: 'registry.example/serve:1', cpu: 2, gpus: 1}\ncode: image\n"
+        "credentials: {secret: gcs-key, file: key.json}\n"
+        "kubernetes:\n  image: registry.example/torch:1\n  user: 4242\n  image_pull_secrets: [pull]\n"
+        "  volumes: [{mount: /data, claim: data, read_only: true}]\n",
+        "claim://kept/of digits",
+    ),
+}  # fmt: skip
+
+
+def rendered(
+    which: str, folder: Path, snapshot: str = "step-120-g3", code: tuple[bytes, ...] = (), more: str = ""
+) -> list[Object]:
+    (folder / "train.py").touch()
+    text, place = JOBS[which]
+    plan = plans.make(load_text(HEAD + text + more, "job.yaml", folder, cluster=True).job)
+    model = serving.Model("digits", snapshot, place, tied=place.startswith("claim://"))
+    library = (b"book one", b"book two") if place.startswith("s3://") else ()
+    return serving.render(plan, RUN, model, AGENT, code, library)
