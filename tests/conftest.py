@@ -8,7 +8,12 @@ from types import ModuleType
 
 from hypothesis import settings
 
+from paceline.frameworks import amx
+
 pytest_plugins = ["support.stores.fixtures"]
+
+# For frameworks that tests start themselves: Paceline's own tasks are given it by Paceline.
+os.environ.update(amx.environment(os.environ))
 
 # The same examples in every run; `--hypothesis-profile default` looks further, with a new seed each time.
 settings.register_profile("same", derandomize=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from support.environment import without
 from support.lab.cluster import Cluster
 from support.pages import ON_A_CLUSTER, follow, new_reader
 from support.people import SOURCE
@@ -18,7 +18,7 @@ EXCEPTIONS = {"make cluster": "test_lab.py brings up a cluster as it does"}
 
 
 def test_the_page_about_clusters_does_what_it_says(cluster: Cluster, tmp_path: Path) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "KUBE"))}
+    kept = without("PACELINE", "KUBE")
     kubectl = cluster.parts.program("kubectl")
     given = {"PATH": f"{kubectl.parent}:{kept['PATH']}", "KUBECONFIG": str(cluster.kubeconfig()), "HOME": str(tmp_path)}
     given |= {"PACELINE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(SOURCE)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.environment import without
 from support.runs import SOURCE, Run, Starter, eventually, job, kill
 from support.saving import Place, a_job, bucket, commit, finish, folder, restores, starts
 from support.stores.servers import Store as Server
@@ -24,7 +24,7 @@ def state_of(tmp_path: Path, name: str) -> Path:
 
 
 def paceline(home: Path, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTEST"))}
+    kept = without("PACELINE", "PYTEST")
     kept |= {"PACELINE_HOME": str(home), "PYTHONPATH": str(SOURCE), **env}
     command = [sys.executable, "-m", "paceline.cli", *words]
     return subprocess.run(command, env=kept, cwd=cwd, capture_output=True, text=True, timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from support.environment import without
 from support.runs import SOURCE, Event, Run, Starter, causes, eventually, kill
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,7 +49,7 @@ def begin(
 
 def by_hand(name: str, *words: object, **env: object) -> subprocess.CompletedProcess[str]:
     """A program in the folder of an example, without Paceline around it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTEST", "TF_"))}
+    kept = without("PACELINE", "PYTEST", "TF_")
     more = {name: str(value) for name, value in env.items()}
     return subprocess.run(
         [sys.executable, *map(str, words)], cwd=EXAMPLES / name, capture_output=True, text=True, timeout=LIMIT_S,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.environment import without
 from support.lab.cluster import Cluster
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -55,7 +55,7 @@ class Person:
         self.kubeconfig = cluster.user("ada", namespace)
         self.shared = cluster.shared_volume(namespace, "shared")
         self.home = folder / "home"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "KUBE"))}
+        kept = without("PACELINE", "KUBE")
         self.env = {**kept, "KUBECONFIG": str(self.kubeconfig), "PACELINE_HOME": str(self.home)}
         self.env["PYTHONPATH"] = str(SOURCE)
 

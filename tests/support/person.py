@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 import paceline
+from support.environment import without
 
 LIMIT_S = 60.0
 
@@ -70,7 +71,7 @@ def a_moment_later(than: float) -> None:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE", "NO_COLOR", "COLUMNS", "LINES"))}
+    kept = without("PACELINE", "NO_COLOR", "COLUMNS", "LINES")
     source = str(Path(paceline.__file__).parents[1])
     return {**kept, "PACELINE_HOME": str(home), "PYTHONPATH": source, "TERM": "xterm-256color", **more}
 

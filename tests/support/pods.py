@@ -19,6 +19,7 @@ from paceline.backends.kubernetes import render
 from paceline.backends.kubernetes.archive import archives
 from paceline.backends.kubernetes.code import collect
 from paceline.job import load_text
+from support.environment import without
 
 TRAINING = """
 import os, sys
@@ -75,7 +76,7 @@ class Pods:
         else:
             told |= {"work": str(mine / "work"), "code": str(self.place / "code")}
             told["snapshots"] = told["snapshots"] and f"peer://127.0.0.1:{self._serve}"
-        given = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTHON"))}
+        given = without("PACELINE", "PYTHON")
         given |= {pod.TOLD: json.dumps(told), pod.ADDRESS: "127.0.0.1", pod.INDEX: str(index)}
         given |= self._env
         given["TMPDIR"] = str(mine)

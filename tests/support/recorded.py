@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline
+from support.environment import without
 
 DAY = "2026-11-15T04:30:"
 FOLDER = "/runs/digits-3f9a"
@@ -136,7 +136,7 @@ def supervised(folder: Path) -> Iterator[None]:
 
 def environment(home: Path) -> dict[str, str]:
     source = str(Path(paceline.__file__).parents[1])
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PACELINE", "NO_COLOR"))}
+    kept = without("PACELINE", "NO_COLOR")
     return {**kept, "PACELINE_HOME": str(home), "PYTHONPATH": source, "TZ": "UTC"}
 
 

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from support.environment import without
+
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAMS = Path(__file__).parents[1] / "programs"
 LIMIT_S = 60.0
@@ -114,7 +116,7 @@ class Run:
         self.place = place
         before = self._folders()
         (place / "job.yaml").write_text(json.dumps(job))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE", "PYTEST"))}
+        kept = without("PACELINE", "PYTEST")
         self.env = {**kept, "PACELINE_HOME": str(self.home), "PYTHONPATH": str(SOURCE), **popen.pop("env", {})}
         command = popen.pop("command", [sys.executable, "-m", "paceline.cli"])
         with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:

@@ -27,6 +27,7 @@ from paceline.backends import certificates
 from paceline.backends.kubernetes.archive import archives
 from paceline.backends.kubernetes.code import collect
 from paceline.job import load_text
+from support.environment import without
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,7 +61,7 @@ def pyz(tmp_path: Path) -> Path:
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:
     """As in a bare image: nothing of these tests' own Python is to be found."""
     (tmp_path / "tmp").mkdir(exist_ok=True)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTHON", "PYTEST"))}
+    kept = without("PACELINE", "PYTHON", "PYTEST")
     return {**kept, "TMPDIR": str(tmp_path / "tmp"), **more}
 
 

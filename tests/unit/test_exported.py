@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from paceline.storage.folder import Folder
 from paceline.storage.manifest import Id
 from paceline.storage.snapshots import Snapshots
 from support.committed import RUN, commit, weights
+from support.environment import without
 
 PROGRAM = """
 import json, os, pathlib, signal, sys
@@ -74,7 +74,7 @@ class Pod:
             "folder": f"{here}/run", "code": f"{here}/code", "work": f"{here}/work", "obstore": "", "format": "",
             "to": str(self.models), "last_words": f"{here}/words", "pinned": False, "monitoring": "", **more,
         }  # fmt: skip
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTHON"))}
+        kept = without("PACELINE", "PYTHON")
         return subprocess.run(
             [oldest(), f"{here}/agent/agent.pyz", "export"], env={**kept, "PACELINE_POD": json.dumps(told)},
             cwd=self.folder, capture_output=True, text=True, timeout=60,

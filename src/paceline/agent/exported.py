@@ -14,6 +14,7 @@ from typing import Any
 from paceline.agent.command import understand
 from paceline.agent.pod import CANNOT, TOLD, cannot, joined, plan_path
 from paceline.agent.unpack import UnpackError, unpack
+from paceline.frameworks import amx
 from paceline.plan import Plan, from_data
 from paceline.runtime.exporting import FILES, CannotExport, complete
 from paceline.storage import library
@@ -98,6 +99,7 @@ def _run(plan: Plan, given: dict[str, str], work: str) -> None:
     given = {"PYTHONUNBUFFERED": "1", **given, **program.env, **trust}
     paths = [*filter(None, [given.get("PYTHONPATH"), os.path.abspath(sys.argv[0])])]
     given["PYTHONPATH"] = os.pathsep.join(paths)
+    given.update(amx.environment(given))
     python = understand(program.command, shutil.which("python") or sys.executable, given.get("PATH"), work)
     try:
         argv = python.argv if python is not None else program.command

@@ -16,7 +16,7 @@ from paceline.agent.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.porting import process
 from paceline.agent.wire import Message
-from paceline.frameworks import environment, server
+from paceline.frameworks import amx, environment, server
 from paceline.plan import Plan
 
 SETTLED = 3.0  # seconds without an import after which a program has what it needs
@@ -65,10 +65,14 @@ class Starting:
         threads = environment.threads(self._options.cores, tasks)
         given = {**os.environ, **self._role.env}
         paths = [*filter(None, [given.get("PYTHONPATH"), self._options.library])]
+        limits = amx.environment(given)
+        if limits:
+            self._said(f"{amx.FINDING}: tasks are given {amx.VARIABLE}={amx.LIMIT}")
         return {
             "PYTHONUNBUFFERED": "1",
             **{name: value for name, value in threads.items() if name not in os.environ},
             **given,
+            **limits,
             **({"PYTHONPATH": os.pathsep.join(paths)} if self._options.library else {}),
             "PYTHONFAULTHANDLER": "1",
             "PACELINE_TENSORBOARD_DIR": f"{self._options.folder}/tensorboard",
@@ -227,6 +231,10 @@ class Starting:
             self._said(why)
         if not self._pending:
             self._drop_spare()
+
+    def died_of_sigill(self) -> str:
+        """Why a task may have."""
+        return amx.likely_reason(self._static)
 
     def pids(self) -> set[int]:
         return {self._spare.pid} if self._spare is not None else set()

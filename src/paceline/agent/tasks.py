@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any, Callable
 
 from paceline.agent import causes, machine
@@ -292,6 +293,8 @@ class Tasks:
         else:
             memory = self._out_of_memory(attempt, number)
             cause = causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
+            if cause.kind == "signal" and cause.place == "SIGILL":
+                cause = replace(cause, detail=f"{cause.detail}: {self._starting.died_of_sigill()}")
         survivor = cause.survivor and len(self._plan.tasks) > 1
         return ev.Exit(
             attempt.task.name, attempt.number, code, None if number is None else causes.signal_name(number), expected,

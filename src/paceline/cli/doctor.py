@@ -137,6 +137,7 @@ def _machine() -> Iterator[Check]:
             "" if gpus else "check the driver: nvidia-smi",
         )
     yield Check("cores", OK, str(machine.cores()))
+    yield from _amx()
     total, free = machine.memory(), machine.free_memory()
     if total is not None:
         short = free is not None and free < 2 * _GIB
@@ -147,6 +148,18 @@ def _machine() -> Iterator[Check]:
             found,
             "a TensorFlow task takes about 0.5 GiB before it does anything" if short else "",
         )
+
+
+def _amx() -> Iterator[Check]:
+    """Only where it is worth a line: most CPUs have none."""
+    from paceline.frameworks import amx
+
+    found = amx.state()
+    if found == amx.WORKS:
+        yield Check("amx", OK, "works: frameworks use it for bfloat16")
+    elif found == amx.TRAPS:
+        remedy = f"tasks get {amx.VARIABLE}={amx.LIMIT}; set it yourself for programs outside Paceline"
+        yield Check("amx", WARN, amx.FINDING, remedy)
 
 
 def _disk() -> Iterator[Check]:

@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from paceline.frameworks import amx
+
 
 def main() -> NoReturn:
     given = _options()
+    os.environ.update(amx.environment(os.environ))  # before any framework is imported
     try:
         import uvicorn
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline import plan as plans
+from paceline.frameworks import amx
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import runs
 from paceline.view.places import Source
@@ -98,7 +99,8 @@ def _environment(run: str, more: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _OF_TASKS and (name == "PACELINE_HOME" or not name.startswith("PACELINE_"))
     }
-    return {**kept, **more, "PACELINE_RUN": run}
+    given = {**kept, **more, "PACELINE_RUN": run}
+    return {**given, **amx.environment(given)}
 
 
 def _argv(command: Sequence[str], folder: Path, path: str | None) -> tuple[str, ...]:

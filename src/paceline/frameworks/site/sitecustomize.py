@@ -1,5 +1,4 @@
 """Runs before a program where this folder is on PYTHONPATH: starts what Paceline needs there, then hands over."""
-# ruff: noqa: PTH100, PTH118, PTH120
 
 import os
 import sys

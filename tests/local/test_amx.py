@@ -1,0 +1,83 @@
+"""AMX instructions that are announced and not allowed: the probe, real frameworks, runs, and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.frameworks import amx
+from support.environment import without
+from support.person import Person
+
+ILLEGAL, RETURN = bytes.fromhex("0f0b"), bytes.fromhex("c3")  # ud2, ret
+BFLOAT16 = {
+    "torch": "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))",
+    "tensorflow": (
+        "import tensorflow as tf; a = tf.ones((64, 64), tf.bfloat16); print(float(tf.linalg.matmul(a, a)[0, 0]))"
+    ),
+}
+PROGRAM = "import os; print('limit', os.environ.get('ONEDNN_MAX_CPU_ISA'))"
+FINDING = "this CPU announces AMX instructions but does not allow them"
+
+
+@pytest.fixture
+def me(tmp_path: Path) -> Person:
+    return Person(tmp_path)
+
+
+def test_the_probe_survives_what_its_child_does_not() -> None:
+    assert amx.probe(ILLEGAL) == amx.TRAPS
+    assert amx.probe(RETURN) == amx.WORKS
+
+
+@pytest.mark.parametrize("framework", BFLOAT16)
+def test_bfloat16_works_with_what_programs_are_given_and_without_it_just_where_the_probe_says(
+    framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(amx.OVERRIDE, raising=False)
+    env = {**without("PACELINE", amx.VARIABLE), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    limits = amx.environment({})
+    for given, dies in ({**env, **limits}, False), (env, bool(limits)):
+        done = subprocess.run([sys.executable, "-c", BFLOAT16[framework]], env=given, capture_output=True, timeout=120)
+        assert done.returncode == (-signal.SIGILL if dies else 0), done.stderr.decode()
+        if given == env:
+            break  # the same twice
+
+
+def test_tasks_are_given_the_limit_with_a_note(me: Person) -> None:
+    me.job(PROGRAM, workers=2)
+    done = me.call("run", PACELINE_AMX="traps")
+    assert done.returncode == 0, done.stderr
+    assert "worker-0 | limit AVX512_CORE_FP16" in done.stderr and "worker-1 | limit AVX512_CORE_FP16" in done.stderr
+    (note,) = [line for line in done.stderr.splitlines() if FINDING in line]
+    assert note.endswith(": tasks are given ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16")
+
+
+def test_a_limit_of_the_job_is_kept_and_where_amx_works_there_is_none(me: Person) -> None:
+    me.job(PROGRAM, more="env: {ONEDNN_MAX_CPU_ISA: AVX2}\n")
+    done = me.call("run", PACELINE_AMX="traps")
+    assert "limit AVX2" in done.stderr and FINDING not in done.stderr
+    me.job(PROGRAM)
+    assert "limit None" in me.call("run", PACELINE_AMX="works").stderr
+
+
+def test_a_death_by_sigill_names_the_likely_reason(me: Person) -> None:
+    me.job("import os, signal; os.kill(os.getpid(), signal.SIGILL)", more="restart: {limit: 0}\n")
+    for said, reason in (("works", "may be built for another CPU"), ("traps", FINDING)):
+        done = me.call("run", "-o", "json", PACELINE_AMX=said)
+        report = json.loads(done.stdout)
+        assert (done.returncode, report["cause"]) == (1, "signal")
+        assert report["reason"].startswith("worker-0: killed by SIGILL: ") and reason in report["reason"]
+
+
+def test_doctor_says_so(me: Person) -> None:
+    said = me.call("doctor", PACELINE_AMX="traps").stdout
+    assert f"warn  amx          {FINDING}" in said
+    assert "-> tasks get ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16" in said
+    assert "ok    amx          works" in me.call("doctor", PACELINE_AMX="works").stdout
+    assert " amx " not in me.call("doctor", PACELINE_AMX="absent").stdout

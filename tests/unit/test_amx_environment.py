@@ -1,0 +1,100 @@
+"""What programs are given where AMX instructions are announced and not allowed; the probe itself: tests/local."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.frameworks import amx
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A CPU that announces AMX, with a cache folder of its own. What the probe finds, in this order."""
+    answers: list[str] = []
+    monkeypatch.delenv(amx.OVERRIDE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(amx, "_announced", lambda: True)
+    monkeypatch.setattr(amx, "probe", lambda: answers.pop(0))
+    return answers
+
+
+def test_a_cpu_that_traps_gets_a_limit_that_avoids_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(amx.OVERRIDE, amx.TRAPS)
+    assert amx.environment({}) == {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+
+
+@pytest.mark.parametrize("state", [amx.WORKS, amx.ABSENT])
+def test_any_other_cpu_gets_none(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(amx.OVERRIDE, state)
+    assert amx.environment({}) == {}
+
+
+def test_a_limit_that_the_user_has_set_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(amx.OVERRIDE, amx.TRAPS)
+    assert amx.environment({"ONEDNN_MAX_CPU_ISA": "AVX2"}) == {}
+
+
+def test_the_probe_runs_once_and_its_answer_is_remembered(announced: list[str], tmp_path: Path) -> None:
+    announced.append(amx.TRAPS)
+    assert [amx.state(), amx.state()] == [amx.TRAPS, amx.TRAPS]
+    assert announced == []
+    assert [path.name for path in (tmp_path / "paceline").iterdir()] == ["amx.json"]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        json.dumps({"boot": "another", "amx": "works"}),
+        json.dumps({"boot": BOOT.read_text().strip(), "amx": "perhaps"}),
+        "[]",
+        "{",
+        "",
+    ],
+)
+def test_what_another_start_of_the_machine_or_nobody_has_written_is_not_believed(
+    kept: str, announced: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "paceline").mkdir()
+    (tmp_path / "paceline" / "amx.json").write_text(kept)
+    announced.append(amx.TRAPS)
+    assert amx.state() == amx.TRAPS
+
+
+def test_where_nothing_can_be_remembered_the_probe_runs_again(
+    announced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "paceline").write_text("a file, not a folder")
+    announced += [amx.TRAPS, amx.WORKS, amx.TRAPS]
+    assert [amx.state(), amx.state()] == [amx.TRAPS, amx.WORKS]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where there is no home
+    monkeypatch.chdir(tmp_path)
+    assert amx.state() == amx.TRAPS
+    assert [path.name for path in tmp_path.iterdir()] == ["paceline"]
+
+
+def test_where_it_is_not_announced_nothing_is_probed(announced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amx, "_announced", lambda: False)
+    assert amx.state() == amx.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("state", "given", "reason"),
+    [
+        (amx.TRAPS, {}, f"{amx.FINDING}: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 to avoid them"),
+        (amx.TRAPS, {"ONEDNN_MAX_CPU_ISA": "ALL"}, f"{amx.FINDING}: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"),
+        (amx.TRAPS, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, "a library other than oneDNN may use them"),
+        (amx.WORKS, {}, "it used an instruction that this CPU does not have"),
+        (amx.ABSENT, {}, "it used an instruction that this CPU does not have"),
+    ],
+)
+def test_a_death_by_sigill_has_a_likely_reason(
+    state: str, given: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(amx.OVERRIDE, state)
+    assert reason in amx.likely_reason(given)
