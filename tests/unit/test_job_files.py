@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from paceline import job
+from support.users import somebody
 
 LEAST = "the least is name, framework and command, such as: {name: a, framework: none, command: [python, a.py]}"
 
@@ -141,25 +139,14 @@ def test_a_name_too_long_for_a_file(tmp_path: Path) -> None:
     assert read(tmp_path / ("a" * 300)).endswith("cannot be read: file name too long")
 
 
-def test_an_unreadable_file(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
+def test_an_unreadable_file(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = open_folder / "job.yaml"
     path.write_text("name: a\n")
     path.chmod(0)
-    # Root may read everything, so the reader is another user.
-    code = (
-        "import os, sys\nfrom pathlib import Path\nfrom paceline import job\nimport paceline.job.loading\n"
-        "os.getuid() or os.setuid(65534)\ntry:\n    job.load(Path('job.yaml'))\nexcept job.JobError as error:\n"
-        "    print(error)\n"
-    )
-    os.chmod(tmp_path, 0o755)  # noqa: PTH101
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout == "job.yaml: cannot be read: permission denied\n", done.stderr
+    monkeypatch.chdir(open_folder)
+    with somebody(), pytest.raises(job.JobError) as caught:
+        job.load(Path("job.yaml"))
+    assert str(caught.value) == "job.yaml: cannot be read: permission denied"
 
 
 def test_a_file_of_ten_megabytes(tmp_path: Path) -> None:

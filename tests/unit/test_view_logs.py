@@ -1,8 +1,5 @@
 """Logs of several tasks: merged by time, read bit by bit, progress bars folded."""
 
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -119,22 +116,3 @@ def test_prefixes_are_equally_wide_and_coloured_by_task() -> None:
 def test_many_tasks_are_sorted_by_number(tmp_path: Path) -> None:
     folder = recorded.write(tmp_path, logs={f"worker-{i}": line(1, "x") for i in (10, 2, 1)})
     assert shown(list(Logs(folder).backlog())) == ["worker-1 x", "worker-2 x", "worker-10 x"]
-
-
-def test_a_log_larger_than_the_memory_allowed_is_read(tmp_path: Path) -> None:
-    folder = recorded.write(tmp_path, logs={})
-    block = "".join(line(1, "x" * 900) for _ in range(1100)).encode()
-    with open(folder / "logs" / "worker-0.log", "wb") as file:
-        for _ in range(200):
-            file.write(block)
-    count = "import sys; from pathlib import Path; from paceline.view.logs import Logs\n"
-    count += "print(sum(1 for _ in Logs(Path(sys.argv[1])).backlog()))"
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (120 << 20, 120 << 20))
-
-    done = subprocess.run(
-        [sys.executable, "-c", count, str(folder)], env=recorded.environment(tmp_path), preexec_fn=limit,
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout == "220000\n", done.stderr

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -345,18 +343,6 @@ def test_the_newest_of_a_run_that_trains_is_not_deleted(home: Path, by: str) -> 
 
 
 # ---- what is loaded
-
-
-def test_a_folder_is_read_without_anything_that_is_slow(home: Path) -> None:
-    slow = ("pydantic", "obstore", "lightkube", "cryptography", "rich", "asyncio", "paceline.job", "paceline.backends")
-    for words in (["--help"], ["ls", "--help"], ["ls"], ["show"]):
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "paceline.cli", "snapshots", *words],
-            env=recorded.environment(home), capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "paceline.cli.app" in loaded
-        assert not {name for name in loaded if name.startswith(slow)}
 
 
 def test_what_it_reads_is_what_a_run_commits(home: Path) -> None:
