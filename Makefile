@@ -1,10 +1,12 @@
-# Two commands matter: `make demo` trains a real model on this machine, `make test` passes all tests. Both set up what they need.
+# Two commands matter: `make demo` trains a real model on this machine, `make test` tests all that needs no cluster. Both set
+# up what they need.
 PYTHON ?= python3
 UV := .tools/bin/uv
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest --durations=40
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo test lint bench bench-cluster cluster cluster-down lock clean
+.PHONY: setup demo check test test-long test-cluster lint bench bench-cluster cluster cluster-down lock clean
 
 setup: .venv/dev
 
@@ -33,11 +35,21 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
-# One after the other: beside clusters, frameworks take so long to start that tests of hangs see one. Without root, those
-# that need a cluster are left out.
-test: .venv/dev lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/cluster
-	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/cluster
+# While one writes code: seconds, and no process is started.
+check: lint
+	$(PYTEST) -n 2 --dist worksteal tests/unit
+
+# Needs Linux, Python and make, nothing else.
+test: lint
+	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m "not long"
+
+# Hundreds of faults, and all that needs an object store, which is built with Go and npm the first time.
+test-long: .venv/dev
+	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m long
+
+# Not beside the others: frameworks take so long to start there that tests of hangs would see one. Needs root.
+test-cluster: .venv/dev
+	$(PYTEST) -n 3 --dist loadgroup tests/cluster
 
 lint: .venv/dev
 	$(BIN)/ruff check --quiet .

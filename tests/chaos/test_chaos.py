@@ -141,9 +141,3 @@ def test_an_exception_that_always_comes_ends_the_run(framework: str, tmp_path: P
     for words in ("worker-1", "Injected: asked for by the test", "faults.py:", "same error at the same place twice"):
         assert words in report["reason"]
     record_property("fault", (framework, "exception always", "worker-1", "program-error", None))
-
-
-def test_there_are_at_least_sixty() -> None:
-    sequences = [sequence(framework) for framework in TIMES]
-    assert sum(map(len, sequences)) + len(TIMES) >= 60
-    assert {fault for faults in sequences for fault, _ in faults} == set(KINDS)

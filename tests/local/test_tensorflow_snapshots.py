@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from support.tensorflows import end, group, run, steps
+from support.tensorflows import end, group, run, start, steps
+
+Told = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What each of them saw, or how it failed."""
+    folder = tmp_path_factory.mktemp("stories")
+    seen: Told = end(start("tf_stories.py", folder, env={}))
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +38,22 @@ def together(*folders: Path, words: tuple[str, ...] = ()) -> list[Any]:
 # ---- one process
 
 
-def test_the_values_are_those_of_the_step_however_long_the_writing_takes(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "later_updates", folder=tmp_path)
+def test_the_values_are_those_of_the_step_however_long_the_writing_takes(stories: Told) -> None:
+    seen = stories["later_updates"]
     names = ["add", "rows", "slice", "adam", "function"]
     assert seen == {"changed": names, "kept": names, "read by TensorFlow": names}
 
 
-def test_metrics_and_versions_lie_beside_it(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "about", folder=tmp_path)
+def test_metrics_and_versions_lie_beside_it(stories: Told) -> None:
+    seen = stories["about"]
     assert seen["steps"] == ["step-2"]
     assert seen["about"]["parts"] == 1
     assert seen["about"]["metrics"] == {"loss": 0.5, "accuracy": 0.25}
     assert sorted(seen["about"]["versions"]) == ["keras", "numpy", "python", "tensorflow"]
 
 
-def test_what_cannot_be_written_is_a_warning_and_closing_raises(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "disk", folder=tmp_path)
+def test_what_cannot_be_written_is_a_warning_and_closing_raises(stories: Told) -> None:
+    seen = stories["disk"]
     told = [words for words in seen["told"] if words["_"] != "asks"]
     assert [words["_"] for words in told] == ["warning", "saved", "warning"]
     assert told[0]["text"].startswith("the snapshot of step 1 could not be written: ")
@@ -51,23 +61,23 @@ def test_what_cannot_be_written_is_a_warning_and_closing_raises(tmp_path: Path) 
     assert seen["raised"]
 
 
-def test_while_one_is_written_the_next_is_put_off(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "busy", folder=tmp_path)
+def test_while_one_is_written_the_next_is_put_off(stories: Told) -> None:
+    seen = stories["busy"]
     assert seen["skipped"] == [0, 0, 0, 1, 1, 1, 1, 2]
     assert seen["values"] == {"step-2": 2.0, "step-6": 6.0, "step-8": 8.0}
 
 
-def test_before_leaving_one_is_taken_whatever_is_still_written(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "leaving", folder=tmp_path)
+def test_before_leaving_one_is_taken_whatever_is_still_written(stories: Told) -> None:
+    seen = stories["leaving"]
     assert seen == {"answers": [False] * 4 + [True], "steps": ["step-2", "step-5"]}
 
 
-def test_what_does_not_fit_is_listed_and_the_rest_is_restored_on_request(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_listed_and_the_rest_is_restored_on_request(stories: Told) -> None:
     told = (
         "not in the snapshot: new, order; in the snapshot alone: gone; different: kind (float32[] in the snapshot, "
         "float64[] here), other (float32[2] in the snapshot, float32[3] here)"
     )
-    assert run("tf_stories.py", "mismatch", folder=tmp_path) == {
+    assert stories["mismatch"] == {
         "error": f"the snapshot of step 1 does not fit: {told} (before restoring, build model and optimizer)",
         "strict": [[7.0], [7.0, 7.0, 7.0], 7.0, 7.0],
         "step": 1,
@@ -76,44 +86,44 @@ def test_what_does_not_fit_is_listed_and_the_rest_is_restored_on_request(tmp_pat
     }
 
 
-def test_another_learning_rate_is_told_and_counts_where_a_run_starts_from_another(tmp_path: Path) -> None:
+def test_another_learning_rate_is_told_and_counts_where_a_run_starts_from_another(stories: Told) -> None:
     told = "paceline: settings differ, and those {} count: optimizer/_learning_rate (0.5 in the snapshot, 0.25 here)\n"
-    assert run("tf_stories.py", "rates", folder=tmp_path) == [
+    assert stories["rates"] == [
         [0.125, ""],
         [0.125, told.format("in the snapshot")],
         [0.25, told.format("of the program")],
     ]
 
 
-def test_settings_are_in_it_and_with_others_it_does_not_fit(tmp_path: Path) -> None:
+def test_settings_are_in_it_and_with_others_it_does_not_fit(stories: Told) -> None:
     told = (
         "the snapshot of step 1 does not fit: not in the snapshot: settings/more; different: settings/sizes ({'width': "
         "8, 'depth': 2} in the snapshot, {'width': 9, 'depth': 2} here), settings/words"
     )
     hint = " (before restoring, build model and optimizer)"
-    assert run("tf_stories.py", "settings", folder=tmp_path) == [None, True, 1, told + hint, 7.0, 1]
+    assert stories["settings"] == [None, True, 1, told + hint, 7.0, 1]
 
 
-def test_another_position_in_the_data_does_not_fit(tmp_path: Path) -> None:
-    alone, other = run("tf_stories.py", "orders", folder=tmp_path)
+def test_another_position_in_the_data_does_not_fit(stories: Told) -> None:
+    alone, other = stories["orders"]
     assert "in the snapshot alone: order (" in alone
     assert "different: order/size (9 in the snapshot, 8 here)" in other
 
 
-def test_what_was_not_written_by_these_helpers_is_refused(tmp_path: Path) -> None:
+def test_what_was_not_written_by_these_helpers_is_refused(stories: Told) -> None:
     said = ".../step-1 holds no state.json of ours: it was not written by paceline.tensorflow"
-    assert run("tf_stories.py", "foreign", folder=tmp_path) == [said, said]
+    assert stories["foreign"] == [said, said]
 
 
-def test_a_variable_that_comes_too_late_to_be_restored_is_said_at_once(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "late", folder=tmp_path)
+def test_a_variable_that_comes_too_late_to_be_restored_is_said_at_once(stories: Told) -> None:
+    seen = stories["late"]
     assert seen["error"].startswith("made or replaced after restore() or the first snapshot")
     assert ": y:0 (build" in seen["error"]
     assert seen["steps"] == []
 
 
-def test_outside_a_run_nothing_happens(tmp_path: Path) -> None:
-    seen = run("tf_stories.py", "outside", folder=tmp_path)
+def test_outside_a_run_nothing_happens(stories: Told) -> None:
+    seen = stories["outside"]
     assert seen == {"restored": 0, "answers": [False, False], "steps": []}
 
 

@@ -1,4 +1,8 @@
-"""Short stories of snapshots in one TensorFlow process: each says what it saw, as JSON."""
+"""Short stories of snapshots in one TensorFlow process each: what they saw, as JSON.
+
+`tf_stories.py FOLDER` tells all of them. TensorFlow is imported once: each story is told by a fork of this process, in a
+folder of its own.
+"""
 
 import contextlib
 import io
@@ -9,6 +13,8 @@ import shutil
 import socket
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -20,7 +26,7 @@ import paceline.tensorflow
 from paceline.runtime import contract
 from paceline.tensorflow import SnapshotMismatch, SnapshotRefused, Snapshots
 
-FOLDER = Path(os.environ["PACELINE_SNAPSHOT_DIR"])
+FOLDER = Path()  # of the story
 
 
 def held() -> threading.Event:
@@ -236,4 +242,27 @@ def refused(call: object) -> str:
     return ""
 
 
-print(json.dumps(globals()[sys.argv[1]]()))
+STORIES = (
+    later_updates, about, disk, busy, leaving, mismatch, settings, rates, orders, foreign, late, outside,
+)  # fmt: skip
+
+
+def told(story: Callable[[], object], folder: Path) -> object:
+    """What it saw, or how it failed."""
+    global FOLDER
+    result = folder / f"{story.__name__}.json"
+    pid = os.fork()
+    if pid == 0:
+        FOLDER = folder / story.__name__
+        os.environ.update(PACELINE_SNAPSHOT_DIR=str(FOLDER), PACELINE_RESTORE="")
+        try:
+            seen = story()
+        except Exception:
+            seen = {"failed": traceback.format_exc()}
+        result.write_text(json.dumps(seen))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return json.loads(result.read_text()) if status == 0 else {"failed": f"status {status}"}
+
+
+print(json.dumps({story.__name__: told(story, Path(sys.argv[1])) for story in STORIES}))

@@ -27,7 +27,10 @@ MADE_OF = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if _wanted(item)] if parts.unmet() else []
+    ours = [item for item in items if _wanted(item)]
+    for item in ours:
+        item.add_marker(pytest.mark.long)
+    left_out = ours if parts.unmet() else []
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
