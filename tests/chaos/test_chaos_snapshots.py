@@ -1,7 +1,7 @@
 """300 faults while a program saves all the time: nothing that was committed is lost, nothing is half-loaded.
 
-In a few runs, at a real bucket: their processes are killed and stopped, the store fails in the middle of requests, snapshots
-are damaged, the disk of the hosts is full, clocks jump.
+In a few runs, at a real bucket: their processes are killed and stopped, the store fails in the middle of requests,
+snapshots are damaged, the disk of the hosts is full, clocks jump.
 """
 
 from __future__ import annotations

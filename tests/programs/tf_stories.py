@@ -1,7 +1,7 @@
 """Short stories of snapshots in one TensorFlow process each: what they saw, as JSON.
 
-`tf_stories.py FOLDER` tells all of them. TensorFlow is imported once: each story is told by a fork of this process, in a
-folder of its own.
+`tf_stories.py FOLDER` tells all of them. TensorFlow is imported once: each story is told by a fork of this process, in
+a folder of its own.
 """
 
 import contextlib
