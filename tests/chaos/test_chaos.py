@@ -15,6 +15,8 @@ import pytest
 from support import runs
 from support.runs import Run, alive, eventually, fill, job, order, orders, small_disk, steps_done
 
+pytestmark = pytest.mark.long
+
 SEED = 20261115
 FULL = "log disk full"
 LIMIT_S = 90.0  # for one recovery, on a machine that has other things to do

@@ -25,6 +25,8 @@ from support.runs import PROGRAMS, Event, Run, eventually, fill_names, job, kill
 from support.stores.refusing import Asked, Fault, Proxy, proxy
 from support.stores.servers import Store as Server
 
+pytestmark = pytest.mark.long
+
 SEED = 20261115
 LIMIT_S = 60.0  # for one recovery, on a machine that has other things to do
 HOSTS = ("worker-host-0", "worker-host-1")

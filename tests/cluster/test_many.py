@@ -10,7 +10,7 @@ from support.people import IMAGE, Person, eventually
 
 pytestmark = pytest.mark.timeout(600, func_only=True)
 
-RUNS = 40
+RUNS = 10
 AT_ONCE = 2  # command lines: they cost more than what they submit
 SECOND = """
 import os, time
@@ -24,7 +24,7 @@ open(mark + ".ended", "x").close()
 KINDS = "jobs,pods,services,configmaps,secrets,networkpolicies"
 
 
-def test_forty_runs_at_once_finish_and_vanish(person: Person) -> None:
+def test_ten_runs_at_once_finish_and_vanish(person: Person) -> None:
     volumes = [{"mount": "/shared", "claim": "shared"}]
     kubernetes = {"image": IMAGE, "image_pull_policy": "IfNotPresent", "volumes": volumes}
     limits = {"grace": "1s", "keep_finished": "1s"}

@@ -146,6 +146,7 @@ def cgroup() -> Iterator[Cgroup]:
     made.remove()
 
 
+@pytest.mark.long  # needs root, for a cgroup
 def test_out_of_memory_is_told_from_other_kills(cgroup: Cgroup, state: Path, tmp_path: Path) -> None:
     with runs.starter(tmp_path) as start:
         run = start(job(orders("none", state)), preexec_fn=cgroup.enter)
@@ -459,6 +460,7 @@ def test_a_stopped_agent_loses_its_tasks(start: Starter, state: Path) -> None:
 # ---- the disk
 
 
+@pytest.mark.long  # needs root, to mount a disk
 def test_a_full_log_disk_is_said_once_and_training_ends_well(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state, "--gate", "--words", 2000)))
     eventually("both tasks wait", lambda: len(list(state.glob("ready-*"))) == 2, more=run.story)
@@ -478,6 +480,7 @@ def test_a_full_log_disk_is_said_once_and_training_ends_well(start: Starter, sta
     assert len(warnings) == len(set(warnings)) <= 2, "each log says it once"
 
 
+@pytest.mark.long  # needs root, to mount a disk
 def test_a_full_home_does_not_stop_training(tmp_path: Path, state: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

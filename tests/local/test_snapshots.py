@@ -565,6 +565,7 @@ def test_a_run_that_is_stopped_commits_its_last_snapshot(
     assert report["status"] == "stopped" and place.counted(run) == ["step-10-g1"]
 
 
+@pytest.mark.long  # needs root, to mount a disk
 def test_where_tasks_have_no_room_to_save_training_goes_on(state: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -584,6 +585,7 @@ def test_where_tasks_have_no_room_to_save_training_goes_on(state: Path, tmp_path
         assert committed_steps(run) == [10, 30]
 
 
+@pytest.mark.long  # needs root, to mount a disk
 @pytest.mark.parametrize("full", [fill, fill_names])
 def test_where_hosts_have_no_room_to_restore_the_generation_waits_for_it(
     state: Path, tmp_path: Path, full: Callable[[Path], Path]
@@ -609,6 +611,7 @@ def test_where_hosts_have_no_room_to_restore_the_generation_waits_for_it(
     assert place.counted(run)[-1] == "step-10-g1"
 
 
+@pytest.mark.long  # needs root, to mount a disk
 def test_a_full_place_is_a_warning_and_what_waits_is_committed_once_there_is_room(
     start: Starter, state: Path, tmp_path: Path
 ) -> None:
@@ -658,6 +661,7 @@ def not_allowed(path: Path) -> Iterator[None]:
 BOUND = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
 
 
+@pytest.mark.long  # needs root, to mount a disk
 @pytest.mark.parametrize(
     ("closed", "why"), [(mounted_read_only, "Read-only file system"), (not_allowed, "Permission denied")]
 )
