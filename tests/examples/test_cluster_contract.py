@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from paceline import plan
 from paceline.job import load
@@ -29,15 +32,30 @@ def test_workers_alone_have_a_gpu_where_there_are_some() -> None:
     assert {(host.role, host.gpus) for host in made.hosts} == {("ps", 0), ("worker", 1)}
 
 
-def test_it_reads_digits_whoever_is_killed_and_ends_by_itself(start: Starter, tmp_path: Path) -> None:
-    """Workers train as it comes, so no two runs are the same. One beside it that nobody touches has no part in that."""
-    code = tmp_path / "code"  # its checkpoints go there
-    shutil.copytree(EXAMPLES / "contract", code)
+@pytest.fixture
+def example(start: Starter, tmp_path: Path) -> Callable[[int], Run]:
+    """So many steps of it, in a copy: its checkpoints go there."""
+    code = shutil.copytree(EXAMPLES / "contract", tmp_path / "code")
     made = {**job("contract"), "code": str(code), "roles": {"ps": {"replicas": 1}, "worker": {"replicas": 2}}}
-    run, beside = (
-        start({**made, "command": [*made["command"], "--steps", str(steps)]}, home=tmp_path / "home")
-        for steps in (STEPS, FEW)
-    )
+
+    def begin(steps: int) -> Run:
+        return start({**made, "command": [*made["command"], "--steps", str(steps)]}, home=tmp_path / "home")
+
+    return begin
+
+
+def test_it_reads_digits_and_ends_by_itself(example: Callable[[int], Run]) -> None:
+    run = example(FEW)
+    assert run.succeeds(LIMIT_S)["restarts"] == []
+    last = max(said(run))
+    assert FEW <= last[0] < FEW + 100
+    assert last[1] >= 50
+
+
+@pytest.mark.long
+def test_it_reads_digits_whoever_is_killed(example: Callable[[int], Run]) -> None:
+    """Workers train as it comes, so no two runs are the same. One beside it that nobody touches has no part in that."""
+    run, beside = example(STEPS), example(FEW)
     for task, step in KILLS:
         eventually(f"step {step}", lambda: furthest(run) >= step or run.events("run-ended"), LIMIT_S, run.story)  # noqa: B023
         after = run.position()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at, last, survived
 
 KILLS = (("worker-1", 12), ("worker-0", 30), ("worker-1", 55))
@@ -14,18 +16,22 @@ print(*load(sys.argv[1])({"inputs": digits()[1][0][:20]})["logits"].argmax(axis=
 """
 
 
-def test_it_reads_digits_and_three_kills_do_not_change_a_bit(example: Begin) -> None:
-    whole = example("jax-data-parallel", *OPTIONS, sets={"restart.warm": "false"})
-    killed = example("jax-data-parallel", *OPTIONS)
-    kill_at(killed, *KILLS)
-    report = whole.succeeds(LIMIT_S)
+def test_it_reads_digits_and_is_tried_and_exported(example: Begin) -> None:
+    run = example("jax-data-parallel", *OPTIONS, sets={"restart.warm": "false"})
+    report = run.succeeds(LIMIT_S)
     assert (report["steps"], report["restarts"]) == (120, [])
     assert report["metrics"]["worker-0"] == report["metrics"]["worker-1"]
     assert report["metrics"]["worker-0"]["accuracy"] >= 0.90
+    answers_when_tried_and_exported(run, "jax-data-parallel", EXPORTED)
 
-    again = killed.succeeds(LIMIT_S)
-    assert survived(again, KILLS)
+
+@pytest.mark.long
+def test_three_kills_do_not_change_a_bit(example: Begin) -> None:
+    whole = example("jax-data-parallel", *OPTIONS, sets={"restart.warm": "false"})
+    killed = example("jax-data-parallel", *OPTIONS)
+    kill_at(killed, *KILLS)
+    report, again = whole.succeeds(LIMIT_S), killed.succeeds(LIMIT_S)
+    assert report["restarts"] == [] and survived(again, KILLS)
     assert again["metrics"] == report["metrics"]
     assert last(killed).name == "step-120-g4"
     assert digest(killed) == digest(whole)
-    answers_when_tried_and_exported(killed, "jax-data-parallel", EXPORTED)

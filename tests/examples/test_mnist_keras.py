@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,12 +32,29 @@ def weights(run: Run) -> bytes:
         return archive.read("model.weights.h5")
 
 
-def test_it_reads_digits_and_three_kills_beside_it_change_no_bit(start: Starter, tmp_path: Path) -> None:
-    """In a copy, since what it keeps is kept in its folder; both runs in the same one."""
+@pytest.fixture
+def example(start: Starter, tmp_path: Path) -> Callable[[], Run]:
+    """In a copy, since what it keeps is kept in its folder; all runs in the same one."""
     code = shutil.copytree(EXAMPLES / "mnist-keras", tmp_path / "code", ignore=shutil.ignore_patterns("kept"))
     made = job("mnist-keras")
     made |= {"code": str(code), "command": [*made["command"], "--epochs", str(EPOCHS)]}
-    whole, killed = (start(made, home=tmp_path / "home") for _ in range(2))
+    return functools.partial(start, made, home=tmp_path / "home")
+
+
+def test_it_reads_digits(example: Callable[[], Run]) -> None:
+    run = example()
+    assert run.succeeds(LIMIT_S)["restarts"] == []
+    told = last(run, "worker-0")
+    found = re.fullmatch(r"(\d+\.\d)% of 1000 held-out digits read correctly, loss \d\.\d{6}", told)
+    assert found is not None, told
+    assert float(found[1]) > 94
+    assert last(run, "worker-1") == told
+    assert "paceline" not in (EXAMPLES / "mnist-keras" / "train.py").read_text()
+
+
+@pytest.mark.long
+def test_three_kills_beside_it_change_no_bit(example: Callable[[], Run], tmp_path: Path) -> None:
+    whole, killed = example(), example()
     for generation, victim in enumerate(VICTIMS, 1):
         killed.wait("committed", LIMIT_S, generation=generation)
         kill(killed.task(victim))
@@ -43,17 +62,11 @@ def test_it_reads_digits_and_three_kills_beside_it_change_no_bit(start: Starter,
 
     assert whole.succeeds(LIMIT_S)["restarts"] == []
     told = last(whole, "worker-0")
-    found = re.fullmatch(r"(\d+\.\d)% of 1000 held-out digits read correctly, loss \d\.\d{6}", told)
-    assert found is not None, told
-    assert float(found[1]) > 94
-    assert last(whole, "worker-1") == told
-    assert "paceline" not in (code / "train.py").read_text()
-
     report = killed.succeeds(LIMIT_S)
     assert causes(report) == [("signal", victim) for victim in VICTIMS]
     assert killed.log("worker-0").count(f"Epoch 1/{EPOCHS}") == 1, "it begins anew"
     for task in ("worker-0", "worker-1"):
         assert last(killed, task) == told
     assert weights(killed) == weights(whole)
-    kept = sorted(path.name for path in (code / "kept").iterdir())
+    kept = sorted(path.name for path in (tmp_path / "code" / "kept").iterdir())
     assert kept == sorted([whole.folder.name, killed.folder.name])

@@ -17,6 +17,7 @@ from support.runs import Run, Starter
 pytestmark = pytest.mark.timeout(600)  # nine times, workers start
 
 SMALL = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400, "--rate", 0.3)
+OPTIONS = ("--batch", 64, "--epochs", 2, "--snapshot-every", 0.1)
 KILLS = (("worker-1", 60), ("worker-0", 140), ("worker-1", 220))
 # Words that are held out.
 SAID = {"begs": "B EH G Z", "cabs": "K AE B Z", "dent": "D EH N T", "flan": "F L AE N", "fled": "F L EH D"}
@@ -54,33 +55,40 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pairs
 
 
-def test_it_learns_how_words_are_said_and_three_kills_change_no_bit(
-    start: Starter, words: Path, tmp_path: Path
-) -> None:
-    ingest = {"command": ["python", "prepare.py", str(words)], "to": str(tmp_path / "prepared")}
-    options = ("--batch", 64, "--epochs", 2, "--snapshot-every", 0.1)
-    home = tmp_path / "home"
-    whole = train(start, home, *options, ingest=ingest, restart={"warm": False})
-    killed = train(start, home, *options, ingest=ingest)
+def ingest(words: Path, tmp_path: Path) -> dict[str, Any]:
+    return {"command": ["python", "prepare.py", str(words)], "to": str(tmp_path / "prepared")}
+
+
+@pytest.mark.long
+def test_three_kills_change_no_bit(start: Starter, words: Path, tmp_path: Path) -> None:
+    home, made = tmp_path / "home", ingest(words, tmp_path)
+    whole = train(start, home, *OPTIONS, ingest=made, restart={"warm": False})
+    killed = train(start, home, *OPTIONS, ingest=made)
     kill_at(killed, *KILLS)
     assert whole.succeeds(LIMIT_S)["restarts"] == []
-    *_, told = TOLD.findall(whole.log("worker-0"))
-    assert float(told[4]) >= 80, whole.log("worker-0")  # % of the phonemes of words that it has never seen
-
     # On a busy machine the error of its peer may be seen before the kill is: what it was is no matter here.
     assert len(killed.succeeds(LIMIT_S)["restarts"]) >= len(KILLS), killed.story()
+    *_, told = TOLD.findall(whole.log("worker-0"))
     assert TOLD.findall(killed.log("worker-0"))[-1] == told  # of the whole epoch, though parts of it were lost
     assert digest(killed) == digest(whole)
     assert len(list((tmp_path / "prepared").glob("*/numbers.npz"))) == 1  # one of them has made it for both
 
+
+def test_it_learns_how_words_are_said_and_is_tried_and_exported(start: Starter, words: Path, tmp_path: Path) -> None:
+    made = ingest(words, tmp_path)
+    run = train(start, tmp_path / "home", *OPTIONS, ingest=made, restart={"warm": False})
+    assert run.succeeds(LIMIT_S)["restarts"] == []
+    *_, told = TOLD.findall(run.log("worker-0"))
+    assert float(told[4]) >= 80, run.log("worker-0")  # % of the phonemes of words that it has never seen
+
     asked = "".join(f"{word}\n" for word in SAID)
-    tried = killed.call("try", killed.folder.name, "--", "--letters", "--beam", "1", limit=LIMIT_S, input=asked)
+    tried = run.call("try", run.folder.name, "--", "--letters", "--beam", "1", limit=LIMIT_S, input=asked)
     assert tried.returncode == 0, tried.stderr[-4000:]
     found = dict(line.split("\t") for line in tried.stdout.splitlines())
     assert list(found) == list(SAID)
     assert sum(found[word] == said for word, said in SAID.items()) >= 4, found
 
-    exported = killed.call("export", killed.folder.name, "--to", str(tmp_path / "model"), limit=LIMIT_S)
+    exported = run.call("export", run.folder.name, "--to", str(tmp_path / "model"), limit=LIMIT_S)
     assert exported.returncode == 0, exported.stderr[-4000:]
     served = done("-c", SERVES, tmp_path / "model", *SAID)
     assert served.splitlines() == list(found.values())
