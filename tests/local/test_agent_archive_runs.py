@@ -1,9 +1,11 @@
-"""agent.pyz in processes: enough for an agent and for `import paceline` on any Python from 3.9 on."""
+"""agent.pyz in processes: joined by a container's command, enough for an agent and for `import paceline` on any Python
+from 3.9 on."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -22,14 +24,19 @@ import paceline
 from paceline import plan as plans
 from paceline.agent.options import Options
 from paceline.backends import certificates
-from paceline.backends.kubernetes.archive import archives
+from paceline.backends.kubernetes import pods
+from paceline.backends.kubernetes.archive import agent_archive
 from paceline.backends.kubernetes.code import collect
+from paceline.backends.kubernetes.config_maps import cut, parts
+from paceline.backends.kubernetes.running import stop_command
 from paceline.job import load_text
 from support.environment import without
+from support.pods import in_folders
 
 pytestmark = pytest.mark.timeout(120)
 
 LIMIT_S = 60.0
+IMPORT_THEIR_FRAMEWORK = ("paceline.jax", "paceline.keras", "paceline.tensorflow", "paceline.torch")
 
 
 def pythons() -> dict[str, str]:
@@ -50,8 +57,7 @@ every_python = pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS.k
 def pyz(tmp_path: Path) -> Path:
     path = tmp_path / "agent" / "agent.pyz"
     path.parent.mkdir()
-    for name, data in archives().items():
-        path.with_name(name).write_bytes(data)
+    path.write_bytes(agent_archive())
     return path
 
 
@@ -62,6 +68,120 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
     return {**kept, "TMPDIR": str(tmp_path / "tmp"), **more}
 
 
+# ---- how a container gets and starts it
+
+
+class Container:
+    """The folders of one, and an image that has Python and no other program: not even `cat`."""
+
+    def __init__(self, place: Path, python: str = sys.executable) -> None:
+        self.place = place
+        self.bin, self.agent, self.run = (place / name for name in ("bin", "agent", "run"))
+        for folder in (self.bin, self.agent, self.run):
+            folder.mkdir()
+        (self.bin / "python3").symlink_to(Path(python).resolve())
+
+    def carry(self, archive: bytes) -> None:
+        """As a projected volume does, whose files are links below a folder that begins with a dot."""
+        data = self.agent / "..data"
+        data.mkdir(exist_ok=True)
+        for files in parts("agent", cut(archive, 100), key="agent-").values():
+            for name, part in files.items():
+                (data / name).write_bytes(part)
+                if not (self.agent / name).is_symlink():
+                    (self.agent / name).symlink_to(f"..data/{name}")
+
+    def execute(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        folders = {pods.AGENT_FOLDER: self.agent, pods.RUN_FOLDER: self.run, pods.LAST_WORDS: self.place / "words"}
+        here = self.place / "image's own"
+        here.mkdir(exist_ok=True)
+        (here / "os.py").write_text("raise SystemExit('a module of the image, where the agent is to be joined')")
+        env = {"PATH": str(self.bin), "COLOUR": "blue"}
+        return subprocess.run(
+            in_folders(command, folders), env=env, cwd=here, capture_output=True, text=True, timeout=LIMIT_S
+        )
+
+
+def packed(files: dict[str, str]) -> bytes:
+    """More than ten parts."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        for name, text in {**files, "more": "more" * 300}.items():
+            archive.writestr(name, text)
+    return memory.getvalue()
+
+
+def program(text: str) -> bytes:
+    return packed({"__main__.py": text})
+
+
+@every_python
+def test_a_container_joins_the_parts_and_starts_what_they_are(python: str, tmp_path: Path) -> None:
+    container = Container(tmp_path, python)
+    archive = program("import os, sys; print(sys.argv[1:], sys.argv[0], os.environ['COLOUR'], sys.flags.isolated)")
+    container.carry(archive)
+    assert len(list(container.agent.glob("agent-*"))) > 10
+    joined = container.run / "agent.pyz"
+    for what in ("pod", "export"):
+        done = container.execute(pods.agent_command(what, 66))
+        assert (done.returncode, done.stdout) == (0, f"['{what}'] {joined} blue 0\n"), done.stderr
+        assert joined.read_bytes() == archive
+    assert list(container.run.iterdir()) == [joined]
+
+
+def test_a_container_that_starts_again_is_not_misled_by_what_the_one_before_has_left(tmp_path: Path) -> None:
+    container = Container(tmp_path)
+    container.carry(program("print('whole')"))
+    (container.run / "agent.pyz").write_bytes(b"of the container before")
+    (container.run / "agent.pyz.partial").write_bytes(b"killed while it wrote" * 1000)
+    done = container.execute(pods.agent_command("pod", 66))
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
+def test_the_exit_code_is_that_of_the_agent(tmp_path: Path) -> None:
+    container = Container(tmp_path)
+    container.carry(program("raise SystemExit(64)"))
+    assert container.execute(pods.agent_command("pod", 66)).returncode == 64
+
+
+def test_what_is_called_python3_may_be_too_old(tmp_path: Path) -> None:
+    container = Container(tmp_path)
+    container.carry(program("print('found')"))
+    (container.bin / "python3").rename(container.bin / "python")
+    (container.bin / "python3").write_text("#!/bin/sh\necho Python 2 >&2\nexit 1\n")
+    (container.bin / "python3").chmod(0o755)
+    done = container.execute(pods.agent_command("pod", 66))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "found\n", "")
+
+
+@pytest.mark.parametrize("code", [0, 66])
+def test_an_image_without_python_says_so(code: int, tmp_path: Path) -> None:
+    container = Container(tmp_path)
+    container.carry(program(""))
+    (container.bin / "python3").unlink()
+    done = container.execute(pods.agent_command("pod", code))
+    words = "paceline: there is no Python 3.9 or newer in this image: Paceline needs one on the PATH\n"
+    assert (done.returncode, done.stdout, (tmp_path / "words").read_text()) == (code, words, words)
+
+
+def test_where_the_parts_cannot_be_joined_the_container_is_tried_again(tmp_path: Path) -> None:
+    """64 and 66 are for what another try would not change, and end the captain's Job."""
+    done = Container(tmp_path).execute(pods.agent_command("pod", 66))
+    assert done.returncode == 1 and f"No such file or directory: '{tmp_path}/agent/agent-*'" in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["run", "agent"])
+def test_the_captain_is_asked_to_stop_by_the_agent_of_its_own_pod(folder: str, tmp_path: Path) -> None:
+    """In `agent`: of a run that the version before has submitted."""
+    container = Container(tmp_path)
+    control = {"paceline/agent/control.py": "import sys; print(sys.argv[1:], __file__)"}
+    archive = packed({"paceline/__init__.py": "", "paceline/agent/__init__.py": "", **control})
+    (tmp_path / folder / "agent.pyz").write_bytes(archive)
+    done = container.execute(stop_command("it's enough"))
+    asked = ["127.0.0.1:7733", "/paceline/tls", "captain", "it's enough"]
+    assert done.stdout == f"{asked} {tmp_path}/{folder}/agent.pyz/paceline/agent/control.py\n", done.stderr
+
+
 # ---- what is in it
 
 
@@ -70,10 +190,11 @@ def test_every_module_of_it_is_imported_without_anything_installed(python: str, 
     names = sorted(zipfile.ZipFile(pyz).namelist())
     modules = [name[:-3].replace("/", ".").replace(".__init__", "") for name in names if "/site/" not in name]
     modules.remove("__main__")
+    modules = [name for name in modules if not name.startswith(IMPORT_THEIR_FRAMEWORK)]
     code = (
-        f"import importlib, sys; sys.path.insert(0, {str(pyz)!r})\n"
+        f"import importlib.util, sys; sys.path.insert(0, {str(pyz)!r})\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
-        "assert importlib.util.find_spec('paceline.keras') is not None\n"
+        f"for name in {IMPORT_THEIR_FRAMEWORK!r}: assert importlib.util.find_spec(name), name\n"
         "print(sys.modules['paceline.agent.member'].__file__)"
     )
     done = subprocess.run([python, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=LIMIT_S)

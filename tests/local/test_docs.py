@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.backends.kubernetes import names
-from paceline.backends.kubernetes.archive import archives
+from paceline.backends.kubernetes.archive import agent_archive
 from paceline.backends.kubernetes.prepare import prepare
 from paceline.backends.kubernetes.render import render
 from paceline.cli.app import VERBS
@@ -140,7 +140,7 @@ def test_a_recipe_is_followed_word_by_word(name: str, reader: Reader) -> None:
     follow(reader.folder / "part.md", reader, EXCEPTIONS)
     job = reader.folder / name
     prepared = prepare(load(job, cluster=True))
-    made = render(prepared.plan, "recipe-3f9a", archives(), prepared.code, library=prepared.library)
+    made = render(prepared.plan, "recipe-3f9a", agent_archive(), prepared.code, library=prepared.library)
     assert sum(each["kind"] == "Job" for each in made) == 1 + len(list(names.groups(prepared.plan)))
     first = "\n".join(re.findall(r"^\|(.+?)(?<!\\)\|", part, re.M))
     assert [each for each in LOOKED_FOR[name].split() if not re.search(rf"(?<!\w){re.escape(each)}(?!\w)", first)] == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline import plan as plans
-from paceline.backends.kubernetes.archive import archives
+from paceline.backends.kubernetes.archive import agent_archive
 from paceline.backends.kubernetes.code import collect
 from paceline.job import load_text
 from paceline.storage.folder import Folder
@@ -45,10 +45,9 @@ class Pod:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("agent", "plan", "code", "run", "place"):
+        for name in ("plan", "code", "run", "place"):
             (folder / name).mkdir()
-        for name, data in archives().items():
-            (folder / "agent" / name).write_bytes(data)
+        (folder / "run" / "agent.pyz").write_bytes(agent_archive())
         work = folder / "sent"
         work.mkdir()
         (work / "export.py").write_text(PROGRAM)
@@ -76,7 +75,7 @@ class Pod:
         }  # fmt: skip
         kept = without("PACELINE", "PYTHON")
         return subprocess.run(
-            [oldest(), f"{here}/agent/agent.pyz", "export"], env={**kept, "PACELINE_POD": json.dumps(told)},
+            [oldest(), f"{here}/run/agent.pyz", "export"], env={**kept, "PACELINE_POD": json.dumps(told)},
             cwd=self.folder, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
 
@@ -98,7 +97,7 @@ def test_a_model_is_made_as_often_as_it_is_asked_for(pod: Pod) -> None:
     assert (pod.model / "model.pt2").read_bytes() == weights(10)
     about = {"format": "pt2", "run": RUN, "step": 10, "signatures": {"serving_default": {}}}
     assert json.loads((pod.model / "paceline.json").read_text()) == about
-    assert list((pod.folder / "run").iterdir()) == []  # nothing of the snapshot takes room
+    assert [each.name for each in (pod.folder / "run").iterdir()] == ["agent.pyz"]  # no room taken by the snapshot
 
 
 def test_where_the_run_has_deleted_it_the_newest_takes_its_place(pod: Pod) -> None:

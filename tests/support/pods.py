@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from paceline import plan as plans
 from paceline.agent import pod
 from paceline.agent.machine import free_port
 from paceline.backends import certificates
-from paceline.backends.kubernetes import render
-from paceline.backends.kubernetes.archive import archives
+from paceline.backends.kubernetes import pods, render
+from paceline.backends.kubernetes.archive import agent_archive
 from paceline.backends.kubernetes.code import collect
+from paceline.backends.kubernetes.config_maps import agent_parts
 from paceline.job import load_text
 from support.environment import without
 
@@ -29,6 +30,14 @@ print("index", os.environ["PACELINE_INDEX"], "in", os.path.basename(os.getcwd())
 assert not any(name.startswith("PACELINE_POD") for name in os.environ)
 paceline.report(step=7)
 """
+
+
+def in_folders(command: Sequence[str], folders: Mapping[str, Path]) -> list[str]:
+    """A container's command, with these folders in the place of those that it names."""
+    words = list(command)
+    for there, here in folders.items():
+        words = [word.replace(there, str(here)) for word in words]
+    return words
 
 
 class Pods:
@@ -45,16 +54,17 @@ class Pods:
         fields = {"name": "tiny", "framework": "none", "command": ["python", "train.py"], **job}
         fields |= {"roles": {"worker": {"replicas": 2}}, "kubernetes": {"image": "any"}}
         plan = plans.make(load_text(json.dumps(fields), "job.yaml", source, cluster=True).job)
-        objects = render.render(plan, "tiny-0000", {}, tuple(collect(source).chunks(100)))
+        objects = render.render(plan, "tiny-0000", b"", tuple(collect(source).chunks(100)))
         self.jobs = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Job"}
-        for name in ("plan", "code"):
+        for name in ("agent", "plan", "code"):
             (place / name).mkdir()
         (place / "plan" / "plan.json").write_text(plans.to_json(plan))
         for number, part in enumerate(collect(source).chunks(100)):
             (place / "code" / f"{number:02}").write_bytes(part)
         certificates.make(place / "tls")
-        for name, data in archives().items():
-            (place / name).write_bytes(data)
+        for files in agent_parts(agent_archive()).values():
+            for name, part in files.items():
+                (place / "agent" / name).write_bytes(part)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.captain = f"127.0.0.1:{probe.getsockname()[1]}"
         self._serve = free_port()
@@ -65,8 +75,9 @@ class Pods:
         mine = self.place / name
         for folder in ("run", "work"):
             (mine / folder).mkdir(parents=True)
-        env = self.jobs[job]["spec"]["template"]["spec"]["containers"][0]["env"]
-        told = json.loads(next(each["value"] for each in env if each["name"] == pod.TOLD))
+        container = self.jobs[job]["spec"]["template"]["spec"]["containers"][0]
+        folders = {pods.AGENT_FOLDER: self.place / "agent", pods.RUN_FOLDER: mine / "run"}
+        told = json.loads(next(each["value"] for each in container["env"] if each["name"] == pod.TOLD))
         told |= {name: str(self.place / name) for name in ("plan", "tls")}
         told |= {"captain": self.captain, "folder": str(mine / "run"), "last_words": str(mine / "last-words")}
         told |= self.told
@@ -83,7 +94,7 @@ class Pods:
         given["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{given['PATH']}"
         with (mine / "stdout").open("wb") as stdout:
             process = subprocess.Popen(
-                [sys.executable, str(self.place / "agent.pyz"), "pod"],
+                in_folders(container["command"], folders),
                 env=given, cwd=mine, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout,
             )  # fmt: skip
         self.started[name] = process

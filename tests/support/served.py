@@ -10,7 +10,7 @@ from paceline.backends.kubernetes import serving
 from paceline.job import load_text
 
 RUN = "digits-3f9a"
-AGENT = {"agent.pyz": b"agent", "helpers.pyz": b"helpers"}
+AGENT = b"agent"
 HEAD = "name: digits\ncommand: [python, train.py]\nexport: {command: [python, train.py, export]}\n"
 
 
@@ -35,11 +35,16 @@ JOBS = {
 
 
 def rendered(
-    which: str, folder: Path, snapshot: str = "step-120-g3", code: tuple[bytes, ...] = (), more: str = ""
+    which: str,
+    folder: Path,
+    snapshot: str = "step-120-g3",
+    code: tuple[bytes, ...] = (),
+    more: str = "",
+    agent: bytes = AGENT,
 ) -> list[Object]:
     (folder / "train.py").touch()
     text, place = JOBS[which]
     plan = plans.make(load_text(HEAD + text + more, "job.yaml", folder, cluster=True).job)
     model = serving.Model("digits", snapshot, place, tied=place.startswith("claim://"))
     library = (b"book one", b"book two") if place.startswith("s3://") else ()
-    return serving.render(plan, RUN, model, AGENT, code, library)
+    return serving.render(plan, RUN, model, agent, code, library)

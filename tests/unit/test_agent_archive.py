@@ -1,54 +1,69 @@
-"""agent.pyz: small, the same every time, with all that agents and programs need."""
+"""agent.pyz: the same every time, with all that agents and programs import, in parts that `kubectl apply` takes."""
 
 from __future__ import annotations
 
+import ast
 import base64
 import io
+import json
+import random
 import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 import paceline
-from paceline.backends.kubernetes.archive import archives
+from paceline import plan as plans
+from paceline.backends.kubernetes import render
+from paceline.backends.kubernetes.archive import agent_archive
+from paceline.job import load_text
+from support import served
 
 PACKAGE = Path(paceline.__file__).parent
+FOLDERS = ("agent", "frameworks", "jax", "runtime", "storage", "tensorflow", "torch")
+MODULES = ("__init__.py", "keras.py", "plan.py")
+MOST = 150_000  # bytes of an object; `kubectl apply` keeps a copy of it in an annotation, which has room for 262,144
+JOB = "{name: digits, framework: none, command: [python], code: image, tensorboard: true, kubernetes: {image: any}}"
+
+
+def sources() -> dict[str, str]:
+    """Of the archive, by their paths in it."""
+    with zipfile.ZipFile(io.BytesIO(agent_archive())) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
 # ---- what is in it
 
 
 def test_the_same_sources_give_the_same_bytes() -> None:
-    assert archives() == archives()
-    for data in archives().values():
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = archive.namelist()
-            assert names == sorted(names)
-            assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-
-
-def test_kubectl_apply_can_keep_a_copy_of_it() -> None:
-    """In an annotation that has room for 262,144 bytes; the rest of its object needs some, too."""
-    for data in archives().values():
-        assert len(base64.b64encode(data)) < 250_000
+    assert agent_archive() == agent_archive()
+    with zipfile.ZipFile(io.BytesIO(agent_archive())) as archive:
+        names = archive.namelist()
+        assert names == sorted(names)
+        assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_it_holds_what_agents_and_programs_need_and_nothing_else() -> None:
-    names = ("agent", "frameworks", "frameworks/site", "runtime", "storage", "jax", "tensorflow", "torch")
-    sources = [
-        *(PACKAGE / name for name in ("__init__.py", "keras.py", "plan.py")),
-        *(path for name in names for path in (PACKAGE / name).glob("*.py")),
+    paths = [
+        *(PACKAGE / name for name in MODULES),
+        *(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")),
     ]
-    held: dict[str, bytes] = {}
-    for data in archives().values():
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            held |= {name: archive.read(name) for name in archive.namelist()}
+    held = sources()
     del held["__main__.py"]
-    found, _, more = held["paceline/__init__.py"].partition(b"\n__path__.append(")
-    held["paceline/__init__.py"] = found
-    assert b"helpers.pyz" in more
-    assert held.keys() == {f"paceline/{path.relative_to(PACKAGE)}" for path in sources}
-    for path in sources:
-        sent = held[f"paceline/{path.relative_to(PACKAGE)}"].decode()
+    assert held.keys() == {f"paceline/{path.relative_to(PACKAGE)}" for path in paths}
+    for path in paths:
+        sent = held[f"paceline/{path.relative_to(PACKAGE)}"]
         assert statements(sent) == statements(path.read_text()), path
+
+
+def test_a_new_folder_below_those_is_sent_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "paceline"
+    for name in (*MODULES, *(f"{folder}/__init__.py" for folder in FOLDERS), "agent/net/tls.py", "view/state.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).touch()
+    monkeypatch.setattr(paceline, "__file__", str(package / "__init__.py"))
+    assert "paceline/agent/net/tls.py" in sources() and "paceline/view/state.py" not in sources()
 
 
 def statements(source: str) -> list[tuple[int, str]]:
@@ -61,3 +76,91 @@ def statements(source: str) -> list[tuple[int, str]]:
         found.append((code.co_firstlineno, code.co_code.hex()))
         codes += [each for each in code.co_consts if hasattr(each, "co_code")]
     return found
+
+
+# ---- what it imports
+
+
+def test_it_imports_nothing_of_paceline_that_it_does_not_hold() -> None:
+    assert list(missing(sources())) == []
+
+
+def test_a_missing_module_is_seen_however_it_is_imported() -> None:
+    lines = {
+        "import paceline.view.state": "paceline.view.state",
+        "from paceline.view.state import read": "paceline.view.state",
+        "from paceline.view import state": "paceline.view",
+        "from paceline import view": "paceline.view",
+        "from .. import view": "paceline.view",
+        "def later():\n    from ..view import state": "paceline.view",
+        "from paceline.agent import captain": "paceline.agent.captain",
+    }
+    for line, absent in lines.items():
+        held = {"paceline/__init__.py": "", "paceline/agent/__init__.py": "", "paceline/agent/pod.py": line}
+        assert f"paceline/agent/pod.py imports {absent}" in list(missing(held)), line
+    for line in ("import json", "from paceline import report", "if TYPE_CHECKING:\n    from paceline import view"):
+        assert list(missing({"paceline/__init__.py": "def report(): pass", "paceline/plan.py": line})) == [], line
+
+
+def missing(held: Mapping[str, str]) -> Iterator[str]:
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in held}
+    for name, source in held.items():
+        for module in imported(name, source):
+            if module not in modules:
+                yield f"{name} imports {module}"
+
+
+def imported(name: str, source: str) -> Iterator[str]:
+    """The modules of Paceline that a source imports when it runs, at its top or anywhere in it."""
+    package = name.split("/")[:-1]
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.split(".")[0] == "paceline")
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            if module.split(".")[0] == "paceline":
+                yield module
+                # The rest are names within the module.
+                yield from filter(is_module, (f"{module}.{each.name}" for each in node.names))
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+# ---- how it is carried
+
+
+def carried(objects: list[served.Object]) -> bytes:
+    """What the ConfigMaps of the agent hold, in the order of their names; each of them is small enough."""
+    maps = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ConfigMap"}
+    assert max(len(json.dumps(each)) for each in maps.values()) < MOST
+    agents = sorted(name for name in maps if "-agent-" in name)
+    files = [file for name in agents for file in maps[name]["binaryData"].items()]
+    assert [name for name, _ in files] == [f"agent-{number:02}" for number in range(len(files))]
+    return b"".join(base64.b64decode(part) for _, part in files)
+
+
+def volumes(pod: served.Object) -> list[str]:
+    """The ConfigMaps that its volume of the agent has."""
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "paceline-agent"]
+    return [source["configMap"]["name"] for source in volume["projected"]["sources"]]
+
+
+@pytest.mark.parametrize("archive", [agent_archive(), random.Random(1).randbytes(1 << 20)], ids=["own", "big"])
+def test_kubectl_apply_can_keep_a_copy_of_each_part(archive: bytes, tmp_path: Path) -> None:
+    plan = plans.make(load_text(JOB, "job.yaml", tmp_path, cluster=True).job)
+    run = render.render(plan, "digits-3f9a", archive)
+    serves = served.rendered("tensorflow-serving", tmp_path, agent=archive)
+    for objects, name in ((run, "digits-3f9a-agent-"), (serves, "digits-3f9a-serve-agent-")):
+        assert carried(objects) == archive
+        made = [each["metadata"]["name"] for each in objects if each["metadata"]["name"].startswith(name)]
+        assert len(made) > (1 if len(archive) < 1 << 20 else 10)
+        pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("Job", "Deployment")]
+        assert [volumes(pod) for pod in pods] == [made] * len(pods)

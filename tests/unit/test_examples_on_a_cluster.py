@@ -39,6 +39,6 @@ def test_an_example_runs_on_a_cluster_as_its_page_says(job: Path, monkeypatch: p
     here = str(job.relative_to(ROOT))
     (typed_there,) = [each for each in given if each.get("job") == (here,) and each["on"] == "kubernetes"]
     prepared = prepare.prepare(load(job, typed_there["overrides"], cluster=True))
-    objects = render(prepared.plan, "example-3f9a", {"agent.pyz": b"agent"}, prepared.code, library=prepared.library)
+    objects = render(prepared.plan, "example-3f9a", b"agent", prepared.code, library=prepared.library)
     roles = {each["metadata"]["name"] for each in objects if each["kind"] == "Job"} - {"example-3f9a"}
     assert roles == {names.job_of("example-3f9a", group) for group in names.groups(prepared.plan)}

@@ -104,7 +104,7 @@ JOBS = {
     """,
 }
 
-AGENT = {"agent.pyz": b"agent", "helpers.pyz": b"helpers"}
+AGENT = b"agent"
 
 
 def plan_of(text: str, folder: Path) -> plans.Plan:

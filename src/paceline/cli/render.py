@@ -29,7 +29,7 @@ def main(
     With a given run id the output is the same, byte for byte, and holds no secret unless certificates are asked for.
     """
     from paceline.backends.ids import new_run
-    from paceline.backends.kubernetes.archive import archives
+    from paceline.backends.kubernetes.archive import agent_archive
     from paceline.backends.kubernetes.prepare import certificates, prepare
     from paceline.backends.kubernetes.render import render
     from paceline.job import load
@@ -41,7 +41,7 @@ def main(
     objects = render(
         prepared.plan,
         new_run(prepared.plan.name, run),
-        archives(),
+        agent_archive(),
         prepared.code,
         certificates() if with_certificates else None,
         library=prepared.library,

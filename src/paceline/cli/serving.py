@@ -24,7 +24,7 @@ def serve_on_kubernetes(
     run: str | None, snapshot: str | None, name: str, job: str, code: str, context: str | None, namespace: str | None
 ) -> int:
     from paceline.backends.kubernetes import claims, deployed, serving
-    from paceline.backends.kubernetes.archive import archives
+    from paceline.backends.kubernetes.archive import agent_archive
     from paceline.backends.kubernetes.prepare import library_parts
     from paceline.view import places
 
@@ -43,7 +43,7 @@ def serve_on_kubernetes(
     plan = replace(plan, kubernetes={**plan.kubernetes, "namespace": cluster.namespace})
     plan, parts = _code(plan, code)
     books = library_parts() if places.is_bucket(place) or plan.needs_bucket else ()
-    objects = serving.render(plan, run, model, archives(), parts, books)
+    objects = serving.render(plan, run, model, agent_archive(), parts, books)
     before = deployed.apply(cluster, run, objects)
     tell(f"{id} of {run} is to be served by {plan.serve['replicas']} of {plan.serve['image']}; waiting for its pods")
     try:
@@ -176,7 +176,7 @@ def _name(written: str) -> str:
 def _code(plan: Plan, code: str) -> tuple[Plan, tuple[bytes, ...]]:
     """What is sent, and the plan that says so."""
     from paceline.backends.kubernetes.code import collect
-    from paceline.backends.kubernetes.render import CHUNK
+    from paceline.backends.kubernetes.config_maps import CHUNK
     from paceline.view import programs
 
     if plan.code == CODE_IN_IMAGE and not code:

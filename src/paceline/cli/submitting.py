@@ -91,14 +91,14 @@ def _submitted(
     """The folder of the new run, held for as long as it is followed."""
     from paceline.backends.ids import new_run
     from paceline.backends.kubernetes import known
-    from paceline.backends.kubernetes.archive import archives
+    from paceline.backends.kubernetes.archive import agent_archive
     from paceline.backends.kubernetes.inbox import held
     from paceline.backends.kubernetes.prepare import Taken, certificates
     from paceline.backends.kubernetes.render import render
     from paceline.backends.kubernetes.submit import Left, submit
 
     there = {**prepared.plan.kubernetes, "namespace": cluster.namespace}
-    plan, agent, secrets = replace(prepared.plan, kubernetes=there), archives(), certificates()
+    plan, agent, secrets = replace(prepared.plan, kubernetes=there), agent_archive(), certificates()
     for left in reversed(range(1 if wanted else _TRIES)):
         run = new_run(plan.name, wanted)
         objects = render(plan, run, agent, prepared.code, secrets, suspended=True, library=prepared.library)

@@ -1,24 +1,20 @@
 """agent.pyz: one file with all that an agent needs in any image with Python 3.9, and that `import paceline` finds.
 
 It is a program (`python agent.pyz '{"run": ...}'`, `python agent.pyz pod`, `python agent.pyz export`) and, on
-PYTHONPATH, a library. What no agent needs is in helpers.pyz, which it finds beside it: `kubectl apply` keeps a copy of
-all that an object holds in an annotation of it, which has room for 256 KiB.
+PYTHONPATH, a library.
 """
 
 from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import paceline
 
-_AGENT = ("__init__.py", "plan.py", "agent/*.py", "frameworks/**/*.py", "runtime/*.py", "storage/*.py")
-# For programs, which import their framework, and for pods that serve a model.
-_HELPERS = ("jax/*.py", "keras.py", "tensorflow/*.py", "torch/*.py", "agent/exported.py")
-# Where the helpers are in a file of their own.
-_BESIDE = '\n__path__.append(__path__[0].replace("agent.pyz", "helpers.pyz"))\n'
+_MODULES = ("__init__.py", "keras.py", "plan.py")
+_FOLDERS = ("agent", "frameworks", "jax", "runtime", "storage", "tensorflow", "torch")
 _QUOTES = '"""'
 _MAIN = '''"""Starts the agent of this host."""
 
@@ -33,9 +29,6 @@ if sys.argv[1] == "pod":
 
     sys.exit(pod.main())
 if sys.argv[1] == "export":
-    from paceline import __path__ as beside, agent
-
-    agent.__path__.append(beside[-1] + "/agent")
     from paceline.agent import exported
 
     sys.exit(exported.main())
@@ -45,27 +38,11 @@ sys.exit(agent.main(agent.parse(sys.argv[1])))
 '''
 
 
-def archives() -> dict[str, bytes]:
-    """What an agent is started from, by the names of the files."""
-    return {"agent.pyz": agent_archive(), "helpers.pyz": helpers_archive()}
-
-
 def agent_archive() -> bytes:
     """The same sources give the same bytes."""
-    beside = dict(_sources(_HELPERS))
-    sources = {name: data for name, data in _sources(_AGENT) if name not in beside}
-    sources["paceline/__init__.py"] += _BESIDE.encode()
-    return _packed({"__main__.py": _MAIN.encode(), **sources})
-
-
-def helpers_archive() -> bytes:
-    return _packed(dict(_sources(_HELPERS)))
-
-
-def _packed(files: Mapping[str, bytes]) -> bytes:
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w") as archive:
-        for name, data in sorted(files.items()):
+        for name, data in sorted({"__main__.py": _MAIN, **dict(_sources())}.items()):
             info = zipfile.ZipInfo(name)  # its time is 1980
             info.create_system = 3  # Unix
             info.external_attr = 0o100644 << 16
@@ -74,11 +51,13 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
     return memory.getvalue()
 
 
-def _sources(patterns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _sources() -> Iterator[tuple[str, str]]:
     package = Path(paceline.__file__).parent
-    for pattern in patterns:
-        for path in package.glob(pattern):
-            yield f"{package.name}/{path.relative_to(package).as_posix()}", bare(path.read_text()).encode()
+    paths = [package / name for name in _MODULES]
+    for folder in _FOLDERS:
+        paths += (package / folder).rglob("*.py")
+    for path in paths:
+        yield f"{package.name}/{path.relative_to(package).as_posix()}", bare(path.read_text())
 
 
 def bare(source: str) -> str:

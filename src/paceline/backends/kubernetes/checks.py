@@ -166,7 +166,8 @@ def _pod() -> dict[str, Any]:
     from paceline.job import load_text
 
     text = "{name: doctor, framework: none, command: [python], code: image, kubernetes: {image: python}}"
-    return pods.captain(plans.make(load_text(text, "job.yaml", Path.cwd(), cluster=True).job), "doctor", [])
+    plan = plans.make(load_text(text, "job.yaml", Path.cwd(), cluster=True).job)
+    return pods.captain(plan, "doctor", ["doctor-agent-00"], [])
 
 
 def _nodes(cluster: Cluster) -> Iterator[Check]:

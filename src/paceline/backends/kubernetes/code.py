@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.agent.unpack import MOST_BYTES, MOST_ENTRIES, leads_outside
+from paceline.backends.kubernetes.config_maps import cut
 from paceline.backends.kubernetes.ignore import Fate, Pattern, Rules, is_secret, read
 from paceline.job.errors import visible
 from paceline.view.runs import runs_folder
@@ -74,8 +75,7 @@ class Code:
         return self._packed
 
     def chunks(self, size: int) -> list[bytes]:
-        packed = self.archive()
-        return [packed[at : at + size] for at in range(0, len(packed), size)]
+        return cut(self.archive(), size)
 
     @cached_property
     def _packed(self) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes import names
+from paceline.backends.kubernetes.config_maps import projected
 from paceline.backends.kubernetes.names import HostGroup
 from paceline.backends.kubernetes.patch import merge
 from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Plan, in_claim
@@ -25,6 +26,7 @@ BOARD_MOST_MEMORY = "1Gi"
 BOARD_TERMINATION_S = 5
 AGENT_FOLDER, PLAN_FOLDER, TLS_FOLDER, CODE_FOLDER = (f"/paceline/{name}" for name in ("agent", "plan", "tls", "code"))
 RUN_FOLDER, HOME = "/paceline/run", "/paceline/home"
+AGENT = f"{RUN_FOLDER}/agent.pyz"  # joined from the parts in AGENT_FOLDER
 LAST_WORDS = "/dev/termination-log"
 CREDENTIALS = "/paceline/credentials"
 SNAPSHOTS_FOLDER, ORIGIN_FOLDER = "/paceline/snapshots", "/paceline/origin"
@@ -42,6 +44,16 @@ _NO_PYTHON = (
     f'w="{CANNOT_WORDS}there is no Python 3.9 or newer in this image: Paceline needs one on the PATH"; '
     f'echo "$w"; echo "$w" > {LAST_WORDS}; exit '
 )
+# Joined by Python, since a minimal image may have no `cat`. A container that starts again replaces the file.
+_JOIN = f"""import os, sys
+python, what, *parts = sys.argv[1:]
+with open("{AGENT}.partial", "wb") as whole:
+    for name in parts:
+        with open(name, "rb") as part:
+            whole.write(part.read())
+os.replace("{AGENT}.partial", "{AGENT}")
+os.execlp(python, python, "{AGENT}", what)
+"""
 # As long as another process is in the container: somebody who looks at the claim. A glob needs no process.
 _VISIT = (
     f"left={VISIT_IDLE_S}; while [ $left -gt 0 ]; do sleep 1; set -- /proc/[0-9]*; "
@@ -49,8 +61,8 @@ _VISIT = (
 )
 
 
-def captain(plan: Plan, run: str, library: list[str]) -> Object:
-    """`library`: the names of the ConfigMaps that carry it."""
+def captain(plan: Plan, run: str, agent: list[str], library: list[str]) -> Object:
+    """`agent`, `library`: the names of the ConfigMaps that carry them."""
     container = bare_container(plan, CAPTAIN, {"requests": CAPTAIN_NEEDS, "limits": CAPTAIN_MOST})
     told = _told(plan, run, CAPTAIN, run, 0)
     volumes: list[Object] = []
@@ -59,8 +71,7 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
     told |= {"snapshots": place, "serve": names.SNAPSHOTS_PORT, "origin": _origin(plan, volumes, mounts)}
     told |= {"obstore": LIBRARY_FOLDER if plan.needs_bucket else ""}
     if plan.needs_bucket:
-        sources = [{"configMap": {"name": name}} for name in library]
-        volumes.append({"name": "paceline-library", "projected": {"sources": sources}})
+        volumes.append({"name": "paceline-library", **projected(library)})
         mounts.append({"name": "paceline-library", "mountPath": LIBRARY_FOLDER, "readOnly": True})
     if plan.snapshots.needs_bucket:
         give_credentials(plan, container, told, volumes, mounts)
@@ -69,7 +80,7 @@ def captain(plan: Plan, run: str, library: list[str]) -> Object:
     uid = {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}
     container["env"].append({"name": "PACELINE_JOB_UID", "valueFrom": {"fieldRef": uid}})
     container["volumeMounts"] = _mounts(mounts)
-    spec = _spec(plan, run, container, volumes, "captain")
+    spec = _spec(plan, run, container, volumes, agent, "captain")
     return {**spec, "restartPolicy": "Never"}  # what a podFailurePolicy asks for
 
 
@@ -121,8 +132,8 @@ def give_credentials(plan: Plan, container: Object, told: Object, volumes: list[
         mounts.append({"name": "paceline-credentials", "mountPath": CREDENTIALS, "readOnly": True})
 
 
-def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
-    """`code`: the names of the ConfigMaps that carry it."""
+def member(plan: Plan, run: str, group: HostGroup, agent: list[str], code: list[str]) -> Object:
+    """`agent`, `code`: the names of the ConfigMaps that carry them."""
     settings = plan.kubernetes
     host = group.hosts[0]
     container = bare_container(plan, group.role, resources(settings, host.cpu, host.memory, host.gpus))
@@ -145,17 +156,16 @@ def member(plan: Plan, run: str, group: HostGroup, code: list[str]) -> Object:
         volumes.append({"name": "paceline-shm", "emptyDir": {"medium": "Memory"}})
     mounts.append({"name": "paceline-shm", "mountPath": "/dev/shm"})
     if code:
-        sources = [{"configMap": {"name": name}} for name in code]
-        volumes.append({"name": "paceline-code", "projected": {"sources": sources}})
+        volumes.append({"name": "paceline-code", **projected(code)})
         mounts.append({"name": "paceline-code", "mountPath": CODE_FOLDER, "readOnly": True})
     container["volumeMounts"] = _mounts(mounts)
-    spec = {**_spec(plan, run, container, volumes, "member"), "restartPolicy": "OnFailure"}
+    spec = {**_spec(plan, run, container, volumes, agent, "member"), "restartPolicy": "OnFailure"}
     spec = merge(spec, _placement(settings["placement"], run, group.role))
     patched: Object = merge(spec, settings["pod"])
     return patched
 
 
-def board(plan: Plan, run: str) -> Object:
+def board(plan: Plan, run: str, agent: list[str]) -> Object:
     """TensorBoard's pod; no patch of the person's, which is for the pods that train."""
     settings = plan.kubernetes
     memory = plan.tensorboard["memory"]
@@ -165,7 +175,7 @@ def board(plan: Plan, run: str) -> Object:
     container["image"] = plan.tensorboard["image"] or settings["image"]
     container["env"] = _env(_told(plan, run, TENSORBOARD, names.board(run), 0))
     container["volumeMounts"] = _mounts([])
-    spec = _spec(plan, run, container, [], TENSORBOARD)
+    spec = _spec(plan, run, container, [], agent, TENSORBOARD)
     return {**spec, "terminationGracePeriodSeconds": BOARD_TERMINATION_S}
 
 
@@ -195,7 +205,8 @@ def metadata(plan: Plan, run: str, role: str) -> Object:
 
 def agent_command(what: str, without_python: int) -> list[str]:
     """`without_python`: the exit code in an image that has none."""
-    return ["/bin/sh", "-c", f"{EXEC_PYTHON} {AGENT_FOLDER}/agent.pyz {what}; done; {_NO_PYTHON}{without_python}"]
+    join = f'{EXEC_PYTHON} -I -S -c "$1" "$p" {what} {AGENT_FOLDER}/agent-*; done'
+    return ["/bin/sh", "-c", f"{join}; {_NO_PYTHON}{without_python}", "sh", _JOIN]
 
 
 def _told(plan: Plan, run: str, role: str, job: str, first: int) -> Object:
@@ -262,15 +273,12 @@ def _mounts(more: list[Object]) -> list[Object]:
     ]
 
 
-def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], certificate: str) -> Object:
+def _spec(plan: Plan, run: str, container: Object, volumes: list[Object], agent: list[str], certificate: str) -> Object:
     files = [{"key": name, "path": name} for name in ("ca.pem", f"{certificate}.pem", f"{certificate}.key")]
     # A user of the image's own may be in any group; nobody else is in the pod.
     readable = 0o444 if plan.kubernetes["user"] == "cluster" else 0o440
     volumes = [
-        {
-            "name": "paceline-agent",
-            "projected": {"sources": [{"configMap": {"name": f"{run}-{part}"}} for part in ("agent", "helpers")]},
-        },
+        {"name": "paceline-agent", **projected(agent)},
         {"name": "paceline-plan", "configMap": {"name": f"{run}-plan"}},
         {"name": "paceline-tls", "secret": {"secretName": run, "items": files, "defaultMode": readable}},
         *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp")),

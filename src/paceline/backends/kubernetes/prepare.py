@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline import plan as plans
 from paceline.backends.kubernetes.code import collect
-from paceline.backends.kubernetes.render import CHUNK
+from paceline.backends.kubernetes.config_maps import CHUNK, cut
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import origin
 
@@ -52,8 +52,7 @@ def prepare(loaded: Loaded) -> Prepared:
 def library_parts() -> tuple[bytes, ...]:
     from paceline.backends.kubernetes.library import library
 
-    whole = library()
-    return tuple(whole[begin : begin + CHUNK] for begin in range(0, len(whole), CHUNK))
+    return tuple(cut(library(), CHUNK))
 
 
 def certificates() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import math
 from collections.abc import Mapping, Sequence
@@ -11,43 +10,45 @@ from typing import Any
 from paceline.agent.options import FAILED, PAGE_PORT
 from paceline.agent.pod import CANNOT
 from paceline.backends.kubernetes import names, pods
+from paceline.backends.kubernetes.config_maps import CHUNK, agent_parts, held, in_base64, parts
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, to_json
 
 Object = dict[str, Any]
 
 WITHOUT_LIMIT = 2**31 - 1  # of restarts: the captain counts them
 VISIT_S = 24 * 3600  # the most that a visit may take
-CHUNK = 700 * 1024  # bytes of a ConfigMap: it may hold 1 MiB
 BACKSTOP_S = 86400 + 120  # after the captain should have ended the run; a day of it may pass in a queue
 
 
 def render(
     plan: Plan,
     run: str,
-    agent: Mapping[str, bytes],
+    agent: bytes,
     code: Sequence[bytes] = (),
     certificates: Mapping[str, str] | None = None,
     suspended: bool = False,
     library: Sequence[bytes] = (),
 ) -> list[Object]:
-    """The captain's Job first: it owns the others, once it has a uid. `agent`: its archives. `code`, `library`: parts
+    """The captain's Job first: it owns the others, once it has a uid. `agent`: its archive. `code`, `library`: parts
     of at most CHUNK bytes, the library where anything speaks to a bucket."""
-    parts = {f"{run}-code-{number:02}": part for number, part in enumerate(code)}
-    books = {f"{run}-library-{number:02}": part for number, part in enumerate(library)}
+    agents, codes, books = (
+        {f"{run}-{end}": files for end, files in cut.items()}
+        for cut in (agent_parts(agent), parts("code", code), parts("library", library))
+    )
     objects = [
-        _job(plan, run, run, CAPTAIN, 1, pods.captain(plan, run, list(books)), suspended),
+        _job(plan, run, run, CAPTAIN, 1, pods.captain(plan, run, list(agents), list(books)), suspended),
         _service(plan, run),
         _network_policy(plan, run),
         _secret(plan, run, certificates or {}),
-        *(_config(plan, run, f"{run}-{name.partition('.')[0]}", {name: data}) for name, data in agent.items()),
+        *(_config(plan, run, name, files) for name, files in agents.items()),
         {**_head("v1", "ConfigMap", f"{run}-plan", plan, run), **plan_held(plan)},
-        *(_config(plan, run, name, {name.rpartition("-")[2]: part}) for name, part in (parts | books).items()),
+        *(_config(plan, run, name, files) for name, files in (codes | books).items()),
         *([_claim(plan)] if plan.snapshots.claim else []),
     ]
     if plan.tensorboard:
-        objects += [_board_service(plan, run), *_page(plan, run), _board(plan, run, suspended)]
+        objects += [_board_service(plan, run), *_page(plan, run), _board(plan, run, list(agents), suspended)]
     for group in names.groups(plan):
-        pod = pods.member(plan, run, group, list(parts))
+        pod = pods.member(plan, run, group, list(agents), list(codes))
         objects.append(_job(plan, run, names.job_of(run, group), group.role, len(group.hosts), pod, suspended))
     return objects
 
@@ -101,9 +102,9 @@ def _service(plan: Plan, run: str) -> Object:
     return {**_head("v1", "Service", run, plan, run), "spec": spec}
 
 
-def _board(plan: Plan, run: str, suspended: bool) -> Object:
+def _board(plan: Plan, run: str, agent: list[str], suspended: bool) -> Object:
     ours = {names.RUN_LABEL: run, names.ROLE_LABEL: TENSORBOARD}
-    template = {"metadata": pods.metadata(plan, run, TENSORBOARD), "spec": pods.board(plan, run)}
+    template = {"metadata": pods.metadata(plan, run, TENSORBOARD), "spec": pods.board(plan, run, agent)}
     spec = {
         "replicas": 0 if suspended else 1,
         "strategy": {"type": "Recreate"},
@@ -174,7 +175,7 @@ def _network_policy(plan: Plan, run: str) -> Object:
 
 
 def _secret(plan: Plan, run: str, certificates: Mapping[str, str]) -> Object:
-    data = {name: _base64(text.encode()) for name, text in sorted(certificates.items())}
+    data = {name: in_base64(text.encode()) for name, text in sorted(certificates.items())}
     return {**_head("v1", "Secret", run, plan, run), "type": "Opaque", "data": data}
 
 
@@ -186,11 +187,6 @@ def plan_held(plan: Plan) -> Object:
     return {"immutable": True, "data": {"plan.json": text}}
 
 
-def held(files: Mapping[str, bytes]) -> Object:
-    """What a ConfigMap holds of files."""
-    return {"immutable": True, "binaryData": {file: _base64(content) for file, content in files.items()}}
-
-
 def _config(plan: Plan, run: str, name: str, files: Mapping[str, bytes]) -> Object:
     return {**_head("v1", "ConfigMap", name, plan, run), **held(files)}
 
@@ -200,7 +196,3 @@ def _head(version: str, kind: str, name: str, plan: Plan, run: str, role: str = 
     if plan.kubernetes["namespace"]:
         metadata["namespace"] = plan.kubernetes["namespace"]
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

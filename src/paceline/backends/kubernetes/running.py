@@ -77,17 +77,16 @@ class Running:
 
     def stop(self, reason: str) -> bool:
         """Asks the captain, from inside its own pod; where that cannot be, its pods are ended with their grace."""
-        words = [f"127.0.0.1:{names.CAPTAIN_PORT}", pods.TLS_FOLDER, CAPTAIN, reason]
-        script = (
-            f"export PYTHONPATH={pods.AGENT_FOLDER}/agent.pyz; for p in python3 python; do "
-            'command -v $p >/dev/null && exec $p -m paceline.agent.control "$@"; done'
-        )
         for pod in self._pods({names.ROLE_LABEL: CAPTAIN, **self._of_its_job()}):
             try:
                 answer = self.cluster.client.exec(
-                    pod.metadata.name, container=CAPTAIN, command=["/bin/sh", "-c", script, "sh", *words],
-                    timeout=STOP_S, stdout=True, stderr=True,
-                )  # fmt: skip
+                    pod.metadata.name,
+                    container=CAPTAIN,
+                    command=stop_command(reason),
+                    timeout=STOP_S,
+                    stdout=True,
+                    stderr=True,
+                )
                 if not answer.exit_code:
                     return True
             except Exception:  # whatever stands between us and the captain, the cluster can still end it
@@ -180,6 +179,16 @@ class Running:
                 if each.type == "Failed" and each.status == "True":
                     return {"status": "failed", "reason": f"its Job failed: {each.reason}: {each.message}"}
         return {"status": "failed", "reason": "its captain ended without a word"}
+
+
+def stop_command(reason: str) -> list[str]:
+    """What asks the captain, run in its pod, which may be of a run that the version before this one has submitted: its
+    agent.pyz came whole."""
+    script = (
+        f"export PYTHONPATH={pods.AGENT}:{pods.AGENT_FOLDER}/agent.pyz; for p in python3 python; do "
+        'command -v $p >/dev/null && exec $p -m paceline.agent.control "$@"; done'
+    )
+    return ["/bin/sh", "-c", script, "sh", f"127.0.0.1:{names.CAPTAIN_PORT}", pods.TLS_FOLDER, CAPTAIN, reason]
 
 
 def spoken(captains: list[Any]) -> dict[str, Any] | None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from paceline.agent.pod import CANNOT
 from paceline.backends.kubernetes import names, pods
-from paceline.backends.kubernetes.render import held, plan_held
+from paceline.backends.kubernetes.config_maps import agent_parts, held, parts, projected
+from paceline.backends.kubernetes.render import plan_held
 from paceline.job.serving import is_tensorflow_serving
 from paceline.plan import CAPTAIN, CODE_IN_IMAGE, Plan, in_claim
 
@@ -38,19 +39,18 @@ class Model:
 
 
 def render(
-    plan: Plan, run: str, model: Model, agent: Mapping[str, bytes], code: Sequence[bytes], library: Sequence[bytes]
+    plan: Plan, run: str, model: Model, agent: bytes, code: Sequence[bytes], library: Sequence[bytes]
 ) -> list[Object]:
     """The Deployment first: it owns the others, once it has a uid. ConfigMaps are called after what they hold, so that
     pods of the snapshot before keep theirs for as long as they serve."""
-    made = {
-        name.partition(".")[0]: [_config(plan, run, name.partition(".")[0], held({name: data}))]
-        for name, data in agent.items()
-    }
     # Wherever the code lay: the same job makes no other pods.
     told = plan if plan.code == CODE_IN_IMAGE else replace(plan, code=plan.kubernetes["work"])
-    made["plan"] = [_config(plan, run, "plan", plan_held(told))]
-    made["code"] = [_part(plan, run, "code", number, part) for number, part in enumerate(code)]
-    made["library"] = [_part(plan, run, "library", number, part) for number, part in enumerate(library)]
+    made = {
+        "agent": _configs(plan, run, agent_parts(agent)),
+        "plan": [_config(plan, run, "plan", plan_held(told))],
+        "code": _configs(plan, run, parts("code", code)),
+        "library": _configs(plan, run, parts("library", library)),
+    }
     maps = {what: [str(each["metadata"]["name"]) for each in found] for what, found in made.items()}
     return [
         _deployment(plan, run, model, maps),
@@ -70,8 +70,8 @@ def claims_of(plan: Plan, place: str) -> set[str]:
     return {in_claim(place)[0], *(each.get("claim") or "" for each in plan.kubernetes["volumes"])} - {""}
 
 
-def _part(plan: Plan, run: str, what: str, number: int, part: bytes) -> Object:
-    return _config(plan, run, f"{what}-{number:02}", held({f"{number:02}": part}))
+def _configs(plan: Plan, run: str, cut: Mapping[str, Mapping[str, bytes]]) -> list[Object]:
+    return [_config(plan, run, end, held(files)) for end, files in cut.items()]
 
 
 def _config(plan: Plan, run: str, what: str, holds: Object) -> Object:
@@ -104,8 +104,8 @@ def _deployment(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[
 
 def _pod(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[str]]) -> Object:
     volumes = [
-        {"name": "paceline-agent", "projected": _sources([*maps["agent"], *maps["helpers"]])},
-        {"name": "paceline-plan", "projected": _sources(maps["plan"])},
+        {"name": "paceline-agent", **projected(maps["agent"])},
+        {"name": "paceline-plan", **projected(maps["plan"])},
         *({"name": f"paceline-{name}", "emptyDir": {}} for name in ("run", "home", "tmp", "models")),
     ]
     export = _export(plan, run, model, maps, volumes)
@@ -162,7 +162,7 @@ def _export(plan: Plan, run: str, model: Model, maps: Mapping[str, Sequence[str]
         mounts.append({"name": "paceline-work", "mountPath": settings["work"]})
     for what, folder in (("code", pods.CODE_FOLDER), ("library", pods.LIBRARY_FOLDER)):
         if maps[what]:
-            more.append({"name": f"paceline-{what}", "projected": _sources(maps[what])})
+            more.append({"name": f"paceline-{what}", **projected(maps[what])})
             mounts.append({"name": f"paceline-{what}", "mountPath": folder, "readOnly": True})
     volumes += more
     container["volumeMounts"] = [
@@ -233,10 +233,6 @@ def _resources(plan: Plan) -> Object:
     """Of both containers: they run one after the other."""
     asked = plan.serve
     return pods.resources(plan.kubernetes, asked["cpu"], asked["memory"], asked["gpus"])
-
-
-def _sources(maps: Sequence[str]) -> Object:
-    return {"sources": [{"configMap": {"name": name}} for name in maps]}
 
 
 def _ours(run: str) -> dict[str, str]:
