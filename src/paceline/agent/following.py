@@ -56,7 +56,8 @@ class Following:
         self._tell, self._said, self._remove, self._answer = tell, said, remove, answer
         self._tasks: dict[str, Follow] = {}
         self._unnoted: dict[Id, Evaluated] = self._read()
-        remove(self._own)  # of an agent before this one
+        for task in plan.host(options.host).tasks:
+            self._clear(task)  # of an agent before this one
 
     def __bool__(self) -> bool:
         """Whether a task here follows."""
@@ -79,7 +80,13 @@ class Following:
         follow = self._tasks.pop(task, None)
         if follow is not None:
             self._porting.forget(follow.fetch)
-            self._remove([f"{self._copies}/{task}"])
+            self._clear(task)
+
+    def _clear(self, task: str) -> None:
+        """What is in its folder, not the folder itself: that goes at the end, with all that is not yet removed."""
+        folder = f"{self._copies}/{task}"
+        with contextlib.suppress(FileNotFoundError):
+            self._remove([f"{folder}/{name}" for name in os.listdir(folder)])
 
     def _finish(self, told: Evaluated) -> None:
         """On disk first: whoever dies now, it is not evaluated again."""
