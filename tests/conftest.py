@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from types import ModuleType
 
 from hypothesis import settings
 
 from paceline.frameworks import amx
+
+# Where it is ignored, as by what a shell starts in the background, no process of these tests would take a Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["support.stores.fixtures"]
 

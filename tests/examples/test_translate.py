@@ -94,6 +94,7 @@ def test_it_learns_how_words_are_said_and_is_tried_and_exported(start: Starter, 
     assert served.splitlines() == list(found.values())
 
 
+@pytest.mark.long
 def test_workers_train_as_one_process_does(start: Starter, words: Path, tmp_path: Path) -> None:
     """Texts of all lengths, in shares that are not equal: three workers have 12 pairs a step, and at the end 5."""
     pairs = tmp_path / "pairs" / "few.tsv"

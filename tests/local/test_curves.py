@@ -55,7 +55,7 @@ def page(url: str, run: str = "train", tag: str = "loss") -> list[int]:
         return []
 
 
-@pytest.mark.parametrize("reader", ["data server", "python"])
+@pytest.mark.parametrize("reader", ["data server", pytest.param("python", marks=pytest.mark.long)])
 def test_the_page_beside_a_run_shows_one_line_while_it_is_killed(
     reader: str, start: Starter, state: Path, tmp_path: Path
 ) -> None:

@@ -303,6 +303,7 @@ def test_a_collective_that_waits_for_a_sleeping_rank_is_a_hang(start: Starter, s
     assert "faults.py" in report["stacks"]["worker-1"]
 
 
+@pytest.mark.long
 def test_a_chief_that_waits_for_a_missing_worker_is_a_hang(start: Starter, state: Path) -> None:
     order(state, 1, "sleep", when="start")
     roles = {"chief": {"replicas": 1}, "worker": {"replicas": 1}}

@@ -155,6 +155,7 @@ def said(run: Run) -> list[Any]:
     return [json.loads(run.log(task).splitlines()[-1].split(" | ", 1)[1]) for task in ("worker-0", "worker-1")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fits", ["tf_keras"], indirect=True)
 def test_workers_of_which_one_is_killed_go_on_in_the_middle_of_an_epoch(fits: Fits, run_of: Starter) -> None:
     """And end with what one process with as many replicas ends with, undisturbed."""

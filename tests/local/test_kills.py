@@ -16,9 +16,9 @@ from support.runs import PROGRAMS, Run, Starter, causes, eventually, kill
 pytestmark = pytest.mark.timeout(300)
 
 SEED = 20261117
-KILLS = 5
+KILLS = 3
 LEAST, MOST = 2, 10  # steps from one kill to the next
-STEPS, EVERY, PACE = 80, 3, 0.04  # so many that it does not end before the last kill
+STEPS, EVERY, PACE = 60, 3, 0.04  # so many that it does not end before the last kill
 LIMIT_S = 90.0
 TASKS = ("worker-0", "worker-1")
 OPTIONS = {"steps": STEPS, "every": EVERY, "pace": PACE}
@@ -64,7 +64,7 @@ def disturb(run: Run, dice: random.Random) -> list[str]:
     return killed
 
 
-@pytest.mark.parametrize("framework", COMMANDS)
+@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.long), "jax"])
 def test_it_ends_with_the_same_bits(framework: str, start: Starter, tmp_path: Path) -> None:
     """Dropout or noise, a shuffled order that begins anew in the middle, and random numbers of Python and numpy."""
     whole = start(job(framework, {"to": str(tmp_path / "whole")}, restart={"warm": False}))

@@ -232,6 +232,7 @@ def test_a_torch_task_is_given_what_torchrun_sets(start: Starter, tmp_path: Path
         assert expected - set(seen) == set()
 
 
+@pytest.mark.long
 def test_the_demo_reads_digits_even_when_a_worker_is_killed(start: Starter) -> None:
     digits = YAML(typ="safe").load(DIGITS / "job.yaml")
     run = start({**digits, "code": str(DIGITS), "command": [*digits["command"], "--steps", "400", "--every", "40"]})

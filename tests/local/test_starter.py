@@ -721,7 +721,7 @@ TORCH = """
 PROGRAMS = Path(__file__).parent.parent / "programs"
 
 
-@pytest.mark.parametrize("framework", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.long), "jax"])
 def test_tasks_forked_from_one_spare_train_together_as_cold_ones_do(tmp_path: Path, framework: str) -> None:
     write(tmp_path / "ddp.py", TORCH)
     command = {

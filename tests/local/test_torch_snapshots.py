@@ -19,7 +19,7 @@ from support.snapshots import group, other_positions
 PROGRAM = "torch_snapshots.py"
 
 
-@pytest.mark.parametrize(("kind", "world"), [("ddp", 3), ("fsdp", 2)])
+@pytest.mark.parametrize(("kind", "world"), [pytest.param("ddp", 3, marks=pytest.mark.long), ("fsdp", 2)])
 def test_a_group_that_was_killed_ends_with_the_same_bits(kind: str, world: int, tmp_path: Path) -> None:
     """Dropout, momentum, a scheduler, and a loader with workers, killed in the middle of an epoch."""
     options: dict[str, Any] = {"kind": kind, "steps": 9, "every": 3, "workers": 2}
@@ -38,6 +38,7 @@ def test_a_group_that_was_killed_ends_with_the_same_bits(kind: str, world: int, 
     assert sorted(first_epoch) == list(range(60))
 
 
+@pytest.mark.long
 def test_the_very_first_step_can_be_resumed_too(tmp_path: Path) -> None:
     """DDP packs its buckets anew after that."""
     whole = group(tmp_path / "whole", PROGRAM, 3, kind="ddp", steps=3, every=1)

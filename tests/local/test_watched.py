@@ -243,6 +243,7 @@ VICTIMS: dict[str, Callable[[Run], None]] = {
 }
 
 
+@pytest.mark.long
 def test_killed_at_any_moment(start: Starter, orders: Path) -> None:
     """While it writes a file in place, a third of the time."""
     chance = random.Random(20260724)
