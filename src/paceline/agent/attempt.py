@@ -51,7 +51,8 @@ class Attempt:
         self.raised: Raised | None = None
         self.failed: tuple[str, str] | None = None  # what an ingest says of its failure: its cause and its detail
         self.raised_at = 0.0
-        self.deadline: Timer | None = None
+        self.exited = False  # and waited for: its number may be another's
+        self._deadline: tuple[float, Timer] | None = None
         self.gives_up: Callable[[], None] | None = None  # what is still done for it once its process is gone
         self.state = ""
         self._cpu = deque([(now, 0.0)], maxlen=SAMPLES)
@@ -90,16 +91,35 @@ class Attempt:
 
     def signal(self, number: int, whole_group: bool) -> None:
         """To the task alone, or with all it started that stayed in its process group."""
-        if self.pid:
-            try:
-                os.killpg(self.pid, number) if whole_group else os.kill(self.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
+        if not self.pid:
+            return
+        try:
+            if whole_group:
+                os.killpg(self.pid, number)
+            elif not self.exited:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            if whole_group:  # a spare has just forked it, and it has no group of its own yet
+                self.signal(number, whole_group=False)
+        except PermissionError:
+            pass
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL, whole_group=True)
         if self.gives_up is not None:
             self.gives_up()
+
+    def kill_within(self, seconds: float) -> None:
+        """The first of several deadlines counts; none does once it has ended."""
+        at = self._loop.now() + seconds
+        if self._deadline is None or at < self._deadline[0]:
+            self.cancel_deadline()
+            self._deadline = at, self._loop.after(seconds, self.kill)
+
+    def cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline[1].cancel()
+            self._deadline = None
 
     def read_output(self) -> None:
         for _ in range(64):
@@ -148,7 +168,7 @@ class Attempt:
             self.raised = Raised(*(str(message.get(name, "")) for name in ("type", "text", "place")))
             self.raised_at = self._loop.now()
             if not self.asked:
-                self.deadline = self._loop.after(LAST_ACTS, self.kill)
+                self.kill_within(LAST_ACTS)
             return
         step = message.pop("step", None)
         if isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**53:
@@ -189,8 +209,7 @@ class Attempt:
         self.read_output()
         self.read_reports()
         self.log.end()
-        if self.deadline is not None:
-            self.deadline.cancel()
+        self.cancel_deadline()
         self.close_ends()
         self._loop.unwatch(self._output)
         self._loop.unwatch(self._reports)

@@ -64,7 +64,7 @@ def classify(
     `status` is waitpid's; `asked_to_leave`: its host was told to go; `out_of_memory`: the kernel's evidence;
     `raised`: the uncaught exception it told of, else it is looked for in its log.
     """
-    number = _signal(status)
+    number = signal_of(status)
     end = list(tail)[-_LOOK_BACK:]
     if asked_to_leave:  # also with exit code 0: many programs leave on SIGTERM without a complaint, and unfinished
         return Cause("preempted", "its host was told to go (SIGTERM)")
@@ -137,7 +137,8 @@ def stacks(lines: Sequence[str]) -> str:
     return ""
 
 
-def _signal(status: int) -> int:
+def signal_of(status: int) -> int:
+    """The signal that ended it, or what it ran for it; 0: none did."""
     if os.WIFSIGNALED(status):
         return os.WTERMSIG(status)
     code = os.WEXITSTATUS(status)

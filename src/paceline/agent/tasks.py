@@ -11,7 +11,7 @@ from paceline.agent import causes, machine
 from paceline.agent import events as ev
 from paceline.agent.attempt import Attempt
 from paceline.agent.following import Following
-from paceline.agent.journal import Echo
+from paceline.agent.journal import Echo, replace_text
 from paceline.agent.line import Line
 from paceline.agent.logs import TaskLog
 from paceline.agent.loop import Loop
@@ -142,16 +142,15 @@ class Tasks:
             return
         self.generation = generation
         try:
-            with open(self._generation_file, "w") as file:
-                file.write(str(generation))
+            replace_text(self._generation_file, str(generation))
         except OSError:
             pass  # a full disk: this agent still knows
 
     def _last_data(self) -> str:
         try:
             with open(self._data_file) as file:
-                return file.read()
-        except OSError:
+                return file.read().rstrip("\n")
+        except (OSError, ValueError):
             return ""
 
     def _remember_data(self, data: str) -> None:
@@ -160,8 +159,7 @@ class Tasks:
             return
         self.data = data
         try:
-            with open(self._data_file, "w") as file:
-                file.write(data)
+            replace_text(self._data_file, data)
         except OSError:
             pass  # a full disk: this agent still knows
 
@@ -169,16 +167,17 @@ class Tasks:
         words = {"pid": attempt.pid, "warm": attempt.warm}
         self._line.send({"type": "started", "task": attempt.task.name, "attempt": attempt.number, **words})
         self._staging.watching.began(attempt)
-        if attempt.asked:
-            attempt.kill()
         early = self._early.pop(attempt.pid, None)
         if not self._starting.asked_a_spare():
             self._early.clear()  # pids are used again
         if early is not None:
             self._ended(attempt, early)
+        elif attempt.asked or self._leaving:
+            attempt.kill()  # there was nobody to signal until now
 
     def _cannot_start(self, attempt: Attempt, error: OSError) -> None:
-        attempt.log.feed(f"{error.strerror}: {error.filename}\n".encode())
+        where = f": {error.filename}" if error.filename else ""
+        attempt.log.feed(f"{error.strerror or error}{where}\n".encode())
         self._ended(attempt, 127 << 8)
 
     # ---- while they run
@@ -242,6 +241,7 @@ class Tasks:
 
     def _ended(self, attempt: Attempt, status: int) -> None:
         name = attempt.task.name
+        attempt.exited = True
         attempt.kill()  # what it started and left in its process group
         self._sweep(name)
         attempt.finish()
@@ -291,7 +291,7 @@ class Tasks:
         elif attempt.failed is not None and status != 0:
             cause = causes.Cause(*attempt.failed)
         else:
-            memory = self._out_of_memory(attempt, number)
+            memory = self._out_of_memory(attempt, causes.signal_of(status))
             cause = causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
             if cause.kind == "signal" and cause.place == "SIGILL":
                 cause = replace(cause, detail=f"{cause.detail}: {self._starting.died_of_sigill()}")
@@ -305,7 +305,7 @@ class Tasks:
         """When it failed: an exception comes before the exit, and who was first is told by that."""
         return attempt.raised_at if attempt.raised is not None else self._loop.now()
 
-    def _out_of_memory(self, attempt: Attempt, number: int | None) -> str | None:
+    def _out_of_memory(self, attempt: Attempt, number: int) -> str | None:
         if number != signal.SIGKILL:
             return None
         kills = self._memory.kills()
@@ -345,11 +345,11 @@ class Tasks:
 
     def _ask(self, attempt: Attempt, how: str, grace: float) -> None:
         attempt.asked = how
-        if attempt.deadline is not None:
-            attempt.deadline.cancel()
         if how == "kill":
             attempt.state = "stopped" if attempt.is_stopped() else ""
             attempt.kill()
+        elif how == "abort" and not attempt.pid:
+            attempt.kill()  # there is no process, or not yet, that could show its stacks
         elif how == "abort":
             attempt.state = attempt.doing()
             attempt.log.tail.clear()
@@ -357,11 +357,11 @@ class Tasks:
             for pid in below or [attempt.pid]:  # a shell has no stacks to show: what it runs has
                 _signal(pid, signal.SIGABRT)
                 _signal(pid, signal.SIGCONT)
-            attempt.deadline = self._loop.after(STACKS_WITHIN, attempt.kill)
+            attempt.kill_within(STACKS_WITHIN)
         else:
             self._terminate(attempt)
             attempt.signal(signal.SIGCONT, whole_group=True)
-            attempt.deadline = self._loop.after(grace, attempt.kill)
+            attempt.kill_within(grace)
 
     def _terminate(self, attempt: Attempt) -> None:
         whole = self._starting.python is None or attempt.task.name == INGEST
@@ -386,7 +386,7 @@ class Tasks:
         """No others start, and these have that long."""
         self._leaving = True
         for attempt in self.attempts.values():
-            attempt.deadline = self._loop.after(grace, attempt.kill)
+            attempt.kill_within(grace)
 
     def close(self) -> None:
         self._starting.close()
