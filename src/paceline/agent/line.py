@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import selectors
 import socket
 from typing import Callable
@@ -49,38 +51,52 @@ class Line:
         self.lease = options.lease
         self._lease_from = loop.now()
         self._alone_since = loop.now()
-        self._alone_because = ""
+        self._failure = ""  # of the last attempt to reach the captain
+        self._said_unanswered = False
+        self._hung_up = False
 
     # ---- dialling
 
     def dial(self) -> None:
-        self.hang_up()
+        self._disconnect()
         self._lookup.begin(*endpoint(self._options.captain))
 
     def _dial_at(self, found: Found) -> None:
-        self.hang_up()
+        if self._hung_up:
+            return  # while the address was being looked up
+        self._disconnect()
         if found is None:
-            self._dial_later()
+            self._dial_later("the name is not found")
             return
         family, address = found
+        sock = None
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
-            sock.connect_ex(address)
-        except OSError:
-            self._dial_later()
+            number = sock.connect_ex(address)
+            if number not in (0, errno.EINPROGRESS):
+                raise OSError(number, os.strerror(number))
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            self._dial_later(error.strerror or str(error))
             return
         self._connecting = sock
         self._loop.watch(sock, selectors.EVENT_WRITE, self._connected)
-        self._dial_timer = self._loop.after(DIAL_LIMIT, self.dial)
+        self._dial_timer = self._loop.after(DIAL_LIMIT, self._dial_again)
+
+    def _dial_again(self) -> None:
+        self._failure = f"no answer for {DIAL_LIMIT:g} s"
+        self.dial()
 
     def _connected(self) -> None:
         sock, self._connecting = self._connecting, None
         assert sock is not None
         self._loop.unwatch(sock)
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
             sock.close()
-            self._dial_later()
+            self._dial_later(os.strerror(number))
             return
         try:
             self._link = Link(sock, self._tls, server=False)
@@ -88,16 +104,22 @@ class Line:
             self._link.send(messages.join(self._options.run, self._join()))
             self._asked_in = True
             self._rewatch()
-        except (OSError, LinkClosed):
+        except (OSError, LinkClosed) as error:
             sock.close()
-            self._dial_later()
+            self._dial_later(str(error))
 
-    def _dial_later(self) -> None:
-        self.hang_up()
+    def _dial_later(self, failure: str) -> None:
+        self._failure = failure
+        self._disconnect()
         self._dial_timer = self._loop.after(self._retry, self.dial)
         self._retry = min(1.0, self._retry * 1.5)
 
     def hang_up(self) -> None:
+        """For good: an address that is still being looked up is not dialled either."""
+        self._hung_up = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._dial_timer is not None:
             self._dial_timer.cancel()
             self._dial_timer = None
@@ -128,8 +150,8 @@ class Line:
         try:
             self._link.send(message)
             self._rewatch()
-        except LinkClosed:
-            self._dial_later()
+        except LinkClosed as error:
+            self._dial_later(str(error))
 
     def said(self, text: str, warning: bool = False) -> None:
         message: Message = {"type": "said", "text": text[:2000], "warning": warning}
@@ -157,11 +179,11 @@ class Line:
             for message in self._link.ready():
                 self._hear(message)
             self._rewatch()
-        except (LinkClosed, WireError):
-            self._dial_later()
+        except (LinkClosed, WireError) as error:
+            self._dial_later(str(error))
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             self.said(f"{self._options.host} did not understand the captain: {error!r}", True)
-            self._dial_later()
+            self._dial_later(f"not understood: {error!r}")
 
     def _hear(self, message: Message) -> None:
         if message["type"] == "beat":
@@ -175,14 +197,14 @@ class Line:
             self._receive(message)
 
     def _welcome(self, message: Message) -> None:
+        lease, beat_every = float(message["lease"]), float(message["beat"])
         self.joined = True
-        self._alone_because = ""
+        self._said_unanswered = False
         self._retry = 0.05
         if self._dial_timer is not None:
             self._dial_timer.cancel()
             self._dial_timer = None
-        self.lease = float(message["lease"])
-        self.beat_every = float(message["beat"])
+        self.lease, self.beat_every = lease, beat_every
         self._lease_from = self._sent_at.pop(0, self._loop.now())
         if self._loop.now() - self._lease_from > self.beat_every:
             self.beat()  # it has waited for its welcome
@@ -200,11 +222,27 @@ class Line:
     def alone(self, limit: float) -> str:
         """Why to leave, once nobody has answered for that long. Until then nobody hears this member but whoever reads
         its output."""
-        seconds = 0.0 if self.joined else self._loop.now() - self._alone_since
-        if self._lookup.unanswered and seconds > UNANSWERED and not self._alone_because:
-            name = endpoint(self._options.captain)[0]
-            self._alone_because = f"no name server answers, so the captain is not found ({name}): is the DNS up?"
+        if self.joined or self._hung_up:
+            return ""
+        seconds = self._loop.now() - self._alone_since
+        unanswered = self._unanswered() if seconds > UNANSWERED else ""
+        if unanswered and not self._said_unanswered:
+            self._said_unanswered = True
             if self._echo is not None:
-                self._echo.write(f"paceline: {self._alone_because}\n".encode())
-        because = f": {self._alone_because}" if self._alone_because else ""
-        return f"left, without a captain for {limit:g} s (limits.start){because}" if seconds > limit else ""
+                self._echo.write(f"paceline: {unanswered}\n".encode())
+        if seconds <= limit:
+            return ""
+        because = unanswered or self._failed()
+        return f"left, without a captain for {limit:g} s (limits.start)" + (f": {because}" if because else "")
+
+    def _unanswered(self) -> str:
+        if not self._lookup.unanswered:
+            return ""
+        name = endpoint(self._options.captain)[0]
+        return f"no name server answers, so the captain is not found ({name}): is the DNS up?"
+
+    def _failed(self) -> str:
+        """What is known of why the captain is not reached, where it is not for want of a name server."""
+        if self._lookup.waiting() > UNANSWERED:
+            return f"{endpoint(self._options.captain)[0]} is still being looked up"
+        return f"{self._options.captain}: {self._failure}" if self._failure else ""

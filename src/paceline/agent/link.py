@@ -72,8 +72,13 @@ class Link:
         try:
             if not self.open and not self._handshake():
                 return []
-            self._flush()
-            return self._read()
+            messages = self._read()
+            try:
+                self._flush()
+            except LinkClosed:
+                if not messages:
+                    raise
+            return messages  # should the connection be over: that shows again at the next call
         except (OSError, EOFError) as error:
             raise LinkClosed(str(error) or type(error).__name__) from None
 
@@ -117,8 +122,12 @@ class Link:
                 data: bytes | None = self.sock.recv(_CHUNK)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return messages
+            except OSError:
+                if messages:
+                    return messages  # what came before a reset is not lost with it
+                raise
             if not data:
                 if messages:
-                    return messages  # the end shows again at the next call
+                    return messages
                 raise LinkClosed("the peer has gone")
             messages.extend(self._decoder.feed(data))

@@ -23,7 +23,10 @@ class Lookup:
         self._found = found
         self._under_way = False
         self._result: Found = None
-        self.unanswered = False  # the last one: no name server has answered
+        self._begun = 0.0
+        self._answers = 0  # so many lookups were answered, by an address or by the word that there is none
+        self._lock = threading.Lock()  # of the count and of what follows from it
+        self.unanswered = False  # no name server has answered since the last answer
         self.addresses: frozenset[str] = frozenset()  # of the last one, all that the name has
         self._told, self._tell = socket.socketpair()
         self._told.setblocking(False)
@@ -35,22 +38,39 @@ class Lookup:
         try:
             family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         except ValueError:
-            self._under_way = True
-            threading.Thread(target=self._ask, args=(host, port), daemon=True).start()
+            self._under_way, self._begun = True, self._loop.now()
+            try:
+                threading.Thread(target=self._ask, args=(host, port), daemon=True).start()
+            except RuntimeError:  # the machine allows no more threads at this moment
+                self._under_way = False
+                self._found(None)
         else:
             self._found((family, (host, port)))
 
+    def waiting(self) -> float:
+        """For how many seconds the lookup under way has had no answer."""
+        return self._loop.now() - self._begun if self._under_way else 0.0
+
     def _ask(self, host: str, port: int) -> None:
+        before = self._answers
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self._result = found[0][0], found[0][4]
             self.addresses = frozenset(str(address[0]) for *_, address in found)
-            self._result, self.unanswered = (found[0][0], found[0][4]), False
-        except OSError as error:
+            answered = True
+        except (OSError, ValueError) as error:  # ValueError: it cannot be a name
             self._result, self.addresses = None, frozenset()
-            self._tell.send(b".")
-            self.unanswered = error.errno == socket.EAI_AGAIN and _nobody_answers()
-        else:
-            self._tell.send(b".")
+            answered = getattr(error, "errno", None) != socket.EAI_AGAIN
+        if answered:
+            with self._lock:
+                self._answers += 1
+                self.unanswered = False
+        self._tell.send(b".")
+        if not answered:
+            nobody = _nobody_answers()  # this may take as long again, and another lookup may be answered meanwhile
+            with self._lock:
+                if self._answers == before:
+                    self.unanswered = nobody
 
     def _done(self) -> None:
         self._told.recv(16)
