@@ -30,7 +30,9 @@ def steps(folder: Path, tag: str) -> list[int]:
     return [event.step for event in (read.Tensors(tag) if tag in tags["tensors"] else read.Scalars(tag))]
 
 
-@pytest.mark.parametrize(("kind", "saves"), [("torch", True), ("tensorflow", False)])
+@pytest.mark.parametrize(
+    ("kind", "saves"), [("torch", True), pytest.param("tensorflow", False, marks=pytest.mark.long)]
+)
 def test_each_step_is_there_once_after_three_kills(kind: str, saves: bool, start: Starter, state: Path) -> None:
     """Of programs that go on from snapshots, and of one that begins anew each time; an evaluator that lives through
     it all and counts on its own keeps all that it wrote."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -31,14 +32,13 @@ def files(folder: Path, rank: int) -> dict[str, Found]:
     return {path.name[: -len(ending)]: json.loads(path.read_text()) for path in folder.glob(f"*{ending}")}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The run of two workers, and in the folder `alone` what one process found meanwhile."""
-    place = tmp_path_factory.mktemp("fit")
-    process = alone(PROGRAM, place / "alone", env={})
+@contextlib.contextmanager
+def ran(place: Path, *cases: str) -> Iterator[Run]:
+    """A run of two workers, and in the folder `alone` what one process found meanwhile."""
+    process = alone(PROGRAM, place / "alone", *cases, env={})
     with starter(place) as start:
         try:
-            run = start(job(["python", str(PROGRAMS / PROGRAM), str(place / "pair")], **TENSORFLOW))
+            run = start(job(["python", str(PROGRAMS / PROGRAM), str(place / "pair"), *cases], **TENSORFLOW))
             run.succeeds(FRAMEWORK_S)
             _, words = process.communicate(timeout=FRAMEWORK_S)
         finally:
@@ -47,34 +47,53 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
+FIRST = ("plain", "sample weights", "float16", "bfloat16", "shuffled", "shuffled by a seed", "callbacks")
+OTHERS = (
+    "classes", "weighted mean", "own mean", "masked", "two outputs", "clipped", "own step", "endless", "normalized",
+    "noted",
+)  # fmt: skip
+CASES = [*FIRST, *(pytest.param(case, marks=pytest.mark.long) for case in OTHERS)]
+
+
 @pytest.fixture(scope="module")
-def found(run: Run) -> tuple[dict[str, Found], dict[str, Found], dict[str, Found]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with ran(tmp_path_factory.mktemp("fit"), *FIRST) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with ran(tmp_path_factory.mktemp("others"), *OTHERS) as run:
+        yield run
+
+
+By = tuple[dict[str, Found], dict[str, Found], dict[str, Found]]
+
+
+def by(run: Run) -> By:
     """By one process, by worker-0, by worker-1."""
     place = run.place.parent
     return files(place / "alone", 0), files(place / "pair", 0), files(place / "pair", 1)
 
 
-CASES = [
-    "plain", "classes", "sample weights", "weighted mean", "own mean", "masked", "two outputs", "clipped", "own step",
-    "endless", "normalized", "noted", "float16", "bfloat16", "shuffled", "shuffled by a seed", "callbacks",
-]  # fmt: skip
-OWN = {"noted", "shuffled", "shuffled by a seed"}  # not to be compared with one process
+@pytest.fixture
+def found(case: str, request: pytest.FixtureRequest) -> By:
+    return by(request.getfixturevalue("others" if case in OTHERS else "run"))
+
+
+OWN = ("noted", "shuffled", "shuffled by a seed")  # not to be compared with one process
 OF_ONE_WORKER = {"best", "lines", "boards"}  # what is in files is looked at by the first alone
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in OWN])
-def test_two_workers_come_to_what_one_process_does(found: tuple[dict[str, Found], ...], case: str) -> None:
-    one, first, _ = found
-    assert numbers(first[case]) == pytest.approx(numbers(one[case]), rel=TOLERANCE.get(case, 1e-4), abs=1e-5)
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_all_workers_see_the_same(found: tuple[dict[str, Found], ...], case: str) -> None:
-    """To the last bit: callbacks that decide on it decide alike."""
-    _, first, second = found
+def test_two_workers_come_to_what_one_process_does(found: By, case: str) -> None:
+    one, first, second = found
     assert {name: value for name, value in first[case].items() if name not in OF_ONE_WORKER} == {
         name: value for name, value in second[case].items() if name not in OF_ONE_WORKER
-    }
+    }, "to the last bit: callbacks that decide on it decide alike"
+    if case in OWN:
+        return
+    assert numbers(first[case]) == pytest.approx(numbers(one[case]), rel=TOLERANCE.get(case, 1e-4), abs=1e-5)
 
 
 def numbers(value: Any, path: str = "") -> dict[str, float]:
@@ -86,21 +105,21 @@ def numbers(value: Any, path: str = "") -> dict[str, float]:
     return {path: float(value)}
 
 
-def test_every_example_of_shuffled_arrays_is_seen_once_an_epoch(found: tuple[dict[str, Found], ...]) -> None:
-    _, first, _ = found
+def test_every_example_of_shuffled_arrays_is_seen_once_an_epoch(run: Run) -> None:
+    _, first, _ = by(run)
     for case in ("shuffled", "shuffled by a seed"):
         assert first[case] == {"seen": [2.0] * 37, "alike": 0.0}
 
 
-def test_a_step_that_overflows_on_one_worker_is_left_out_by_all(found: tuple[dict[str, Found], ...]) -> None:
-    _, first, second = found
+def test_a_step_that_overflows_on_one_worker_is_left_out_by_all(run: Run) -> None:
+    _, first, second = by(run)
     assert (first["float16"]["iterations"], first["float16"]["scale"]) == (9, 32.0)
     assert second["float16"]["weights"] == first["float16"]["weights"]
 
 
-def test_callbacks_stop_and_go_on_as_in_one_process(found: tuple[dict[str, Found], ...]) -> None:
+def test_callbacks_stop_and_go_on_as_in_one_process(run: Run) -> None:
     """An epoch is in the table twice where the first fit was interrupted after it, and before it was kept."""
-    one, first, _ = found
+    one, first, _ = by(run)
     assert first["callbacks"]["interrupted"] and first["callbacks"]["lines"] == one["callbacks"]["lines"]
     assert first["callbacks"]["lines"][:4] == [0, 1, 2, 3] and len(first["callbacks"]["lines"]) < 40
     assert first["callbacks"]["boards"] == one["callbacks"]["boards"]
@@ -195,6 +214,7 @@ def test_with_parameter_servers_it_is_refused_in_one_line(start: Starter, served
     assert "`tensorflow: {keras: legacy}`" in line and "examples/resnet-ps" in line
 
 
+@pytest.mark.long
 def test_tf_keras_fits_with_both_strategies(start: Starter, served: str) -> None:
     roles = {"chief": {"command": ["python", served, "ps"]}, "worker": {}, "ps": {}}
     run = start({"name": "ps", **SERVERS, "roles": roles, "tensorflow": {"keras": "legacy"}})

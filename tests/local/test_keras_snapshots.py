@@ -46,7 +46,7 @@ class Fits:
         return steps(self.folder / title)
 
 
-@pytest.fixture(scope="module", params=["keras", "tf_keras"])
+@pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
 def fits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fits:
     folder = tmp_path_factory.mktemp(request.param)
     ended: dict[str, Any] = {}
@@ -163,6 +163,7 @@ def test_workers_of_which_one_is_killed_go_on_in_the_middle_of_an_epoch(fits: Fi
     assert killed(run) == [{**fits.ended["mirrored"], "begin": 1}] * 2
 
 
+@pytest.mark.long
 def test_so_do_those_of_keras_3(run_of: Starter) -> None:
     """Their losses are added up in another order than in one process, so that they are compared with workers."""
     undisturbed = two_workers(run_of, {}, "keras")

@@ -257,6 +257,7 @@ NUMBERS = ("1", "-2", "0.5")
 FORMATS = {"tensorflow": "saved_model", "torch": "pt2", "jax": "stablehlo"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", FORMATS)
 def test_an_exported_model_gives_what_the_program_itself_gives(me: Person, framework: str) -> None:

@@ -58,6 +58,7 @@ def variables(folder: Path, task: str) -> dict[str, str]:
     return given
 
 
+@pytest.mark.long
 def test_tensorflow_workers_agree_on_the_weights(start: Starter) -> None:
     run = start(job("tensorflow", "python", "tf_multiworker.py", "--steps", 60, strategy="multi-worker"))
     run.succeeds(LIMIT_S)
@@ -68,6 +69,7 @@ def test_tensorflow_workers_agree_on_the_weights(start: Starter) -> None:
         assert float(said(run.folder, task, "error")) < 0.01
 
 
+@pytest.mark.long
 def test_a_tensorflow_parameter_server_program_trains_saves_and_is_evaluated(start: Starter, tmp_path: Path) -> None:
     command = [
         "python",
@@ -91,6 +93,7 @@ def test_a_tensorflow_parameter_server_program_trains_saves_and_is_evaluated(sta
         assert said(run.folder, server.replace(" ", "-"), "serving") == server
 
 
+@pytest.mark.long
 def test_a_program_for_cluster_config_and_pod_name_needs_no_chief(start: Starter) -> None:
     roles = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
     command = ["python", "cluster_config.py", "--steps", 20]
@@ -99,6 +102,7 @@ def test_a_program_for_cluster_config_and_pod_name_needs_no_chief(start: Starter
     assert [said(run.folder, task, "counter") for task in ("worker-0", "worker-1")] == ["40", "40"]
 
 
+@pytest.mark.long
 def test_a_torch_program_needs_no_job_file_and_a_kill_does_not_change_its_weights(
     start: Starter, tmp_path: Path
 ) -> None:

@@ -339,6 +339,7 @@ def test_programs_end_the_same_three_ways(tmp_path: Path) -> None:
             assert [spared.code, spared.out, spared.err] == [plain.code, plain.out, plain.err], name
 
 
+@pytest.mark.long
 def test_threads_of_torch_get_a_last_turn_before_the_interpreter_goes_down(tmp_path: Path) -> None:
     """Otherwise a gloo thread that asks for the interpreter too late aborts the process: a few ends in a hundred."""
     write(tmp_path / "t.py", """
@@ -721,7 +722,9 @@ TORCH = """
 PROGRAMS = Path(__file__).parent.parent / "programs"
 
 
-@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.long), "jax"])
+@pytest.mark.parametrize(
+    "framework", [*(pytest.param(name, marks=pytest.mark.long) for name in ("tensorflow", "torch")), "jax"]
+)
 def test_tasks_forked_from_one_spare_train_together_as_cold_ones_do(tmp_path: Path, framework: str) -> None:
     write(tmp_path / "ddp.py", TORCH)
     command = {

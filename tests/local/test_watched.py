@@ -360,11 +360,13 @@ def test_tensorflow_s_checkpoint_manager(start: Starter) -> None:
     trains_on(start, {"framework": "tensorflow", "strategy": "multi-worker"}, "tf_multiworker.py")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_torch_save(start: Starter) -> None:
     trains_on(start, {"framework": "torch"}, "torch_ddp.py")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_keras_own_callbacks(start: Starter, tmp_path: Path) -> None:
     """ModelCheckpoint and BackupAndRestore go on after what they wrote was lost with their task."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from support.stores import faults, parts, servers
 from support.stores.faults import Toxiproxy
 from support.stores.servers import Store
 
+TESTS = Path(__file__).parents[2] / "stores"
 MADE_OF = {
     "s3": [parts.versitygw],
     "gcs": [parts.versitygw],
@@ -27,7 +29,7 @@ MADE_OF = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if _wanted(item)]
+    ours = [item for item in items if _wanted(item) or item.path.is_relative_to(TESTS)]
     for item in ours:
         item.add_marker(pytest.mark.long)
     left_out = ours if parts.unmet() else []
@@ -57,7 +59,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _wanted(item: pytest.Item) -> set[str]:
-    return set(MADE_OF) & set(getattr(item, "fixturenames", ()))
+    """By name, or by a parameter that says which one is to be had."""
+    chosen = getattr(item, "callspec", None)
+    named = [value for value in chosen.params.values() if isinstance(value, str)] if chosen else []
+    return set(MADE_OF) & {*getattr(item, "fixturenames", ()), *named}
 
 
 @pytest.fixture(scope="session")
