@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from types import ModuleType
 
 from hypothesis import settings
@@ -15,6 +16,9 @@ from paceline.frameworks import amx
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["support.stores.fixtures"]
+
+# `python` is that of these tests: a machine may have none, or another, by that name.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 # For frameworks that tests start themselves: Paceline's own tasks are given it by Paceline.
 os.environ.update(amx.environment(os.environ))

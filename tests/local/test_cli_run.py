@@ -168,12 +168,12 @@ def test_a_reader_that_goes_away_stops_the_run(me: Person) -> None:
     assert json.loads((me.run_folder() / "report.json").read_text())["reason"] == "the terminal is gone"
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])  # with the first, some of it is written at once
 @pytest.mark.parametrize("words", [("ls", "-o", "json"), ("schema",), ("--help",)])
-def test_output_that_cannot_be_written_is_an_error_in_one_line(me: Person, words: tuple[str, ...]) -> None:
+def test_output_that_cannot_be_written_is_an_error_in_one_line(me: Person, words: tuple[str, ...], locale: str) -> None:
+    env = {**person.environment(me.home), "LC_ALL": locale}
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            person.words_of(*words), cwd=me.folder, env=person.environment(me.home), stdout=full, stderr=subprocess.PIPE
-        )
+        done = subprocess.run(person.words_of(*words), cwd=me.folder, env=env, stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1) and b"No space left on device" in done.stderr
 
 

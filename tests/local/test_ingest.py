@@ -121,7 +121,7 @@ def test_two_runs_at_once_make_it_once(start: Starter, state: Path, code: Path, 
     first = start(a_job(state, code, place), env=place.env)
     making(first, state)
     second = start(a_job(state, code, place), env=place.env)
-    assert second.wait("note")["text"] == f"{first.folder.name} makes the data: waiting for it"
+    second.wait("note", text=f"{first.folder.name} makes the data: waiting for it")
     status = json.loads(first.call("status", first.folder.name, "-o", "json").stdout)
     assert status["reason"].startswith("making the data on worker-host-0: ")
     (state / "wait").unlink()

@@ -411,6 +411,7 @@ def test_a_bucket_that_may_only_be_read(start: Starter, state: Path, s3: Server)
     )
 
 
+@pytest.mark.long  # needs root, to mount a disk
 def test_a_folder_that_is_read_only(start: Starter, state: Path, tmp_path: Path) -> None:
     path = tmp_path / "read-only"
     path.mkdir()

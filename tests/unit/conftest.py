@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -37,4 +38,8 @@ def open_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
+    for closed, _, _ in os.walk(folder):  # from above: each is open before what is in it is looked for
+        Path(closed).chmod(0o700)
+        for inner in Path(closed).iterdir():
+            inner.is_symlink() or inner.chmod(0o700)
     shutil.rmtree(folder)

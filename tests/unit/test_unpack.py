@@ -90,6 +90,14 @@ THERE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def usual_mask() -> Iterator[None]:
+    """For what these tests write themselves, whoever runs them."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     place = tmp_path / "work"

@@ -36,7 +36,8 @@ def _leave(code: int) -> NoReturn:
     except BrokenPipeError:
         code = code or 141  # whoever read it has gone
     except OSError as error:
+        if not code:  # else the command itself has said what went wrong
+            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr, flush=True)
         code = code or 1
-        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)
