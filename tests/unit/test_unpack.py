@@ -13,6 +13,7 @@ import stat
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
