@@ -157,7 +157,8 @@ class Recorder:
         self.environment: dict[bytes, bytes] = {}
         self.path: list[str] = []
         self.late = False
-        self.root = ""  # the module that the program imports
+        # The module that the program imports; before it, some Pythons have a sitecustomize of their own.
+        self.root = "sitecustomize"
         self.locks = _bootstrap._module_locks
         self.native = True
         self.threads = 1
