@@ -1,5 +1,5 @@
-# Two commands matter: `make demo` trains a real model on this machine, `make test` tests all that needs no cluster. Both set
-# up what they need.
+# Two commands matter: `make demo` trains a real model on this machine, `make test` shows that Paceline works on it. Both
+# set up what they need.
 PYTHON ?= python3
 UV := .tools/bin/uv
 BIN := .venv/bin
@@ -35,15 +35,16 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
-# While one writes code: seconds, and no process is started.
+# While one writes code: no process is started.
 check: lint
 	$(PYTEST) -n 2 --dist worksteal tests/unit
 
-# Needs Linux, Python and make, nothing else.
+# Each behaviour once, with real frameworks. Needs Linux, Python, make and git, nothing else.
 test: lint
 	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m "not long"
 
-# Hundreds of faults, and all that needs an object store, which is built with Go and npm the first time.
+# Hundreds of faults, repeated kills, the same with other frameworks, and all that needs an object store, which is built
+# the first time. Needs root, Go, npm and a C compiler.
 test-long: .venv/dev
 	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m long
 

@@ -1,4 +1,4 @@
-"""What the chaos tests share with the local ones, and their table at the end of the session."""
+"""The table of faults at the end of the session."""
 
 from __future__ import annotations
 

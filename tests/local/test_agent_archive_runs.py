@@ -44,7 +44,7 @@ def pythons() -> dict[str, str]:
     found = {"{}.{}".format(*sys.version_info[:2]): sys.executable}
     for path in sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")):
         major, minor = path.parents[1].name.split(".")[:2]
-        if int(minor) >= 9:
+        if minor.isdigit() and int(minor) >= 9:
             found.setdefault(f"{major}.{minor}", str(path))
     return found
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.environment import without
 from support.folders import make, sent, write
 
 GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
@@ -18,7 +19,7 @@ GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 
 def git(folder: Path, *words: str) -> bytes:
     return subprocess.run(
-        ["git", *words], cwd=folder, env={**os.environ, **GIT}, stdout=subprocess.PIPE, check=True
+        ["git", *words], cwd=folder, env={**without("GIT"), **GIT}, stdout=subprocess.PIPE, check=True
     ).stdout
 
 

@@ -239,7 +239,6 @@ while not (here / "end").exists():
 """
 
 
-@pytest.mark.long
 def test_serve_takes_newer_snapshots_of_a_run_over_under_load_and_no_request_fails(
     start: Starter, models: Path, state: Path, tmp_path: Path
 ) -> None:

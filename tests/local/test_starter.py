@@ -293,6 +293,17 @@ def test_a_program_sees_the_same_interpreter_three_ways(tmp_path: Path, command:
     assert warm.reports == []
 
 
+def test_a_sitecustomize_that_python_has_is_not_recorded_as_the_programs(tmp_path: Path) -> None:
+    """Debian's Python has one."""
+    site = tmp_path / "site-packages"
+    write(site / "sitecustomize.py", "import decimal")
+    write(site / "installed.py", "import fractions")
+    write(tmp_path / "t.py", "import installed")
+    run_cold(["python", "t.py"], tmp_path, {**STATIC, "PYTHONPATH": str(site)}, tmp_path / "record.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]
+    assert [line for line in lines if isinstance(line, str)] == ["installed"]
+
+
 def test_two_tasks_of_one_spare_are_as_different_as_two_interpreters(tmp_path: Path) -> None:
     write(tmp_path / "t.py", """
         import multiprocessing, random, uuid, tempfile, numpy, numpy.random, os

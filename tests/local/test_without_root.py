@@ -1,4 +1,4 @@
-"""`make test` where no cluster can run."""
+"""`make test-cluster` where no cluster can run."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -27,6 +28,7 @@ from paceline.runtime import contract
 from paceline.tensorflow import SnapshotMismatch, SnapshotRefused, Snapshots
 
 FOLDER = Path()  # of the story
+LIMIT_S = 60
 
 
 def held() -> threading.Event:
@@ -253,6 +255,7 @@ def told(story: Callable[[], object], folder: Path) -> object:
     result = folder / f"{story.__name__}.json"
     pid = os.fork()
     if pid == 0:
+        signal.alarm(LIMIT_S)
         FOLDER = folder / story.__name__
         os.environ.update(PACELINE_SNAPSHOT_DIR=str(FOLDER), PACELINE_RESTORE="")
         try:

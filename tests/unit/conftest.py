@@ -14,11 +14,13 @@ import pytest
 
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system")
 _watched = False
+_started: list[str] = []
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:
     if _watched and event in STARTS:
-        raise AssertionError(f"a unit test starts a process: {event}{args[:2]}; move it to tests/local")
+        _started.append(f"{event}{args[:2]}")
+        raise AssertionError(f"a unit test starts a process: {_started[-1]}; move it to tests/local")
 
 
 sys.addaudithook(_watch)
@@ -28,8 +30,18 @@ sys.addaudithook(_watch)
 def no_process() -> Iterator[None]:
     global _watched
     _watched = True
+    _started.clear()
     yield
     _watched = False
+    assert not _started, f"it starts a process: {_started[0]}; move it to tests/local"
+
+
+@pytest.fixture(autouse=True)
+def usual_mask() -> Iterator[None]:
+    """For files that tests write themselves, whoever runs them."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture

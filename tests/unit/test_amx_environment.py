@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @pytest.fixture
-def announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str | None]:
     """A CPU that announces AMX, with a cache folder of its own. What the probe finds, in this order."""
-    answers: list[str] = []
+    answers: list[str | None] = []
     monkeypatch.delenv(amx.OVERRIDE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(amx, "_announced", lambda: True)
@@ -34,12 +35,39 @@ def test_any_other_cpu_gets_none(state: str, monkeypatch: pytest.MonkeyPatch) ->
     assert amx.environment({}) == {}
 
 
-def test_a_limit_that_the_user_has_set_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_a_limit_that_the_user_has_set_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(amx.OVERRIDE, amx.TRAPS)
-    assert amx.environment({"ONEDNN_MAX_CPU_ISA": "AVX2"}) == {}
+    assert amx.environment({name: "AVX2"}) == {}
 
 
-def test_the_probe_runs_once_and_its_answer_is_remembered(announced: list[str], tmp_path: Path) -> None:
+def test_where_the_probe_cannot_tell_no_limit_is_set_and_it_runs_again(announced: list[str | None]) -> None:
+    announced += [None, amx.TRAPS]
+    assert [amx.state(), amx.state()] == [amx.ABSENT, amx.TRAPS]
+
+
+def test_what_another_user_has_put_there_is_not_believed(
+    announced: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "paceline"
+    folder.mkdir()
+    planted = json.dumps({"boot": BOOT.read_text().strip(), "amx": "works"})
+    (tmp_path / "theirs").write_text(planted)
+    (folder / "amx.json").symlink_to(tmp_path / "theirs")
+    announced.append(amx.TRAPS)
+    assert amx.state() == amx.TRAPS
+    assert (tmp_path / "theirs").read_text() == planted, "written through a link"
+    (folder / "amx.json").unlink()
+    os.mkfifo(folder / "amx.json")  # of which nobody writes the other end
+    announced.append(amx.TRAPS)
+    assert amx.state() == amx.TRAPS
+    (folder / "amx.json").write_text(planted)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    announced.append(amx.TRAPS)
+    assert amx.state() == amx.TRAPS
+
+
+def test_the_probe_runs_once_and_its_answer_is_remembered(announced: list[str | None], tmp_path: Path) -> None:
     announced.append(amx.TRAPS)
     assert [amx.state(), amx.state()] == [amx.TRAPS, amx.TRAPS]
     assert announced == []
@@ -57,7 +85,7 @@ def test_the_probe_runs_once_and_its_answer_is_remembered(announced: list[str], 
     ],
 )
 def test_what_another_start_of_the_machine_or_nobody_has_written_is_not_believed(
-    kept: str, announced: list[str], tmp_path: Path
+    kept: str, announced: list[str | None], tmp_path: Path
 ) -> None:
     (tmp_path / "paceline").mkdir()
     (tmp_path / "paceline" / "amx.json").write_text(kept)
@@ -66,7 +94,7 @@ def test_what_another_start_of_the_machine_or_nobody_has_written_is_not_believed
 
 
 def test_where_nothing_can_be_remembered_the_probe_runs_again(
-    announced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    announced: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "paceline").write_text("a file, not a folder")
     announced += [amx.TRAPS, amx.WORKS, amx.TRAPS]
@@ -78,7 +106,9 @@ def test_where_nothing_can_be_remembered_the_probe_runs_again(
     assert [path.name for path in tmp_path.iterdir()] == ["paceline"]
 
 
-def test_where_it_is_not_announced_nothing_is_probed(announced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_not_announced_nothing_is_probed(
+    announced: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(amx, "_announced", lambda: False)
     assert amx.state() == amx.ABSENT
 
@@ -86,9 +116,11 @@ def test_where_it_is_not_announced_nothing_is_probed(announced: list[str], monke
 @pytest.mark.parametrize(
     ("state", "given", "reason"),
     [
-        (amx.TRAPS, {}, f"{amx.FINDING}: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 to avoid them"),
-        (amx.TRAPS, {"ONEDNN_MAX_CPU_ISA": "ALL"}, f"{amx.FINDING}: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"),
-        (amx.TRAPS, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, "a library other than oneDNN may use them"),
+        (amx.TRAPS, {}, f"{amx.FINDING}; set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 to avoid them"),
+        (amx.TRAPS, {"ONEDNN_MAX_CPU_ISA": "ALL"}, f"{amx.FINDING}; set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"),
+        (amx.TRAPS, {"DNNL_MAX_CPU_ISA": "avx512_core_amx"}, f"{amx.FINDING}; set ONEDNN_MAX_CPU_ISA="),
+        (amx.TRAPS, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, "limited to AVX512_CORE_FP16, but another library may"),
+        (amx.TRAPS, {"DNNL_MAX_CPU_ISA": "AVX2"}, "limited to AVX2, but another library may use them"),
         (amx.WORKS, {}, "it used an instruction that this CPU does not have"),
         (amx.ABSENT, {}, "it used an instruction that this CPU does not have"),
     ],

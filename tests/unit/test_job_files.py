@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import paceline.job.loading  # noqa: F401  before one of these tests is a user who cannot read it
 from paceline import job
 from support.users import somebody
 

@@ -1180,6 +1180,7 @@ def test_the_captain_has_words_told_to_those_that_run(host: Host) -> None:
 
 def test_a_task_that_does_not_listen_holds_nobody_up(host: Host) -> None:
     process = host.one()
+    host.tasks.attempts["worker-0"]._reports.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     for number in range(10_000):
         host.tasks.tell({"tasks": ["worker-0"], "words": {"agreed": number}})
     assert 0 < len(process.heard()) < 10_000

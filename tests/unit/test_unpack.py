@@ -13,7 +13,6 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +88,6 @@ THERE = {
     "ä": (0o755, None),
     "ä/" + "n" * 150: (0o644, b"long"),
 }
-
-
-@pytest.fixture(autouse=True)
-def usual_mask() -> Iterator[None]:
-    """For what these tests write themselves, whoever runs them."""
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
 
 
 @pytest.fixture

@@ -242,7 +242,7 @@ class Line:
         return f"no name server answers, so the captain is not found ({name}): is the DNS up?"
 
     def _failed(self) -> str:
-        """What is known of why the captain is not reached, where it is not for want of a name server."""
+        """What is known of why the captain is not reached, where a name server has answered."""
         if self._lookup.waiting() > UNANSWERED:
             return f"{endpoint(self._options.captain)[0]} is still being looked up"
         return f"{self._options.captain}: {self._failure}" if self._failure else ""

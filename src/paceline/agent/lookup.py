@@ -24,7 +24,7 @@ class Lookup:
         self._under_way = False
         self._result: Found = None
         self._begun = 0.0
-        self._answers = 0  # so many lookups were answered, by an address or by the word that there is none
+        self._answers = 0  # so many lookups were answered, with an address or that there is none
         self._lock = threading.Lock()  # of the count and of what follows from it
         self.unanswered = False  # no name server has answered since the last answer
         self.addresses: frozenset[str] = frozenset()  # of the last one, all that the name has

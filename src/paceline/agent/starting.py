@@ -67,7 +67,7 @@ class Starting:
         paths = [*filter(None, [given.get("PYTHONPATH"), self._options.library])]
         limits = amx.environment(given)
         if limits:
-            self._said(f"{amx.FINDING}: tasks are given {amx.VARIABLE}={amx.LIMIT}")
+            self._said(f"{amx.FINDING}; tasks are given {amx.VARIABLE}={amx.LIMIT}")
         return {
             "PYTHONUNBUFFERED": "1",
             **{name: value for name, value in threads.items() if name not in os.environ},

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 ABSENT, WORKS, TRAPS = "absent", "works", "traps"
 OVERRIDE = "PACELINE_AMX"  # one of these, instead of the probe's answer
 VARIABLE, LIMIT = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"  # the best that oneDNN has without AMX
-FINDING = "this CPU announces AMX instructions but does not allow them, which ends bfloat16 in TensorFlow and torch"
-NOTE = f"{FINDING}: set {VARIABLE}={LIMIT} to avoid them"
+OLD_VARIABLE = "DNNL_MAX_CPU_ISA"  # which oneDNN still reads
+FINDING = "this CPU announces AMX instructions but does not allow them: bfloat16 in TensorFlow and torch crashes"
+NOTE = f"{FINDING}; set {VARIABLE}={LIMIT} to avoid them"
 
 _FLAGS = {"amx_tile", "amx_bf16"}
 _HEAD = 16 * 1024  # bytes of /proc/cpuinfo: the first core's flags are among them, and the rest takes long to read
@@ -44,36 +45,41 @@ def state() -> str:
     if not _announced():
         return ABSENT
     boot, path = _boot(), _memory_path()
-    remembered = _remembered(path, boot)
-    if remembered is None:
-        remembered = probe()
-        _remember(path, boot, remembered)
-    return remembered
+    answer = _remembered(path, boot)
+    if answer is None:
+        answer = probe()
+        if answer is not None:
+            _remember(path, boot, answer)
+    return answer or ABSENT
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """What a program needs besides what it is given, on this CPU; a limit that is given stays."""
-    return {VARIABLE: LIMIT} if VARIABLE not in given and state() == TRAPS else {}
+    return {VARIABLE: LIMIT} if not {VARIABLE, OLD_VARIABLE} & given.keys() and state() == TRAPS else {}
 
 
 def likely_reason(given: Mapping[str, str]) -> str:
     """Why a program with this environment may have died of SIGILL."""
-    if state() == TRAPS and given.get(VARIABLE) != LIMIT:
-        return NOTE
     if state() == TRAPS:
-        return f"{FINDING}; {VARIABLE}={LIMIT} was set, but a library other than oneDNN may use them"
+        limit = given.get(VARIABLE, given.get(OLD_VARIABLE, ""))
+        if not limit or "AMX" in limit.upper() or limit.upper() in ("ALL", "DEFAULT"):
+            return NOTE
+        return f"{FINDING}; oneDNN was limited to {limit}, but another library may use them"
     return "it used an instruction that this CPU does not have: it, or a library, may be built for another CPU"
 
 
-def probe(code: bytes = _BFLOAT16) -> str:
-    """Multiplies two tiles in a child process, which may not survive it."""
-    pid = os.fork()
-    if pid == 0:
-        _probe_and_exit(code)
-    status = os.waitpid(pid, 0)[1]
+def probe(code: bytes = _BFLOAT16) -> str | None:
+    """Multiplies two tiles in a child process, which may not survive it. None: that could not be tried."""
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _probe_and_exit(code)
+        status = os.waitpid(pid, 0)[1]
+    except OSError:  # no more processes are allowed, or somebody else has waited for it
+        return None
     if os.WIFSIGNALED(status):
-        return WORKS if os.WTERMSIG(status) == signal.SIGALRM else TRAPS
-    return WORKS if os.WEXITSTATUS(status) == _PROBED else ABSENT
+        return TRAPS if os.WTERMSIG(status) == signal.SIGILL else None
+    return WORKS if os.WEXITSTATUS(status) == _PROBED else None
 
 
 def _probe_and_exit(code: bytes) -> None:
@@ -121,8 +127,11 @@ def _memory_path() -> str:
 
 
 def _remembered(path: str, boot: str) -> str | None:
+    """None where it was not written by this user after this start of the machine."""
     try:
-        with open(path) as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None
             found = json.load(file)
         same = bool(boot) and found["boot"] == boot and found["amx"] in (ABSENT, WORKS, TRAPS)
         return str(found["amx"]) if same else None
@@ -133,10 +142,10 @@ def _remembered(path: str, boot: str) -> str | None:
 def _remember(path: str, boot: str, found: str) -> None:
     if not path or not boot:
         return
-    partial = f"{path}.{os.getpid()}"
+    partial = f"{path}.{os.urandom(8).hex()}"
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(partial, "w") as file:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({"boot": boot, "amx": found}, file)
         os.replace(partial, path)
     except OSError:

@@ -1,7 +1,7 @@
 """Fixtures: `s3`, `gcs` and `azure` are a store each, at a prefix of the test's own; `store` is one after the other.
 
 The servers start when a test first asks for them, once in each process of the session. A test may stop its server: it
-is up again for the next. This is a plugin of pytest: conftest.py of this folder loads it, for everybody.
+is up again for the next. This is a plugin of pytest, which tests/conftest.py loads.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if reason := parts.unmet():
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reason = parts.unmet()
+    if reason and "not long" not in config.option.markexpr:
         terminalreporter.write_line(f"tests with object stores left out: {reason}")
 
 

@@ -44,8 +44,11 @@ _NO_PYTHON = (
     f'w="{CANNOT_WORDS}there is no Python 3.9 or newer in this image: Paceline needs one on the PATH"; '
     f'echo "$w"; echo "$w" > {LAST_WORDS}; exit '
 )
-# Joined by Python, since a minimal image may have no `cat`. A container that starts again replaces the file.
-_JOIN = f"""import os, sys
+# Joined by Python, since a minimal image may have no `cat`, and without what lies in the working folder of the image. A
+# container that starts again replaces the file.
+_JOIN = f"""import sys
+sys.path = [place for place in sys.path if place]
+import os
 python, what, *parts = sys.argv[1:]
 with open("{AGENT}.partial", "wb") as whole:
     for name in parts:
@@ -205,7 +208,7 @@ def metadata(plan: Plan, run: str, role: str) -> Object:
 
 def agent_command(what: str, without_python: int) -> list[str]:
     """`without_python`: the exit code in an image that has none."""
-    join = f'{EXEC_PYTHON} -I -S -c "$1" "$p" {what} {AGENT_FOLDER}/agent-*; done'
+    join = f'{EXEC_PYTHON} -S -c "$1" "$p" {what} {AGENT_FOLDER}/agent-*; done'
     return ["/bin/sh", "-c", f"{join}; {_NO_PYTHON}{without_python}", "sh", _JOIN]
 
 
