@@ -72,6 +72,11 @@ class Captain:
     def phase(self) -> str:
         return self.books.phase
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether tasks are being ended because others have failed: why is told once all of them are gone."""
+        return any(unit.phase == STOPPING for unit in self.units)
+
     # ---- in and out
 
     def handle(self, told: ev.Told, now: float) -> ev.Instructions:

@@ -133,12 +133,13 @@ class Captaincy:
         return self._exit
 
     def _told_to_go(self) -> None:
-        """Hosts on the same node may be told, too: the snapshot that their group takes then needs a captain."""
+        """Hosts on the same node may be told, too: the snapshot that their group takes then needs a captain, and so
+        does the reason why their tasks have ended, until it is written down."""
         most = SAVING_SHARE * self._plan.limits.grace
         until = self.loop.now() + most
 
         def look() -> None:
-            if self._captain.leaving and self.loop.now() < until:
+            if (self._captain.leaving or self._captain.is_stopping) and self.loop.now() < until:
                 self.loop.after(0.1, look)
             else:
                 self._exit = LEAVING
