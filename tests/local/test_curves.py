@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import subprocess
@@ -53,7 +54,7 @@ def page(url: str, run: str = "train", tag: str = "loss") -> list[int]:
     try:
         with urllib.request.urlopen(f"{url}data/plugin/scalars/scalars?run={run}&tag={tag}", timeout=10) as answer:
             return [int(step) for _, step, _ in json.load(answer)]
-    except (urllib.error.URLError, OSError, ValueError):
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
         return []
 
 

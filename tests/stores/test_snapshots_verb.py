@@ -91,7 +91,9 @@ def test_what_a_real_run_commits_to_a_bucket_is_found_there(s3: Store, home: Pat
     (tmp_path / "train.py").write_text(SAVING)
     job = {"name": "digits", "framework": "none", "command": ["python", "train.py"], "snapshots": {"to": s3.url}}
     (tmp_path / "job.yaml").write_text(json.dumps(job))
-    done = call(home, s3, "run", str(tmp_path / "job.yaml"), "--run", RUN)
+    run = recorded.paceline_command("run", str(tmp_path / "job.yaml"), "--run", RUN)
+    env = {**recorded.environment(home), **s3.options}
+    done = subprocess.run(run, env=env, cwd=home, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert f"  snapshots    step 7 committed: {s3.url}/{RUN}/step-7-g1\n" in done.stderr
     assert call(home, s3, "snapshots", "ls", "-o", "name").stdout == "step-7-g1\n"

@@ -284,7 +284,7 @@ def test_what_was_sent_and_never_committed_goes_when_the_next_generation_has_beg
     assert counted(world) == [Id(10, 1)]
 
 
-def test_an_old_snapshot_that_cannot_be_deleted_is_a_warning() -> None:
+def test_an_old_snapshot_that_cannot_be_deleted_is_a_warning_and_goes_with_the_next() -> None:
     world = committed(up(a_plan(snapshots=Snapshots("s3://bucket", keep=1))), 10)
     world.save("worker-0", 20)
     world.deliver(HOSTS[0])
@@ -292,6 +292,10 @@ def test_an_old_snapshot_that_cannot_be_deleted_is_a_warning() -> None:
     world.place.read_only = REFUSED
     world.deliver_all()
     assert warnings(world) == ["an old snapshot could not be deleted: the credentials are not accepted"]
+    world.place.read_only = None
+    committed(world, 30)
+    assert counted(world) == [Id(30, 1)]
+    assert not world.place.store.names("run/step-10") and not world.place.store.names("run/step-20")
 
 
 # ---- what a generation begins from

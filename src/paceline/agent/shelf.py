@@ -74,6 +74,7 @@ class Shelf:
         self.skipped = 0
         self._committed: set[Id] = set()
         self.deleting: set[Id] = set()
+        self._undeleted: set[Id] = set()  # told of
         self._values: dict[Id, float] = {}  # of the metric that the best is chosen by
         self.results: dict[Id, Mapping[str, float]] = {}  # what evaluators said of snapshots, as it is at the place
         self.needed: Callable[[float], set[Id]] = lambda _: set()  # what they have not judged yet
@@ -242,9 +243,13 @@ class Shelf:
         elif request["do"] == "commit":
             self._on_commit(request, answer, now)
         elif request["do"] == "delete":
-            self.deleting.discard(Id(*request["snapshot"]))
+            id = Id(*request["snapshot"])
+            self.deleting.discard(id)
             if "error" in answer:
-                self._emit("warning", text=f"an old snapshot could not be deleted: {answer['error']['text']}")
+                self._committed.add(id)  # it is tried again with the next commit
+                if id not in self._undeleted:
+                    self._undeleted.add(id)
+                    self._emit("warning", text=f"an old snapshot could not be deleted: {answer['error']['text']}")
 
     def take(self, answer: Answer) -> None:
         """What there is at the place."""
