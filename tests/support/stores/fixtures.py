@@ -29,10 +29,11 @@ MADE_OF = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if _wanted(item) or item.path.is_relative_to(TESTS)]
-    for item in ours:
-        item.add_marker(pytest.mark.long)
-    left_out = ours if parts.unmet() else []
+    wanting = [item for item in items if _wanted(item)]
+    for item in items:
+        if item in wanting or item.path.is_relative_to(TESTS):
+            item.add_marker(pytest.mark.long)
+    left_out = wanting if parts.unmet() else []
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
