@@ -1,4 +1,7 @@
-"""Training with the helpers of each framework, under kills: it ends with the bits of a run that nobody disturbed."""
+"""Training with the helpers of a framework, under kills: it ends with the bits of a run that nobody disturbed.
+
+With those of torch: tests/local/test_torch_snapshots.py and tests/examples/test_torch.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,6 @@ TASKS = ("worker-0", "worker-1")
 OPTIONS = {"steps": STEPS, "every": EVERY, "pace": PACE}
 COMMANDS = {
     "tensorflow": ["tf_snapshots.py", *(word for name, value in OPTIONS.items() for word in (f"--{name}", str(value)))],
-    "torch": ["torch_snapshots.py", json.dumps({**OPTIONS, "kind": "ddp"})],
     "jax": ["jax_snapshots.py", json.dumps(OPTIONS)],
 }
 SAID = re.compile(r" g(\d+) \| (step|restored|counter) (\d+) ?(\w*)$", re.MULTILINE)
@@ -64,9 +66,7 @@ def disturb(run: Run, dice: random.Random) -> list[str]:
     return killed
 
 
-@pytest.mark.parametrize(
-    "framework", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "jax"))]
-)
+@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
 def test_it_ends_with_the_same_bits(framework: str, start: Starter, tmp_path: Path) -> None:
     """Dropout or noise, a shuffled order that begins anew in the middle, and random numbers of Python and numpy."""
     whole = start(job(framework, {"to": str(tmp_path / "whole")}, restart={"warm": False}))
