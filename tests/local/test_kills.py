@@ -37,7 +37,7 @@ def job(framework: str, snapshots: dict[str, str], **more: Any) -> dict[str, Any
         "name": "kills",
         "framework": framework,
         "code": str(PROGRAMS),
-        "command": ["python", *COMMANDS[framework]],
+        "command": ["python", *COMMANDS.get(framework, ())],
         "env": {"TF_CPP_MIN_LOG_LEVEL": "2"},
         "roles": {"worker": {"replicas": 2}},
         "snapshots": snapshots,
