@@ -62,7 +62,8 @@ def test_what_another_user_has_put_there_is_not_believed(
     announced.append(amx.TRAPS)
     assert amx.state() == amx.TRAPS
     (folder / "amx.json").write_text(planted)
-    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    somebody = os.geteuid() + 1
+    monkeypatch.setattr("os.geteuid", lambda: somebody)
     announced.append(amx.TRAPS)
     assert amx.state() == amx.TRAPS
 
