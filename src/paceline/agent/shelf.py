@@ -240,6 +240,7 @@ class Shelf:
             if answer["late"]:
                 self.missed = True
                 self.counted = [Id(*each) for each in answer["late"]]
+                self._committed.update(self.counted)
         elif request["do"] == "commit":
             self._on_commit(request, answer, now)
         elif request["do"] == "delete":

@@ -21,7 +21,7 @@ from paceline.storage.curves import Found, event_files
 SOON_S, LATE_S = 1.0, 30.0  # between two starts
 STEADY_S = 60.0  # it has come up well once it has lived that long
 ASKED_S = 60.0  # an interpreter on a busy machine
-LOOK_S = 3.0
+LOOK_S = 1.0  # more often than TensorBoard reads: what came and went in between need not have been read
 NICE = 10  # training goes first
 MEMORY = 1 << 30
 # Next to TensorFlow, TensorBoard imports it: 0.7 GiB and many seconds, for reading checkpoints in its projector. This
