@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --durations=40
 export UV_LINK_MODE ?= hardlink
 
-.PHONY: setup demo check test test-long test-cluster lint bench bench-cluster cluster cluster-down lock clean
+.PHONY: setup demo check test test-long test-cluster lint bench bench-cluster cluster cluster-down lock picture dist clean
 
 setup: .venv/dev
 
@@ -56,7 +56,9 @@ lint: .venv/dev
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy
-	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/storage src/paceline/jax src/paceline/keras.py src/paceline/plan.py src/paceline/tensorflow src/paceline/torch
+	@$(BIN)/lint-imports > .venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
+	@$(BIN)/deptry src > .venv/deptry.txt 2>&1 || { cat .venv/deptry.txt; exit 1; }
+	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/storage src/paceline/errors.py src/paceline/jax src/paceline/keras.py src/paceline/plan.py src/paceline/tensorflow src/paceline/torch
 
 bench: .venv/dev
 	for script in start cli overhead generation snapshot_throughput snapshot_memory snapshot_stall scaling serve; do $(BIN)/python bench/$$script.py || exit 1; done
@@ -81,5 +83,14 @@ lock: $(UV)
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --group demo -o requirements/demo.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --extra torch --extra jax --extra serve --group dev -o requirements/dev.txt
 
+# The picture of a run in README.md.
+picture: .venv/demo
+	$(BIN)/python docs/images/demo.py
+
+# A wheel and an sdist, in dist/.
+dist: .venv/dev
+	rm -rf dist
+	$(UV) build --quiet --no-build-isolation --python .venv --out-dir dist
+
 clean:
-	rm -rf .venv .tools
+	rm -rf .venv .tools dist

@@ -1,4 +1,4 @@
-"""The command line's own time: --help, and the plan of 8 and of 1,000 tasks, against TorchX."""
+"""Wall time of the command line: --help, and the plan of 8 and of 1,000 tasks, compared with TorchX."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ GOALS = {"help": 0.15, "plan 1000": 1.0}
 def main() -> None:
     parser = measure.options(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--no-torchx", action="store_true", help="Paceline's own figures alone")
-    given = parser.parse_args()
-    where = measure.machine("pydantic", "typer")
-    measure.say("Wall time of one command, started fresh each time, files in the page cache. Interleaved.")
-    measure.say("torchx: `run --dryrun -s local_cwd dist.ddp -j Nx1`, in an environment of its own.")
-    measure.say(f"On: {where}")
+    parser.add_argument("--no-torchx", action="store_true", help="measure only Paceline")
+    args = parser.parse_args()
+    machine_info = measure.machine("pydantic", "typer")
+    measure.say("Wall time of one command in a new process, files in the page cache. Interleaved.")
+    measure.say("torchx: `run --dryrun -s local_cwd dist.ddp -j Nx1`, in its own environment.")
+    measure.say(f"On: {machine_info}")
     with measure.workspace() as folder:
-        torchx = None if given.no_torchx else _torchx()
-        where["torchx"] = TORCHX.partition("==")[2] if torchx else None
+        torchx = None if args.no_torchx else _torchx()
+        machine_info["torchx"] = TORCHX.partition("==")[2] if torchx else None
         measure.say(f"torchx: {TORCHX}\n" if torchx else "torchx: not measured\n")
         commands = _commands(folder, torchx)
-        taken: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
-        for number in range(given.rounds + 1):
+        times: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
+        for number in range(args.rounds + 1):
             for key, command in commands.items():
-                took = _once(folder, command)
-                if number:  # the first fills the page cache and writes byte code
-                    taken[key].append(took)
+                duration = _once(folder, command)
+                if number:  # the first round fills the page cache and writes byte code
+                    times[key].append(duration)
     rows, results = [], {}
-    for what in ("help", *(f"plan {size}" for size in SIZES)):
-        ours, theirs = taken["paceline", what], taken.get(("torchx", what), [])
-        goal, middle, peer = GOALS.get(what), measure.median(ours), measure.median(theirs)
-        assert middle is not None
-        faster = peer is None or what != "help" or middle < peer
-        results[what] = {
-            "paceline_s": middle, "torchx_s": peer, "ratio": measure.ratio(middle, peer), "goal_s": goal,
-            "reached": None if goal is None else middle <= goal and faster,
+    for name in ("help", *(f"plan {size}" for size in SIZES)):
+        ours, theirs = times["paceline", name], times.get(("torchx", name), [])
+        goal, our_median, their_median = GOALS.get(name), measure.median(ours), measure.median(theirs)
+        assert our_median is not None
+        faster = their_median is None or name != "help" or our_median < their_median
+        results[name] = {
+            "paceline_s": our_median, "torchx_s": their_median, "ratio": measure.ratio(our_median, their_median),
+            "goal_s": goal, "reached": None if goal is None else our_median <= goal and faster,
         }  # fmt: skip
-        shown = "-" if goal is None else f"{goal:g} s"
-        rows.append([what, measure.seconds(middle), measure.spread(ours), measure.seconds(peer), measure.spread(theirs),
-                     str(measure.ratio(middle, peer)), shown])  # fmt: skip
+        limit = "-" if goal is None else f"{goal:g} s"
+        rows.append([name, measure.seconds(our_median), measure.spread(ours), measure.seconds(their_median),
+                     measure.spread(theirs), str(measure.ratio(our_median, their_median)), limit])  # fmt: skip
     measure.table(["command", "paceline", "(range)", "torchx", "(range)", "ratio", "at most"], rows)
-    measure.finish({"bench": "cli", "machine": where, "rounds": given.rounds, "results": results})
+    measure.finish({"bench": "cli", "machine": machine_info, "rounds": args.rounds, "results": results})
 
 
 def _commands(folder: Path, torchx: Path | None) -> dict[tuple[str, str], list[str]]:
@@ -72,15 +72,17 @@ def _commands(folder: Path, torchx: Path | None) -> dict[tuple[str, str], list[s
 
 def _once(folder: Path, command: list[str]) -> float:
     before = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=measure.environment(1), capture_output=True, text=True, check=False)
-    took = time.perf_counter() - before
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return took
+    result = subprocess.run(
+        command, cwd=folder, env=measure.environment(1), capture_output=True, text=True, check=False
+    )
+    duration = time.perf_counter() - before
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {result.returncode}:\n{result.stderr[-2000:]}")
+    return duration
 
 
 def _torchx() -> Path | None:
-    """TorchX in an environment that is thrown away with the cache folder: its pins are not ours."""
+    """TorchX in its own environment in the cache folder, because its dependencies differ from ours."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "paceline-bench" / TORCHX
     program = cache / "bin" / "torchx"
     if program.exists():
@@ -88,16 +90,16 @@ def _torchx() -> Path | None:
     bundled = measure.ROOT / ".tools" / "bin" / "uv"
     uv = str(bundled) if bundled.exists() else shutil.which("uv")
     if uv is None:
-        measure.say("torchx cannot be installed: there is no uv")
+        measure.say("torchx cannot be installed: uv was not found")
         return None
     for command in (
         [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(cache)],
         [uv, "pip", "install", "--quiet", "--python", str(cache / "bin" / "python"), TORCHX],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
             shutil.rmtree(cache, ignore_errors=True)
-            measure.say(f"torchx cannot be installed: {done.stderr.strip()[-500:]}")
+            measure.say(f"torchx cannot be installed: {result.stderr.strip()[-500:]}")
             return None
     return program
 

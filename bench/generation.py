@@ -1,4 +1,4 @@
-"""Forming a generation with N connected members, against torch's c10d dynamic rendezvous with threads as members."""
+"""Forming a generation with N connected members, compared with torch's c10d rendezvous with threads as members."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ GOALS = {"ratio_at_64": 1 / 20, "form_5000_s": 2.0, "join_5000_s": 15.0, "memory
 
 @dataclass
 class Group:
-    """What was measured with one captain and N members."""
+    """Measurements with one captain and N members."""
 
     members: int
-    join_s: float = 0.0  # the first dials until the last is welcomed, TLS handshakes included
-    first_start_s: float = 0.0  # the same until all have their first start
-    form_s: list[float] = field(default_factory=list)  # the last has said that its tasks ended -> all have the start
-    restart_s: list[float] = field(default_factory=list)  # one has said that its task failed -> all have the start
+    join_s: float = 0.0  # from the first connection attempt to the last welcome, TLS handshakes included
+    first_start_s: float = 0.0  # the same, until all have received their first start
+    form_s: list[float] = field(default_factory=list)  # report of the last ended task -> all have received the start
+    restart_s: list[float] = field(default_factory=list)  # report of a failed task -> all have received the start
     captain_mb: float = 0.0
     captain_cpu_s: list[float] = field(default_factory=list)  # the captain's CPU time in each restart
-    join_cpu_s: float = 0.0  # and in the first join
+    join_cpu_s: float = 0.0  # the captain's CPU time in the first join
     profile: str = ""
     failed: str = ""
 
@@ -45,44 +45,50 @@ class Group:
 def main() -> None:
     parser = measure.options(__doc__ or "")
     parser.add_argument("--members", type=int, nargs="*", default=[2, 64, 1000, 5000])
-    parser.add_argument("--torch", type=int, nargs="*", default=[2, 32, 64], help="members of the peer")
+    parser.add_argument("--torch", type=int, nargs="*", default=[2, 32, 64], help="numbers of members of the peer")
     parser.add_argument("--rounds", type=int, default=3, help="generations formed after the first")
     parser.add_argument("--torch-limit", type=float, default=60.0, help="seconds for one size of the peer")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each step of ours")
-    parser.add_argument("--processes", type=int, default=2, help="that the simulated members are spread over")
-    parser.add_argument("--profile", action="store_true", help="sample the captain, and show where its time goes")
-    given = parser.parse_args()
-    where = measure.machine("torch")
-    measure.say("Forming a generation. A real captain process; members are simulated in other processes, over real TLS")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each step of Paceline's measurement")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes for the simulated members")
+    parser.add_argument("--profile", action="store_true", help="sample the captain and show where its time goes")
+    args = parser.parse_args()
+    machine_info = measure.machine("torch")
+    measure.say("Forming a generation. A real captain process; members are simulated in other processes, with real TLS")
     measure.say(
         "and the real protocol with its heartbeats; one in 100 decodes the roster. They share the cores with the"
     )
     measure.say("captain, so the figures are an upper bound. Peer: torch's c10d rendezvous, members are threads.")
-    measure.say(f"On: {where}\n")
+    measure.say(f"On: {machine_info}\n")
     ours: list[Group] = []
     theirs: dict[int, list[float] | None] = {}
     with measure.workspace() as folder:
-        for size in sorted({*given.members, *given.torch}):
-            if size in given.members:
-                ours.append(_paceline(folder, size, given))
-                measure.progress(f"paceline {size}: joined in {ours[-1].join_s:.3f} s, restarts {ours[-1].restart_s}")
-            if size in given.torch:
-                theirs[size] = _torch(folder, size, given.rounds, given.torch_limit)
+        for size in sorted({*args.members, *args.torch}):
+            if size in args.members:
+                ours.append(_paceline(folder, size, args))
+                measure.progress(
+                    f"paceline {size}: joined in {ours[-1].join_s:.3f} s, restarts in {ours[-1].restart_s}"
+                )
+            if size in args.torch:
+                theirs[size] = _torch(folder, size, args.rounds, args.torch_limit)
                 measure.progress(f"torch {size}: {theirs[size]}")
-    _report(where, ours, theirs, given.torch_limit)
+    _report(machine_info, ours, theirs, args.torch_limit)
 
 
-def _report(where: dict[str, Any], ours: list[Group], theirs: dict[int, list[float] | None], limit: float) -> None:
+def _report(
+    machine_info: dict[str, Any], ours: list[Group], theirs: dict[int, list[float] | None], limit: float
+) -> None:
     rows = [
-        [str(group.members), f"{group.join_s:.3f} s", _of(group.form_s), _of(group.restart_s),
-         f"{group.captain_mb:.0f} MB", f"{group.join_cpu_s:.2f} s", _of(group.captain_cpu_s)]
+        [str(group.members), f"{group.join_s:.3f} s", _summary(group.form_s), _summary(group.restart_s),
+         f"{group.captain_mb:.0f} MB", f"{group.join_cpu_s:.2f} s", _summary(group.captain_cpu_s)]
         for group in ours
     ]  # fmt: skip
-    title = ["members", "first join", "form (last ended -> all started)", "restart (failure -> all started)"]
-    measure.table([*title, "captain's peak memory", "its CPU: join", "restart"], rows)
+    headings = ["members", "first join", "form (last ended -> all started)", "restart (failure -> all started)"]
+    measure.table([*headings, "captain's peak memory", "its CPU: join", "restart"], rows)
     peer = [
-        [str(size), f"over {limit:g} s", "-"] if found is None else [str(size), _of(found[:1]), _of(found[1:])]
-        for size, found in theirs.items()
+        [str(size), f"over {limit:g} s", "-"]
+        if times is None
+        else [str(size), _summary(times[:1]), _summary(times[1:])]
+        for size, times in theirs.items()
     ]
     measure.table(["torch's members", "first rendezvous", "next rendezvous"], peer)
     for group in ours:
@@ -92,21 +98,23 @@ def _report(where: dict[str, Any], ours: list[Group], theirs: dict[int, list[flo
             measure.say(f"captain with {group.members} members: {group.profile}")
     by_size = {group.members: group for group in ours}
     ratios = {}
-    for size, found in theirs.items():
+    for size, times in theirs.items():
         if size in by_size:
-            again = measure.median(found[1:]) if found is not None else limit
-            ratios[size] = measure.ratio(measure.median(by_size[size].restart_s), again)
+            next_s = measure.median(times[1:]) if times is not None else limit
+            ratios[size] = measure.ratio(measure.median(by_size[size].restart_s), next_s)
     for size, value in ratios.items():
-        slow = "at most " if theirs[size] is None else ""
-        measure.say(f"{size} members: failure -> all started takes {slow}{value} of torch's next rendezvous")
+        prefix = "at most " if theirs[size] is None else ""
+        measure.say(
+            f"{size} members: failure -> all started takes {prefix}{value} of the time of torch's next rendezvous"
+        )
     reached: dict[str, bool] = {}
     at_64 = ratios.get(64)
     if at_64 is not None:
         reached["ratio_at_64"] = at_64 <= GOALS["ratio_at_64"]
     if 5000 in by_size:
         group = by_size[5000]
-        formed = measure.median(group.restart_s)
-        reached["form_5000_s"] = formed is not None and formed <= GOALS["form_5000_s"]
+        restart_s = measure.median(group.restart_s)
+        reached["form_5000_s"] = restart_s is not None and restart_s <= GOALS["form_5000_s"]
         reached["join_5000_s"] = 0 < group.join_s <= GOALS["join_5000_s"]
         reached["memory_5000_mb"] = 0 < group.captain_mb <= GOALS["memory_5000_mb"]
     measure.say(f"reached: {reached}\n")
@@ -115,72 +123,73 @@ def _report(where: dict[str, Any], ours: list[Group], theirs: dict[int, list[flo
             "join_s": group.join_s, "first_start_s": group.first_start_s, "form_s": measure.median(group.form_s),
             "restart_s": measure.median(group.restart_s), "captain_mb": group.captain_mb,
             "captain_join_cpu_s": group.join_cpu_s, "captain_restart_cpu_s": measure.median(group.captain_cpu_s),
-            "restart_ms_per_member": _each(group), "failed": group.failed,
+            "restart_ms_per_member": _ms_per_member(group), "failed": group.failed,
         }
         for group in ours
     }  # fmt: skip
-    peers = {size: None if found is None else measure.median(found[1:]) for size, found in theirs.items()}
+    peers = {size: None if times is None else measure.median(times[1:]) for size, times in theirs.items()}
     measure.finish(
         {
-            "bench": "generation", "machine": where, "paceline": results, "torch_next_s": peers,
+            "bench": "generation", "machine": machine_info, "paceline": results, "torch_next_s": peers,
             "ratios": ratios, "goals": GOALS, "reached": reached,
         }
     )  # fmt: skip
 
 
-def _of(values: list[float]) -> str:
+def _summary(values: list[float]) -> str:
     return f"{measure.median(values):.3f} s ({measure.spread(values)})" if values else "-"
 
 
-def _each(group: Group) -> float | None:
-    middle = measure.median(group.restart_s)
-    return None if middle is None else round(1000 * middle / group.members, 4)
+def _ms_per_member(group: Group) -> float | None:
+    median = measure.median(group.restart_s)
+    return None if median is None else round(1000 * median / group.members, 4)
 
 
 # ---- Paceline
 
 
-def _paceline(parent: Path, size: int, given: Any) -> Group:
+def _paceline(parent: Path, size: int, args: Any) -> Group:
     group = Group(size)
     try:
-        _measure(parent, group, given)
-    except measure.TookTooLong as error:
+        _measure(parent, group, args)
+    except measure.MeasurementFailed as error:
         group.failed = str(error)
     return group
 
 
-def _measure(parent: Path, group: Group, given: Any) -> None:
+def _measure(parent: Path, group: Group, args: Any) -> None:
     size = group.members
     with measure.fresh(parent) as folder:
-        captain, address = _start_captain(folder, size, given.profile)
-        pid = captain.pid if given.profile else measure.descendants(captain.pid)[0]
+        captain, address = _start_captain(folder, size, args.profile)
+        pid = captain.pid if args.profile else measure.descendants(captain.pid)[0]
         members = [
-            Members(folder, address, first, min(size, first + _share(size, given.processes)) - first)
-            for first in range(0, size, _share(size, given.processes))
+            Members(folder, address, first, min(size, first + _share(size, args.processes)) - first)
+            for first in range(0, size, _share(size, args.processes))
         ]
-        for each in members:
-            each.expect("ready", given.limit)
+        for process in members:
+            process.expect("ready", args.limit)
         began = time.monotonic()
-        for each in members:
-            each.order("dial")
-        group.join_s = max(each.expect("welcomed", given.limit)["at"] for each in members) - began
-        group.first_start_s = max(each.expect("started", given.limit)["at"] for each in members) - began
+        for process in members:
+            process.order("dial")
+        group.join_s = max(process.expect("welcomed", args.limit)["at"] for process in members) - began
+        group.first_start_s = max(process.expect("started", args.limit)["at"] for process in members) - began
         group.join_cpu_s = measure.cpu_seconds(pid)
-        _settle(folder, 1, size, given.limit)
-        for number in range(given.rounds):
+        _settle(folder, 1, size, args.limit)
+        for number in range(args.rounds):
             before = measure.cpu_seconds(pid)
             members[0].order("fail")
-            failed = members[0].expect("failed", given.limit)["at"]
-            started = [each.expect("started", given.limit) for each in members]
+            failed_at = members[0].expect("failed", args.limit)["at"]
+            started = [process.expect("started", args.limit) for process in members]
             group.captain_cpu_s.append(round(measure.cpu_seconds(pid) - before, 3))
-            at, ended = max(word["at"] for word in started), max(word["last_ended"] for word in started)
-            if not all(word["decoded"] % size == 0 for word in started):
-                raise RuntimeError(f"a roster without all {size} addresses: {started}")
-            group.restart_s.append(at - failed)
-            group.form_s.append(at - ended)
-            _settle(folder, number + 2, size, given.limit)
+            started_at = max(report["at"] for report in started)
+            ended_at = max(report["last_ended"] for report in started)
+            if not all(report["decoded"] % size == 0 for report in started):
+                raise RuntimeError(f"a roster does not contain all {size} addresses: {started}")
+            group.restart_s.append(started_at - failed_at)
+            group.form_s.append(started_at - ended_at)
+            _settle(folder, number + 2, size, args.limit)
         group.captain_mb = _peak_memory(pid)
-        if given.profile:
+        if args.profile:
             captain.terminate()
             captain.wait(30)
             group.profile = (folder / "profile").read_text()
@@ -216,7 +225,7 @@ def _plan(size: int) -> plan.Plan:
 
 
 class Members:
-    """A process of simulated members."""
+    """A process that simulates members."""
 
     def __init__(self, folder: Path, captain: str, first: int, count: int) -> None:
         arguments = [RUN, captain, str(folder / "tls"), str(first), str(count)]
@@ -226,48 +235,48 @@ class Members:
         )  # fmt: skip
         self._text = b""
 
-    def order(self, word: str) -> None:
+    def order(self, command: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n".encode())
+        self._process.stdin.write(f"{command}\n".encode())
         self._process.stdin.flush()
 
     def expect(self, event: str, limit: float) -> dict[str, Any]:
         assert self._process.stdout is not None
         fd, deadline = self._process.stdout.fileno(), time.monotonic() + limit
         while True:
-            line, found, rest = self._text.partition(b"\n")
-            if found:
+            line, newline, rest = self._text.partition(b"\n")
+            if newline:
                 self._text = rest
-                word: dict[str, Any] = json.loads(line)
-                if word["event"] == event:
-                    return word
-                if word["event"] == "lost":
-                    measure.progress(f"a member lost its connection: {word}")
+                report: dict[str, Any] = json.loads(line)
+                if report["event"] == event:
+                    return report
+                if report["event"] == "lost":
+                    measure.progress(f"a member lost its connection: {report}")
                 continue
             if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise measure.TookTooLong(f"the members' {event!r}: not within {limit:g} s")
+                raise measure.MeasurementFailed(f"the members' {event!r}: not within {limit:g} s")
             data = os.read(fd, 65536)
             if not data:
-                raise measure.TookTooLong(f"the members ended before {event!r}")
+                raise measure.MeasurementFailed(f"the members ended before {event!r}")
             self._text += data
 
 
 def _settle(folder: Path, generation: int, size: int, limit: float) -> None:
-    """Until the captain knows that all tasks of the generation have started and has heard of a step."""
-    needle, count, stepped, at = f'"generation": {generation},', 0, 0, 0
+    """Wait until the captain has recorded the start and a step of every task of the generation."""
+    generation_text, started, steps, position = f'"generation": {generation},', 0, 0, 0
     deadline = time.monotonic() + limit
     with (folder / "events.jsonl").open() as events:
-        while count < size or stepped < size:
+        while started < size or steps < size:
             line = events.readline()
             if line.endswith("\n"):
-                at = events.tell()
-                if needle in line:
-                    count += '"task-started"' in line
-                    stepped += '"step"' in line
+                position = events.tell()
+                if generation_text in line:
+                    started += '"task-started"' in line
+                    steps += '"step"' in line
                 continue
-            events.seek(at)
+            events.seek(position)
             if time.monotonic() > deadline:
-                raise measure.TookTooLong(f"generation {generation}: {count} of {size} started, {stepped} steps")
+                raise measure.MeasurementFailed(f"generation {generation}: {started} of {size} started, {steps} steps")
             time.sleep(0.05)
 
 
@@ -280,24 +289,24 @@ def _peak_memory(pid: int) -> float:
 
 
 def _torch(parent: Path, size: int, rounds: int, limit: float) -> list[float] | None:
-    """Seconds of the first and of the next rendezvous; None where they took too long."""
+    """Seconds of the first and of the next rendezvous; None if they took too long."""
     command = [sys.executable, str(measure.PROGRAMS / "rendezvous.py"), str(size), str(rounds + 1)]
-    found: list[float] = []
+    times: list[float] = []
     with measure.fresh(parent):
         process = subprocess.Popen(
             command, env=measure.environment(1), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert process.stdout is not None
         deadline = time.monotonic() + limit
-        while len(found) < rounds + 1:
-            left = deadline - time.monotonic()
-            if not select.select([process.stdout], [], [], max(0.0, left))[0]:
+        while len(times) < rounds + 1:
+            time_left = deadline - time.monotonic()
+            if not select.select([process.stdout], [], [], max(0.0, time_left))[0]:
                 break
             line = process.stdout.readline()
             if not line:
                 break
-            found.append(json.loads(line))
-    return found if len(found) > 1 else None
+            times.append(json.loads(line))
+    return times if len(times) > 1 else None
 
 
 if __name__ == "__main__":

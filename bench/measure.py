@@ -1,4 +1,4 @@
-"""What the bench scripts share: the same environment for both sides, stamps of steps, tables, a clean end."""
+"""Shared by the bench scripts: the same environment for both sides, stamps of steps, tables, cleanup."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SOURCE = ROOT / "src"
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PACELINE = [sys.executable, "-m", "paceline.cli"]
 _SUBREAPER = 36
-_NOT_OURS = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONDONTWRITEBYTECODE", "PACELINE_")
+_EXCLUDED_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONDONTWRITEBYTECODE", "PACELINE_")
 
 
-class TookTooLong(Exception):
-    """Something that was waited for did not happen."""
+class MeasurementFailed(Exception):
+    """Something did not happen in time, or a process failed."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """One step that one worker has done, at a time of CLOCK_REALTIME."""
+    """A step that a worker has done, with its time by CLOCK_REALTIME."""
 
     rank: int
     step: int
@@ -56,10 +56,10 @@ def cores() -> int:
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """Where this was run."""
+    """The machine and the versions of packages, for the result."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    found = {name: _version(name) for name in packages}
-    return {"cores": cores(), "memory_gib": round(memory, 1), "python": platform.python_version(), **found}
+    versions = {name: _version(name) for name in packages}
+    return {"cores": cores(), "memory_gib": round(memory, 1), "python": platform.python_version(), **versions}
 
 
 def _version(package: str) -> str | None:
@@ -70,13 +70,13 @@ def _version(package: str) -> str | None:
 
 
 def environment(tasks: int, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """For both sides alike: the same interpreter, threads and GPUs, byte code kept, Paceline from this checkout."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
+    """The same for both sides: interpreter, threads and GPUs, cached byte code, Paceline from this checkout."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_EXCLUDED_VARIABLES)}
     threads = str(max(1, cores() // tasks))
     return {
-        **kept,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}",
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, [kept.get("PYTHONPATH")])]),
+        **env,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}",
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, [env.get("PYTHONPATH")])]),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": threads,
@@ -90,7 +90,7 @@ def environment(tasks: int, more: Mapping[str, str] | None = None) -> dict[str, 
 def write_job(
     folder: Path, framework: str, command: Sequence[str], workers: int, gpus: int = 0, code: Path = PROGRAMS
 ) -> Path:
-    """A job file such as a person would write; JSON is YAML."""
+    """A job file as a user would write it; JSON is YAML."""
     worker = {"replicas": workers, **({"gpus": gpus} if gpus else {})}
     job = {
         "name": "bench", "framework": framework, "command": list(command), "code": str(code),
@@ -104,7 +104,7 @@ def write_job(
 
 
 def spawn(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own, as Paceline's tasks are: where the kernel shares cores by session, none has more."""
+    """Start in a new session, like Paceline's tasks: if the kernel divides cores by session, no side gets more."""
     with (folder / "output").open("ab") as output:
         return subprocess.Popen(
             list(command), cwd=folder, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -121,20 +121,20 @@ def stamps(path: Path) -> list[Stamp]:
     return [Stamp(int(rank), int(step), int(pid), float(at)) for rank, step, pid, at in split]
 
 
-def first_steps(found: Iterable[Stamp], without: frozenset[int] = frozenset()) -> dict[int, Stamp]:
-    """The first step of each rank by a process that is not one of `without`."""
+def first_steps(recorded: Iterable[Stamp], excluded: frozenset[int] = frozenset()) -> dict[int, Stamp]:
+    """The first step of each rank by a process that is not in `excluded`."""
     first: dict[int, Stamp] = {}
-    for stamp in found:
-        if stamp.pid not in without:
+    for stamp in recorded:
+        if stamp.pid not in excluded:
             first.setdefault(stamp.rank, stamp)
     return first
 
 
-def wait_until(happened: Callable[[], Any], limit: float, what: str, every: float = 0.02) -> Any:
+def wait_until(check: Callable[[], Any], limit: float, description: str, every: float = 0.02) -> Any:
     deadline = time.monotonic() + limit
-    while not (result := happened()):
+    while not (result := check()):
         if time.monotonic() > deadline:
-            raise TookTooLong(f"{what}: not within {limit:g} s")
+            raise MeasurementFailed(f"{description}: not within {limit:g} s")
         time.sleep(every)
     return result
 
@@ -144,28 +144,28 @@ def wait_until(happened: Callable[[], Any], limit: float, what: str, every: floa
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A folder for everything; at the end neither it nor any process started from here is left."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans come back to this process, so that none gets away
+    """A folder for all files; at the end it is deleted and every process started from here is killed."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # orphans become children of this process, so that all are killed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     try:
         yield folder
     finally:
-        end_all()
+        kill_all()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def fresh(parent: Path) -> Iterator[Path]:
-    """A folder for one measurement, with nothing left running after it."""
+    """A folder for one measurement; all processes are killed after it."""
     folder = Path(tempfile.mkdtemp(dir=parent))
     try:
         yield folder
-    except TookTooLong:
+    except MeasurementFailed:
         show_output(folder)
         raise
     finally:
-        end_all()
+        kill_all()
 
 
 def show_output(folder: Path) -> None:
@@ -176,24 +176,24 @@ def show_output(folder: Path) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for child in _children(pid):
-        found += [child, *descendants(child)]
-    return found
+        pids += [child, *descendants(child)]
+    return pids
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    pids = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(word) for word in (thread / "children").read_text().split()]
+            pids += [int(child) for child in (thread / "children").read_text().split()]
     except OSError:
         pass
-    return found
+    return pids
 
 
-def end_all() -> None:
-    """Every process below this one, until none is left."""
+def kill_all() -> None:
+    """Kill all descendants of this process, until none remains."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
@@ -207,7 +207,7 @@ def end_all() -> None:
         except ChildProcessError:
             return
         time.sleep(0.01)
-    raise TookTooLong("processes that do not end: " + " ".join(map(str, descendants(os.getpid()))))
+    raise MeasurementFailed("processes that do not end: " + " ".join(map(str, descendants(os.getpid()))))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -226,7 +226,7 @@ def environment_of(pid: int) -> bytes:
         return b""
 
 
-# ---- what is printed
+# ---- output
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -261,5 +261,5 @@ def progress(text: str) -> None:
 
 
 def finish(result: Mapping[str, Any]) -> None:
-    """The last line: everything above, for machines."""
+    """Print the last line: all results as JSON."""
     print(json.dumps(result), flush=True)

@@ -1,4 +1,4 @@
-"""Predictions a second of `paceline serve` with 32 clients, against a server that calls the model once a request."""
+"""Predictions per second of `paceline serve`, compared with a server that calls the model once per request."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def main() -> None:
     parser = measure.options(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of load, for each server and round")
-    given = parser.parse_args()
-    where = measure.machine("tensorflow-cpu", "keras", "uvicorn")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of load for each server and round")
+    args = parser.parse_args()
+    machine_info = measure.machine("tensorflow-cpu", "keras", "uvicorn")
     measure.say(
-        f"Predictions a second with {given.clients} clients, one digit of 28 x 28 points a request, by wrk on the"
+        f"Predictions per second with {args.clients} clients, one digit of 28 x 28 pixels per request, by wrk on the"
     )
     measure.say(
-        "same machine. paceline: `python -m paceline.serve`; naive: the same HTTP libraries, one call of the model a"
+        "same machine. paceline: `python -m paceline.serve`; naive: the same HTTP libraries, one call of the model per"
     )
     measure.say("request; bare: calls of the model in a loop in one process, without HTTP and JSON. Interleaved.")
-    measure.say(f"On: {where}\n")
+    measure.say(f"On: {machine_info}\n")
     env = measure.environment(1)
     ours: list[float] = []
     naive: list[float] = []
@@ -46,37 +46,49 @@ def main() -> None:
         subprocess.run([sys.executable, PROGRAM, "write", str(folder)], env=env, check=True, capture_output=True)
         (folder / "load.lua").write_text(_LUA)
         (folder / "body").write_text(json.dumps({"instances": [[[[0.5]] * 28] * 28]}))
-        words = [sys.executable, PROGRAM, "bare", str(folder), "--seconds", str(given.seconds)]
-        bare = json.loads(subprocess.run(words, env=env, check=True, capture_output=True).stdout.splitlines()[-1])
+        bare_command = [sys.executable, PROGRAM, "bare", str(folder), "--seconds", str(args.seconds)]
+        bare = json.loads(
+            subprocess.run(bare_command, env=env, check=True, capture_output=True).stdout.splitlines()[-1]
+        )
         serve = [sys.executable, "-m", "paceline.serve", "--base", str(folder), "--name", "digits", "--port", "0"]
         serve += ["--leave-after", "0"]
         one_call = [sys.executable, PROGRAM, "naive", str(folder)]
-        for number in range(given.rounds):
+        for number in range(args.rounds):
             sides = ((serve, ours), (one_call, naive))
-            for command, found in sides if number % 2 == 0 else sides[::-1]:
+            for command, rates in sides if number % 2 == 0 else sides[::-1]:
                 with _server(command, env) as address:
-                    _load(folder, address, given.clients, 2.0)
-                    found.append(_load(folder, address, given.clients, given.seconds))
-            measure.progress(f"round {number + 1}: {ours[-1]:.0f} a second, naive {naive[-1]:.0f}")
+                    _load(folder, address, args.clients, 2.0)
+                    rates.append(_load(folder, address, args.clients, args.seconds))
+            measure.progress(f"round {number + 1}: {ours[-1]:.0f} per second, naive {naive[-1]:.0f}")
     measure.table(
-        ["side", "predictions a second"],
+        ["side", "predictions per second"],
         [
-            ["paceline", _shown(ours)],
-            ["naive", _shown(naive)],
+            ["paceline", _summary(ours)],
+            ["naive", _summary(naive)],
             ["bare, one at a time", f"{bare['1']:.0f}"],
             ["bare, 64 at a time", f"{bare['64']:.0f}"],
         ],
     )
     ratio = statistics.median(ours) / statistics.median(naive)
-    one = statistics.median(ours) / bare["1"]
-    measure.say(f"{ratio:.1f} times the naive server (must be {GOAL:g}), {one:.1f} times bare calls one at a time")
+    ratio_to_bare = statistics.median(ours) / bare["1"]
+    measure.say(
+        f"{ratio:.1f} times the naive server (at least {GOAL:g}), {ratio_to_bare:.1f} times bare calls one at a time"
+    )
     measure.finish(
-        {"bench": "serve", "on": where, "paceline": ours, "naive": naive, "bare": bare, "ratio": ratio, "goal": GOAL}
+        {
+            "bench": "serve",
+            "on": machine_info,
+            "paceline": ours,
+            "naive": naive,
+            "bare": bare,
+            "ratio": ratio,
+            "goal": GOAL,
+        }
     )
 
 
-def _shown(found: list[float]) -> str:
-    return f"{statistics.median(found):.0f} ({min(found):.0f} .. {max(found):.0f})"
+def _summary(rates: list[float]) -> str:
+    return f"{statistics.median(rates):.0f} ({min(rates):.0f} .. {max(rates):.0f})"
 
 
 @contextmanager
@@ -86,7 +98,7 @@ def _server(command: list[str], env: dict[str, str]) -> Iterator[str]:
     try:
         address = process.stdout.readline().strip()
         if not address:
-            raise measure.TookTooLong(f"{' '.join(command)} did not start")
+            raise measure.MeasurementFailed(f"{' '.join(command)} did not start")
         yield address
     finally:
         process.terminate()
@@ -96,7 +108,7 @@ def _server(command: list[str], env: dict[str, str]) -> Iterator[str]:
 def _load(folder: Path, address: str, clients: int, seconds: float) -> float:
     program = wrk()
     libraries = str(program.parents[2] / "usr/lib/x86_64-linux-gnu")
-    words = [
+    command = [
         str(program),
         "-t",
         "1",
@@ -109,12 +121,12 @@ def _load(folder: Path, address: str, clients: int, seconds: float) -> float:
         address,
     ]
     settings = {**os.environ, "BODY": str(folder / "body"), "LD_LIBRARY_PATH": libraries}
-    out = subprocess.run(words, env=settings, check=True, capture_output=True, text=True).stdout
-    if "Non-2xx" in out or "Socket errors" in out:
-        raise SystemExit(f"requests failed:\n{out}")
-    found = re.search(r"Requests/sec:\s+([\d.]+)", out)
-    assert found, out
-    return float(found[1])
+    output = subprocess.run(command, env=settings, check=True, capture_output=True, text=True).stdout
+    if "Non-2xx" in output or "Socket errors" in output:
+        raise SystemExit(f"requests failed:\n{output}")
+    match = re.search(r"Requests/sec:\s+([\d.]+)", output)
+    assert match, output
+    return float(match[1])
 
 
 if __name__ == "__main__":

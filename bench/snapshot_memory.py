@@ -1,4 +1,4 @@
-"""Memory that saving takes: of the program that takes snapshots while it trains, and of the porter that sends them."""
+"""Memory that saving needs: of a program that saves snapshots while it trains, and of the porter that sends them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import carrying
 import measure
 
-GOAL = 1.1  # of the state's size
+GOAL = 1.1  # as a share of the state's size
 LIMIT = 200.0
 FRAMEWORKS = ("torch", "tensorflow", "jax")
 ARRAYS = (1, 4, 200)
@@ -25,74 +25,76 @@ FILES = 4
 
 
 @dataclass(frozen=True)
-class Found:
-    who: str
-    what: str
-    without: int  # bytes: the peak before
+class Measurement:
+    process: str
+    case: str
+    peak_before: int  # bytes: the peak without snapshots
     peak: int
     state: int
 
     @property
     def share(self) -> float:
-        return (self.peak - self.without) / self.state
+        return (self.peak - self.peak_before) / self.state
 
 
 def main() -> None:
     parser = measure.options(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=1, help="processes of each kind; the worst counts")
-    parser.add_argument("--mib", type=int, default=400, help="of state")
-    given = parser.parse_args()
-    where = measure.machine("torch", "tensorflow-cpu", "jax", "obstore")
-    measure.say(f"Peak resident memory of a process with {given.mib} MiB of state, above the peak of the same process")
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each kind; the worst one is reported")
+    parser.add_argument("--mib", type=int, default=400, help="MiB of state")
+    args = parser.parse_args()
+    machine_info = measure.machine("torch", "tensorflow-cpu", "jax", "obstore")
+    measure.say(f"Peak resident memory of a process with {args.mib} MiB of state, above the peak of the same process")
     measure.say(
-        "before, as a share of the state; three snapshots each. Programs change all of the state at every step,"
+        "before, as a share of the state; three snapshots each. Programs change all of the state in every step,"
     )
     measure.say("before and while snapshots are written. The porter sends 4 files to a folder or to a bucket.")
-    measure.say(f"On: {where}\n")
-    found: list[Found] = []
+    measure.say(f"On: {machine_info}\n")
+    measurements: list[Measurement] = []
     with measure.workspace() as folder:
-        for number in range(given.rounds):
+        for number in range(args.rounds):
             for framework in FRAMEWORKS:
-                found += [_program(folder, framework, arrays, given.mib) for arrays in ARRAYS]
-            found += _porters(folder, given.mib)
-            measure.progress(f"round {number + 1}: {', '.join(f'{each.who} {each.share:.3f}' for each in found)}")
-    _report(where, found, given.mib)
+                measurements += [_program(folder, framework, arrays, args.mib) for arrays in ARRAYS]
+            measurements += _porters(folder, args.mib)
+            measure.progress(
+                f"round {number + 1}: {', '.join(f'{each.process} {each.share:.3f}' for each in measurements)}"
+            )
+    _report(machine_info, measurements, args.mib)
 
 
-def _program(parent: Path, framework: str, arrays: int, mib: int) -> Found:
+def _program(parent: Path, framework: str, arrays: int, mib: int) -> Measurement:
     with measure.fresh(parent) as folder:
         program = [str(measure.PROGRAMS / "saving.py"), framework, "--mib", str(mib), "--arrays", str(arrays)]
         env = measure.environment(1, {"PACELINE_SNAPSHOT_DIR": str(folder / "saved")})
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, *program], env=env, capture_output=True, text=True, timeout=LIMIT, check=False
         )
         shutil.rmtree(folder / "saved", ignore_errors=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(program)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    words = json.loads(done.stdout.splitlines()[-1])
-    return Found(framework, f"state of {arrays} arrays", words["without"], words["with"], words["state"])
+    if result.returncode:
+        raise SystemExit(f"{' '.join(program)} ended with {result.returncode}:\n{result.stderr[-2000:]}")
+    peaks = json.loads(result.stdout.splitlines()[-1])
+    return Measurement(framework, f"state of {arrays} arrays", peaks["without"], peaks["with"], peaks["state"])
 
 
-def _porters(folder: Path, mib: int) -> list[Found]:
+def _porters(folder: Path, mib: int) -> list[Measurement]:
     state = folder / "state"
     state.mkdir()
     for number in range(FILES):
         (state / f"part-{number}").write_bytes(os.urandom((mib << 20) // FILES))
     env = measure.environment(1)
-    found = []
+    measurements = []
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, state)
-        place = folder / "place"
-        stack.callback(shutil.rmtree, place)
-        found.append(_porter("folder", str(place), env, state, mib))
+        target = folder / "place"
+        stack.callback(shutil.rmtree, target)
+        measurements.append(_porter("folder", str(target), env, state, mib))
         if not carrying.no_bucket():
             url, options = stack.enter_context(carrying.bucket(folder / "s3"))
-            found.append(_porter("bucket", url, env | options, state, mib))
-    return found
+            measurements.append(_porter("bucket", url, env | options, state, mib))
+    return measurements
 
 
-def _porter(what: str, place: str, env: dict[str, str], state: Path, mib: int) -> Found:
-    with carrying.porter(place, env) as porter:
+def _porter(kind: str, location: str, env: dict[str, str], state: Path, mib: int) -> Measurement:
+    with carrying.porter(location, env) as porter:
 
         def send() -> None:
             for step in (1, 2, 3):
@@ -100,34 +102,34 @@ def _porter(what: str, place: str, env: dict[str, str], state: Path, mib: int) -
                 porter.delete(step)
 
         before = _peak(porter.process.pid, lambda: None)
-        return Found("porter", f"to a {what}", before, _peak(porter.process.pid, send), mib << 20)
+        return Measurement("porter", f"to a {kind}", before, _peak(porter.process.pid, send), mib << 20)
 
 
 def _peak(pid: int, work: Callable[[], Any]) -> int:
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
     work()
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match
+    return int(match[1]) * 1024
 
 
-def _report(where: dict[str, Any], found: list[Found], mib: int) -> None:
-    worst: dict[tuple[str, str], Found] = {}
-    for each in found:
-        key = each.who, each.what
-        worst[key] = max(worst.get(key, each), each, key=lambda one: one.share)
+def _report(machine_info: dict[str, Any], measurements: list[Measurement], mib: int) -> None:
+    worst: dict[tuple[str, str], Measurement] = {}
+    for each in measurements:
+        key = each.process, each.case
+        worst[key] = max(worst.get(key, each), each, key=lambda measurement: measurement.share)
     rows = [
-        [each.who, each.what, f"{each.without >> 20} MiB", f"{each.peak >> 20} MiB", f"{each.share:.3f}"]
+        [each.process, each.case, f"{each.peak_before >> 20} MiB", f"{each.peak >> 20} MiB", f"{each.share:.3f}"]
         for each in worst.values()
     ]
-    measure.table(["process", "", "peak before", "peak", "more, of the state"], rows)
+    measure.table(["process", "case", "peak before", "peak", "increase / state"], rows)
     measure.say(f"at most {GOAL}\n")
     measure.finish(
         {
-            "bench": "snapshot_memory", "machine": where, "state_mib": mib, "goal": GOAL,
-            "reached": all(each.share <= GOAL for each in found),
+            "bench": "snapshot_memory", "machine": machine_info, "state_mib": mib, "goal": GOAL,
+            "reached": all(each.share <= GOAL for each in measurements),
             "results": [
-                {"process": each.who, "what": each.what, "before": each.without, "peak": each.peak,
+                {"process": each.process, "what": each.case, "before": each.peak_before, "peak": each.peak,
                  "share": round(each.share, 4)}
                 for each in worst.values()
             ],

@@ -1,4 +1,4 @@
-"""Shared by all tests: settings of their libraries, and the fixtures of object stores."""
+"""Setup shared by all tests: library settings and the object store fixtures."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hypothesis import settings
 
 from paceline.frameworks import amx
 
-# Where it is ignored, as by what a shell starts in the background, no process of these tests would take a Ctrl-C.
+# Background jobs of a shell inherit an ignored SIGINT; the processes of these tests would then ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["support.stores.fixtures"]
 
-# `python` is that of these tests: a machine may have none, or another, by that name.
+# `python` must be the interpreter of these tests: the machine may have another one by that name, or none.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-# For frameworks that tests start themselves: Paceline's own tasks are given it by Paceline.
+# For frameworks that tests start themselves. Paceline sets these variables for its own tasks.
 os.environ.update(amx.environment(os.environ))
 
-# The same examples in every run; `--hypothesis-profile default` looks further, with a new seed each time.
+# The same examples in every run; `--hypothesis-profile default` uses a new seed each time.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 
-# With this module TensorBoard reads with code of its own; else it imports TensorFlow, which crashes beside torch.
+# With this module TensorBoard uses its own reader. Without it, it imports TensorFlow, which crashes next to torch.
 sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
 
 

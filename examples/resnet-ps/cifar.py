@@ -1,4 +1,4 @@
-"""The files of CIFAR-10 in their binary form: records of a label (one byte) and 3 x 32 x 32 bytes of an image."""
+"""The binary files of CIFAR-10: records of a label (one byte) and an image (3 x 32 x 32 bytes)."""
 
 from pathlib import Path
 
@@ -24,11 +24,11 @@ def write(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
 
 def _read(paths: list[Path], first: Path) -> Examples:
     if not paths:
-        raise SystemExit(f"{first} is not there: --data is to be the folder of CIFAR-10's binary files")
+        raise SystemExit(f"{first} does not exist; set --data to the folder of CIFAR-10's binary files")
     for path in paths:
         if path.stat().st_size % RECORD:
             raise SystemExit(
-                f"{path} has {path.stat().st_size} bytes: they make no whole number of {RECORD}-byte records"
+                f"{path} has {path.stat().st_size} bytes, which is not a whole number of {RECORD}-byte records"
             )
     records = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, RECORD) for path in paths])
     return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0].astype(np.int64)

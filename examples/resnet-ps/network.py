@@ -1,9 +1,9 @@
 """The residual network for CIFAR-10 of He et al., "Deep Residual Learning for Image Recognition" (2015), section 4.2.
 
 6n + 2 layers with weights: a convolution, three stages of n blocks with 16, 32 and 64 filters, and a dense layer. It is
-version 1 (normalised after each convolution, rectified after each sum), with shortcuts of kind A: where a stage begins,
-the shortcut leaves out every other point and adds channels of zeros, so it has no weights. Convolutions have no biases.
-Depth 56 (n = 9) has 853,018 weights that are trained.
+version 1 (normalized after each convolution, rectified after each sum), with shortcuts of option A: at the start of a
+stage, the shortcut skips every other pixel and adds channels of zeros, so it has no weights. Convolutions have no
+biases. Depth 56 (n = 9) has 853,018 trainable weights.
 """
 
 import keras
@@ -13,7 +13,7 @@ from keras import layers
 def resnet(depth: int = 56) -> keras.Model:
     """From images, 32 x 32 x 3 numbers each, to 10 logits."""
     if depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"depth {depth}: it is 6n + 2, such as 8, 20, 56 or 110")
+        raise ValueError(f"depth {depth}: must be 6n + 2, such as 8, 20, 56 or 110")
     keras.utils.set_random_seed(0)
     images = keras.Input((32, 32, 3))
     x = layers.ReLU()(_normal(_convolution(16)(images)))
@@ -26,8 +26,8 @@ def resnet(depth: int = 56) -> keras.Model:
 def _block(x: keras.KerasTensor, filters: int, stride: int) -> keras.KerasTensor:
     shortcut = x
     if stride > 1:
-        more = filters - x.shape[-1]
-        shortcut = keras.ops.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (more // 2, more - more // 2)))
+        added = filters - x.shape[-1]
+        shortcut = keras.ops.pad(x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (added // 2, added - added // 2)))
     x = layers.ReLU()(_normal(_convolution(filters, stride)(x)))
     x = _normal(_convolution(filters)(x))
     return layers.ReLU()(layers.Add()([x, shortcut]))

@@ -1,4 +1,4 @@
-"""Names test images with a snapshot: `paceline try RUN -- 3 14 15`; or exports it: `paceline export RUN`."""
+"""Classifies test images with a snapshot: `paceline try RUN -- 3 14 15`; or exports it: `paceline export RUN`."""
 
 import argparse
 import os
@@ -10,28 +10,28 @@ from network import resnet
 import paceline
 from paceline.tensorflow import export, settings
 
-options = argparse.ArgumentParser(description=__doc__)
-options.add_argument("numbers", type=int, nargs="*", help="which of the test images, from 0 on")
-options.add_argument("--data", help="CIFAR-10's binary files: a folder, or s3://, gs://, az://")
-options.add_argument("--export", action="store_true")
-given = options.parse_args()
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("numbers", type=int, nargs="*", help="indices of the test images, from 0")
+parser.add_argument("--data", help="CIFAR-10's binary files: a folder, or s3://, gs://, az://")
+parser.add_argument("--export", action="store_true")
+args = parser.parse_args()
 
 model = resnet(settings()["depth"])
 status = tf.train.Checkpoint(model=model).read(f"{os.environ['PACELINE_RESTORE']}/ckpt")
 status.assert_existing_objects_matched()
-status.expect_partial()  # the momentum is not wanted
+status.expect_partial()  # the momentum is not needed
 
 
 @tf.function(input_signature=[tf.TensorSpec([None, 32, 32, 3], tf.uint8, name="images")])
 def classify(images: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Images as they are in the files: whoever asks has nothing to prepare."""
+    """Takes images as stored in the files: clients need no preprocessing."""
     return {"logits": model(tf.image.per_image_standardization(images), training=False)}
 
 
-if given.export:
+if args.export:
     export(model, signatures={"serving_default": classify})
-if given.numbers:
-    images, labels = cifar.testing(paceline.fetch(given.data))
-    sure = tf.nn.softmax(classify(images[given.numbers])["logits"]).numpy()
-    for number, share in zip(given.numbers, sure, strict=True):
-        print(f"image {number} is of class {share.argmax()} ({share.max():.1%}), and its label is {labels[number]}")
+if args.numbers:
+    images, labels = cifar.testing(paceline.fetch(args.data))
+    probabilities = tf.nn.softmax(classify(images[args.numbers])["logits"]).numpy()
+    for number, row in zip(args.numbers, probabilities, strict=True):
+        print(f"image {number} is of class {row.argmax()} ({row.max():.1%}), and its label is {labels[number]}")

@@ -9,20 +9,20 @@ from train import digits, network
 
 from paceline.torch import export
 
-options = argparse.ArgumentParser(description=__doc__)
-options.add_argument("numbers", type=int, nargs="*", help="which of the 1,000 held-out digits, from 0 on")
-options.add_argument("--export", action="store_true")
-given = options.parse_args()
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("numbers", type=int, nargs="*", help="indices of the 1,000 held-out digits, from 0")
+parser.add_argument("--export", action="store_true")
+args = parser.parse_args()
 
 model = network()
-saved = torch.load(Path(os.environ["PACELINE_RESTORE"], "state.pt"), weights_only=True)  # the optimizer is not wanted
+saved = torch.load(Path(os.environ["PACELINE_RESTORE"], "state.pt"), weights_only=True)  # includes the optimizer
 model.load_state_dict(saved["model"])
 model.eval()
 images, labels = digits()[1].tensors
-if given.export:
+if args.export:
     export(model, images[:1], outputs=["logits"])
-if given.numbers:
+if args.numbers:
     with torch.no_grad():
-        sure = model(images[given.numbers]).softmax(dim=1)
-    for number, share in zip(given.numbers, sure, strict=True):
-        print(f"digit {number} reads {int(share.argmax())} ({share.max():.1%}), and is {labels[number]}")
+        probabilities = model(images[args.numbers]).softmax(dim=1)
+    for number, row in zip(args.numbers, probabilities, strict=True):
+        print(f"digit {number} reads {int(row.argmax())} ({row.max():.1%}), and is {labels[number]}")

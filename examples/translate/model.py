@@ -12,7 +12,7 @@ from vocab import PAD
 
 
 class Embedding(layers.Layer):
-    """Tokens and where they are in the text, the latter as waves of fixed lengths: no text is too long."""
+    """Tokens and their positions in the text, encoded as waves of fixed lengths: no text is too long."""
 
     def __init__(self, vocabulary: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -22,21 +22,21 @@ class Embedding(layers.Layer):
         self.waves = tf.constant(1 / 10_000 ** (np.arange(0, width, 2) / width), tf.float32)
 
     def call(self, numbers: tf.Tensor, training: bool = False) -> tf.Tensor:
-        place = tf.cast(tf.range(tf.shape(numbers)[1]), tf.float32)[:, None] * self.waves
-        places = tf.concat([tf.sin(place), tf.cos(place)], axis=1)
-        return self.dropout(self.tokens(numbers) * self.width**0.5 + places, training=training)
+        angles = tf.cast(tf.range(tf.shape(numbers)[1]), tf.float32)[:, None] * self.waves
+        positions = tf.concat([tf.sin(angles), tf.cos(angles)], axis=1)
+        return self.dropout(self.tokens(numbers) * self.width**0.5 + positions, training=training)
 
 
 class Join(layers.Layer):
-    """What a part of a block has found is added to what it was given."""
+    """Adds the output of a sublayer to its input, and normalizes."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = layers.Dropout(dropout)
         self.norm = layers.LayerNormalization(epsilon=1e-6)
 
-    def call(self, x: tf.Tensor, found: tf.Tensor, training: bool = False) -> tf.Tensor:
-        return self.norm(x + self.dropout(found, training=training))
+    def call(self, x: tf.Tensor, output: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.norm(x + self.dropout(output, training=training))
 
 
 class Reader(layers.Layer):
@@ -54,7 +54,7 @@ class Reader(layers.Layer):
 
 
 class Writer(layers.Layer):
-    """A block of the decoder: attention to what is written so far, to what was read, then two dense layers."""
+    """A block of the decoder: attention to the output so far, to the encoded text, then two dense layers."""
 
     def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class Writer(layers.Layer):
         self.after_dense = Join(dropout)
 
     def call(self, x: tf.Tensor, memory: tf.Tensor, real: tf.Tensor, training: bool = False) -> tf.Tensor:
-        # Padding comes last in a text, and what looks back alone never sees it.
+        # Padding comes last in a text, so causal attention never sees it.
         x = self.after_attention(x, self.attention(x, x, use_causal_mask=True), training=training)
         x = self.after_reading(x, self.reading(x, memory, attention_mask=real), training=training)
         return self.after_dense(x, self.outer(self.inner(x)), training=training)
 
 
 class Transformer(keras.Model):
-    """`config()` is all that it takes to make it again: it belongs into the snapshot."""
+    """`config()` is enough to rebuild it: store it in the snapshot."""
 
     def __init__(
         self,
@@ -86,24 +86,24 @@ class Transformer(keras.Model):
         """`source` and `target` are the sizes of the vocabularies."""
         super().__init__()
         if width % heads or width % 2:
-            raise ValueError(f"a width of {width} cannot be shared out to {heads} heads, or is odd")
+            raise ValueError(f"a width of {width} is odd, or not divisible by {heads} heads")
         self.sizes = {
             "source": source, "target": target, "depth": depth, "width": width, "inner": inner, "heads": heads,
             "dropout": dropout,
         }  # fmt: skip
         self.reads, self.writes = Embedding(source, width, dropout), Embedding(target, width, dropout)
-        for number in range(depth):  # by name, since TensorFlow's checkpoints do not look into lists
+        for number in range(depth):  # by name, because TensorFlow's checkpoints do not track these lists
             setattr(self, f"reader_{number}", Reader(width, inner, heads, dropout))
             setattr(self, f"writer_{number}", Writer(width, inner, heads, dropout))
         self.scores = layers.Dense(target)
-        some = tf.ones([1, 1], tf.int32)
-        self(some, some)  # has all variables made, which is needed before they are restored
+        example = tf.ones([1, 1], tf.int32)
+        self(example, example)  # creates all variables, as needed before they are restored
 
     def config(self) -> dict[str, Any]:
         return dict(self.sizes)
 
     def call(self, source: tf.Tensor, target: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Scores of each token that may follow, at each place of the target; those of padding mean nothing."""
+        """Scores of each possible next token, at each position of the target; ignore those of padding."""
         return self.decode(source, self.encode(source, training), target, training)
 
     def encode(self, source: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -120,23 +120,24 @@ class Transformer(keras.Model):
 
 
 def _real(source: tf.Tensor) -> tf.Tensor:
-    """Where attention may look: all places of the source but padding."""
+    """The attention mask: all positions of the source except padding."""
     return tf.not_equal(source, PAD)[:, None, :]
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """Up in a line for as many examples as `steps` batches of `batch` have, then down with the root of the steps.
+    """Linear warm-up over `steps` batches of `batch` examples, then decay with the square root of the steps.
 
-    With a larger global batch it is as many examples and fewer steps, and all rates grow with the root of the batch.
+    With a larger global batch, warm-up takes the same number of examples in fewer steps, and all rates grow with the
+    square root of the batch.
     """
 
     def __init__(self, width: int, steps: int, batch: int, global_batch: int, factor: float = 1.0) -> None:
         self.width, self.steps, self.batch, self.global_batch, self.factor = width, steps, batch, global_batch, factor
 
     def __call__(self, step: Any) -> tf.Tensor:
-        done = tf.cast(step, tf.float32) + 1
-        turn = self.steps * self.batch / self.global_batch
-        return self.factor * self.width**-0.5 * tf.minimum(done**-0.5, done * turn**-1.5)
+        number = tf.cast(step, tf.float32) + 1
+        warm_up = self.steps * self.batch / self.global_batch
+        return self.factor * self.width**-0.5 * tf.minimum(number**-0.5, number * warm_up**-1.5)
 
     def get_config(self) -> dict[str, Any]:
         return vars(self)

@@ -1,4 +1,4 @@
-"""Makes what is trained on out of pairs of lines: two vocabularies, and numbers. Runs once, as the job's `ingest`.
+"""Prepares the training data from pairs of texts: two vocabularies, and numbers. Runs once, as the job's `ingest`.
 
 `python prepare.py PAIRS --to FOLDER`, where PAIRS is a file, a folder of such files, or either of them in a bucket.
 """
@@ -44,9 +44,9 @@ class Data(NamedTuple):
     validation: tuple[Texts, Texts]
 
 
-def read(place: Path) -> list[tuple[str, str]]:
+def read(path: Path) -> list[tuple[str, str]]:
     """The pairs of a file, or of all `.tsv` files of a folder: a source text, a tab, a target text."""
-    files = sorted(place.glob("*.tsv")) if place.is_dir() else [place]
+    files = sorted(path.glob("*.tsv")) if path.is_dir() else [path]
     pairs = []
     for file in files:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
@@ -55,32 +55,34 @@ def read(place: Path) -> list[tuple[str, str]]:
                 sys.exit(f"{file}, line {number}: not two texts with a tab between them")
             pairs.append((parts[0], parts[1]))
     if not pairs:
-        sys.exit(f"{place} holds no pairs: a file such as pt-en.tsv is needed, with a source and a target text a line")
+        sys.exit(f"{path} contains no pairs; each line needs a source text, a tab and a target text")
     return pairs
 
 
 def held_out(source: str, share: float) -> bool:
-    """Whether a text is for validation. It is the text that decides, so that one which comes twice is on one side."""
+    """Whether a text is for validation. It depends only on the text, so a repeated text is always on one side."""
     return int.from_bytes(hashlib.sha256(source.encode()).digest()[:8], "big") < share * 2**64
 
 
 def make(pairs: Sequence[tuple[str, str]], size: int, longest: int, share: float) -> Data:
-    kept = [pair for pair in pairs if not held_out(pair[0], share)]
-    others = [pair for pair in pairs if held_out(pair[0], share)]
-    source, target = (build((pair[side] for pair in kept), size) for side in (0, 1))  # of what is trained on alone
+    training_pairs = [pair for pair in pairs if not held_out(pair[0], share)]
+    validation_pairs = [pair for pair in pairs if held_out(pair[0], share)]
+    source, target = (
+        build((pair[side] for pair in training_pairs), size) for side in (0, 1)
+    )  # from training texts only
 
     def numbers(pair: tuple[str, str]) -> tuple[list[int], list[int]]:
         return [*source.encode(pair[0]), END], [START, *target.encode(pair[1]), END]
 
-    training = [each for each in map(numbers, kept) if max(map(len, each)) <= longest]
+    training = [each for each in map(numbers, training_pairs) if max(map(len, each)) <= longest]
     print(
-        f"{len(training)} pairs to train on, {len(kept) - len(training)} longer than {longest} tokens left out, "
-        f"{len(others)} for validation; vocabularies of {len(source)} and {len(target)}",
+        f"{len(training)} training pairs, {len(training_pairs) - len(training)} skipped (more than {longest} tokens), "
+        f"{len(validation_pairs)} validation pairs; vocabularies of {len(source)} and {len(target)}",
         file=sys.stderr,
     )
-    if not training or not others:
-        sys.exit("there is nothing to train on, or nothing to validate with")
-    return Data(source, target, _sides(training), _sides([numbers(pair) for pair in others]))
+    if not training or not validation_pairs:
+        sys.exit("no pairs are left for training or validation")
+    return Data(source, target, _sides(training), _sides([numbers(pair) for pair in validation_pairs]))
 
 
 def _sides(pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Texts, Texts]:
@@ -118,25 +120,25 @@ def load(folder: Path) -> Data:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vocabulary", type=int, default=8000, help="tokens of each vocabulary, at most")
-    parser.add_argument("--longest", type=int, default=128, help="tokens of a text that is trained on, at most")
+    parser.add_argument("--vocabulary", type=int, default=8000, help="maximum number of tokens in each vocabulary")
+    parser.add_argument("--longest", type=int, default=128, help="maximum number of tokens of a training text")
     parser.add_argument("--validation", type=float, default=0.02, help="share of the texts that is held out")
 
 
-def find(address: str, given: argparse.Namespace) -> Data:
-    """What was prepared; or pairs, which are prepared now, by each worker for itself and in the same way."""
-    place = paceline.fetch(address)
-    if (place / VOCABULARIES).exists():
-        return load(place)
-    return make(read(place), given.vocabulary, given.longest, given.validation)
+def find(address: str, args: argparse.Namespace) -> Data:
+    """The prepared data; or pairs, which each worker prepares now, in the same way."""
+    path = paceline.fetch(address)
+    if (path / VOCABULARIES).exists():
+        return load(path)
+    return make(read(path), args.vocabulary, args.longest, args.validation)
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("pairs", help="a file or folder, here or in a bucket")
-    options.add_argument("--to", type=Path, default=os.environ.get("PACELINE_INGEST_DIR"), help="a folder")
-    arguments(options)
-    given = options.parse_args()
-    if not given.to:
-        options.error("--to says where the data is put; in a run, the job's ingest does")
-    save(make(read(paceline.fetch(given.pairs)), given.vocabulary, given.longest, given.validation), given.to)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pairs", help="a file or folder, on this machine or in a bucket")
+    parser.add_argument("--to", type=Path, default=os.environ.get("PACELINE_INGEST_DIR"), help="a folder")
+    arguments(parser)
+    args = parser.parse_args()
+    if not args.to:
+        parser.error("--to is required outside of a job's ingest")
+    save(make(read(paceline.fetch(args.pairs)), args.vocabulary, args.longest, args.validation), args.to)

@@ -1,4 +1,4 @@
-"""Writes the most likely text, token by token: greedy, or with a beam of several texts that are followed at once."""
+"""Writes the most likely text, token by token: greedy, or with a beam of several candidate texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Search:
         )
 
     def __call__(self, source: list[int], beam: int = 1, longest: int = 128) -> list[int]:
-        """The tokens that `source` becomes, without start and end. A beam of 1 takes the likeliest token each time."""
+        """The tokens of the translation, without start and end. A beam of 1 takes the likeliest token each time."""
         text = tf.constant([source], tf.int32)
         memory = self._encode(text)
         texts, chances = np.full([1, 1], START, np.int32), np.zeros(1)
@@ -32,7 +32,7 @@ class Search:
             first = np.argsort(-total, kind="stable")[:beam]
             rows, tokens = np.divmod(first, scores.shape[1])
             texts, chances = np.column_stack([texts[rows], tokens]).astype(np.int32), total[first]
-            # By the mean of the tokens: else, the shortest texts would win.
+            # By the mean over the tokens: otherwise, the shortest texts would win.
             ended += [(chances[row] / length, texts[row, 1:-1].tolist()) for row in np.flatnonzero(tokens == END)]
             texts, chances = texts[tokens != END], chances[tokens != END]
             if len(ended) >= beam or not len(texts):

@@ -1,36 +1,35 @@
-"""What a training script may import from Paceline: nothing here is needed to run, and outside a run nothing happens."""
+"""The functions that a training script may import from Paceline. All are optional, and do nothing outside a run."""
 
 from typing import TYPE_CHECKING, Any
 
 from paceline.runtime.report import report
 
 if TYPE_CHECKING:
-    from paceline.runtime import snapshots
-    from paceline.runtime.fetching import fetch
-    from paceline.runtime.leaving import leaving, save_now
+    from paceline.runtime import snapshot_feed as snapshots
+    from paceline.runtime.data_fetch import fetch
+    from paceline.runtime.group_save import save_now, should_save
     from paceline.runtime.shards import Shards
 
 __version__ = "0.1.0"
-__all__ = ["Shards", "fetch", "leaving", "report", "save_now", "snapshots"]
+__all__ = ["Shards", "fetch", "report", "save_now", "should_save", "snapshots"]
 
 
 def __getattr__(name: str) -> Any:
-    """The others are loaded when they are used: every task imports this module."""
+    """Loads the other names on first use, because every task imports this module."""
     if name == "Shards":
         from paceline.runtime.shards import Shards
 
         return Shards
     if name == "snapshots":
-        from paceline.runtime import snapshots
+        from paceline.runtime import snapshot_feed
 
-        return snapshots
+        return snapshot_feed
     if name == "fetch":
-        from paceline.runtime.fetching import fetch
+        from paceline.runtime.data_fetch import fetch
 
         return fetch
-    if name in ("leaving", "save_now"):
-        # Not through the module of that name, which takes the place of the function here once it is imported.
-        from paceline.runtime import leaving as module
+    if name in ("save_now", "should_save"):
+        from paceline.runtime import group_save
 
-        return getattr(module, name)
+        return getattr(group_save, name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The plan: everything that will run, as data. Made from a job without I/O; agents read it: standard library only."""
+"""The plan: everything that will run, as data, built from a job without I/O. Agents read it: standard library only."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ if TYPE_CHECKING:
 
 VERSION = 1
 CAPTAIN = "captain"
-TENSORBOARD = "tensorboard"  # the companion
-CODE_IN_IMAGE = "image"  # as Plan.code; a folder is an absolute path there
-KEEP_FINISHED = 3600.0
-COMMIT = 600.0
-KEEP = 3
-INGEST = "ingest-0"  # the task that makes the data, before all others
-INGEST_S = 6 * 3600.0
-BUCKETS = ("s3://", "gs://", "az://")
+TENSORBOARD = "tensorboard"  # the companion role
+CODE_IN_IMAGE = "image"  # a value of Plan.code, which is an absolute folder otherwise
+KEEP_FINISHED = 3600.0  # default, in seconds
+COMMIT = 600.0  # default, in seconds
+KEEP = 3  # default number of snapshots
+INGEST = "ingest-0"  # the task that builds the data, before any other task starts
+INGEST_S = 6 * 3600.0  # default limit
+SCHEMES = ("s3", "gs", "az")  # of bucket URLs
+BUCKETS = tuple(f"{scheme}://" for scheme in SCHEMES)
+NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"  # of jobs and runs
 CLAIM = "claim://"
-# Variables that hold the path of a file, of those that clients of buckets read.
+# Environment variables of bucket clients whose value is the path of a file.
 _FILE = re.compile(r"GOOGLE_(APPLICATION_CREDENTIALS|SERVICE_ACCOUNT_PATH)|(AWS|AZURE|GOOGLE|SSL)_\w+_FILE")
 
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with a chief its workers
-ALONE = "alone"  # restarted by itself
-BEFORE = "before"  # ingest: it has succeeded before any other starts
+ALONE = "alone"  # restarted on its own
+BEFORE = "before"  # ingest: it must succeed before any other task starts
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ class Role:
     command: tuple[str, ...]  # empty: a plain tf.distribute.Server
     env: dict[str, str]
     restarts: str  # GROUP, LEAD or ALONE
-    watched: bool  # judged for hangs
-    decides: bool  # the run succeeds when all tasks of the deciding roles have succeeded
+    watched: bool  # checked for hangs
+    decides: bool  # the run succeeds once all tasks of the deciding roles have succeeded
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a person runs with a snapshot of the run, on a machine of theirs."""
+    """A command that the user runs on their own machine, with a snapshot of the run."""
 
     command: tuple[str, ...]
     env: dict[str, str]
@@ -58,7 +60,7 @@ class Task:
     index: int
     host: str
     local_index: int
-    rank: int  # position among the tasks that train together; -1 for those outside (evaluator)
+    rank: int  # among the tasks that train together; -1 for other tasks, such as evaluators
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,12 @@ class Limits:
 class Snapshots:
     to: str = ""  # an absolute folder or a bucket; empty: the run's own folder
     keep: int = KEEP
-    best: tuple[str, bool] | None = None  # a metric, and whether the lowest is the best
-    rate: int | None = None  # bytes a second that a host may send
-    claim: dict[str, Any] = field(default_factory=dict)  # size, storage_class and access of one to be made; {}: none
-    watch: str = ""  # a folder that tasks keep their own checkpoints in
-    origin: str = ""  # what the run starts from: a run's id, a place with a run in it, or a folder
-    trust: bool = False  # of what it starts from
+    best: tuple[str, bool] | None = None  # a metric, and whether the lowest value is the best
+    rate: int | None = None  # limit of what a host sends, in bytes per second
+    claim: dict[str, Any] = field(default_factory=dict)  # size, storage_class and access of a claim to create; {}: none
+    watch: str = ""  # a folder in which tasks keep their own checkpoints
+    origin: str = ""  # what the run starts from: a run id, the location of a run, or a folder
+    trust: bool = False  # whether `origin` is trusted
 
     @property
     def in_bucket(self) -> bool:
@@ -107,41 +109,41 @@ class Snapshots:
 
     @property
     def needs_bucket(self) -> bool:
-        """Whether there is one to be written to, or to start from."""
+        """Whether snapshots are written to a bucket, or read from one at the start."""
         return self.in_bucket or self.origin.startswith(BUCKETS)
 
     @property
     def claimed(self) -> tuple[str, str]:
-        return in_claim(self.to)
+        return split_claim(self.to)
 
 
 @dataclass(frozen=True)
 class Ingest:
-    """Data that is made once, before training."""
+    """Data that is built once, before training."""
 
     command: tuple[str, ...]
     to: str  # an absolute folder, a bucket, or a folder in a claim
-    inputs: tuple[str, ...] | None = None  # what the data is made from; None: the files that the command names
+    inputs: tuple[str, ...] | None = None  # what the data is built from; None: the files named in the command
     limit: float = INGEST_S
-    again: bool = False  # make it anew, though it is there
+    again: bool = False  # rebuild the data even if it exists
 
     @property
     def claimed(self) -> tuple[str, str]:
-        return in_claim(self.to)
+        return split_claim(self.to)
 
 
-def in_claim(place: str) -> tuple[str, str]:
-    """The name of a volume claim and the folder in it; empty where it is another place."""
-    if not place.startswith(CLAIM):
+def split_claim(location: str) -> tuple[str, str]:
+    """The name of a volume claim and the folder in it; both empty if the location is not in a claim."""
+    if not location.startswith(CLAIM):
         return "", ""
-    name, _, path = place[len(CLAIM) :].partition("/")
+    name, _, path = location[len(CLAIM) :].partition("/")
     return name, path
 
 
-def absolute(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
-    """With the whole path of credentials that it names relative to `folder`, for processes that work elsewhere.
+def with_absolute_paths(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
+    """Make paths of credential files, relative to `folder`, absolute: processes run in other folders.
 
-    >>> absolute({"GOOGLE_APPLICATION_CREDENTIALS": "key.json", "AWS_REGION": "here"}, "/home/ada")
+    >>> with_absolute_paths({"GOOGLE_APPLICATION_CREDENTIALS": "key.json", "AWS_REGION": "here"}, "/home/ada")
     {'GOOGLE_APPLICATION_CREDENTIALS': '/home/ada/key.json', 'AWS_REGION': 'here'}
     """
     return {
@@ -155,7 +157,7 @@ class Plan:
     version: int
     name: str
     framework: str
-    strategy: str  # "" where the framework has none
+    strategy: str  # "" if the framework has none
     code: str  # an absolute folder, or CODE_IN_IMAGE
     roles: tuple[Role, ...]
     hosts: tuple[Host, ...]
@@ -164,16 +166,16 @@ class Plan:
     limits: Limits
     snapshots: Snapshots = field(default_factory=Snapshots)
     ingest: Ingest | None = None
-    tensorboard: dict[str, Any] = field(default_factory=dict)  # image, memory, service, ingress; {}: there is none
+    tensorboard: dict[str, Any] = field(default_factory=dict)  # image, memory, service, ingress; {}: no TensorBoard
     patch_keras: bool = False
-    credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {} where there are none
-    kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
-    programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, where the job has them
-    serve: dict[str, Any] = field(default_factory=dict)  # every field of the section; {} where there is none
+    credentials: dict[str, str] = field(default_factory=dict)  # secret and file; {}: none
+    kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {}: no such section
+    programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, if the job has them
+    serve: dict[str, Any] = field(default_factory=dict)  # every field of the section; {}: no such section
 
     @property
     def code_in_image(self) -> bool:
-        """Only a cluster can run this plan: the code is in the container image, not in a folder here."""
+        """Whether the code is in the container image, not in a local folder: only a cluster can run this plan."""
         return self.code == CODE_IN_IMAGE
 
     def role(self, name: str) -> Role:
@@ -187,25 +189,25 @@ class Plan:
 
     @property
     def ingest_task(self) -> Task | None:
-        """On the first host that decides: the captain runs no code of the user's. It is no task of a generation."""
+        """It runs on the first deciding host, as the captain runs no user code. It belongs to no generation."""
         if self.ingest is None:
             return None
         host = next(host.name for host in self.hosts if self.role(host.role).decides)
         return Task(INGEST, "ingest", 0, host, 0, -1)
 
     @property
-    def written(self) -> list[str]:
-        """The tasks that have a log."""
+    def tasks_with_logs(self) -> list[str]:
+        """The names of all tasks that write a log."""
         return [*([] if self.ingest is None else [INGEST]), *(task.name for task in self.tasks)]
 
     @property
     def needs_bucket(self) -> bool:
-        """Whether agents or tasks speak to one: where snapshots or data are, or as a command or a variable names it."""
+        """Whether agents or tasks use a bucket: for snapshots, for data, or as named in a command or a variable."""
         to = "" if self.ingest is None else self.ingest.to
-        words = [word for role in self.roles for word in (*role.command, *role.env.values())]
-        words += [] if self.ingest is None else [*self.ingest.command, *(self.ingest.inputs or ())]
-        named = any(scheme in word for word in words for scheme in BUCKETS)
-        return self.snapshots.needs_bucket or to.startswith(BUCKETS) or named
+        texts = [text for role in self.roles for text in (*role.command, *role.env.values())]
+        texts += [] if self.ingest is None else [*self.ingest.command, *(self.ingest.inputs or ())]
+        is_named = any(scheme in text for text in texts for scheme in BUCKETS)
+        return self.snapshots.needs_bucket or to.startswith(BUCKETS) or is_named
 
     @property
     def world_size(self) -> int:
@@ -216,7 +218,7 @@ ORDER = ("chief", "worker", "ps", "evaluator")
 
 
 def make(job: Job) -> Plan:
-    """The plan of a checked job. The same job gives the same plan, byte for byte."""
+    """Build the plan of a validated job. The same job gives the same plan, byte for byte."""
     roles: list[Role] = []
     hosts: list[Host] = []
     tasks: list[Task] = []
@@ -231,7 +233,7 @@ def make(job: Job) -> Plan:
             Role(
                 name=name,
                 command=tuple(first.command if first.command is not None else job.command or []),
-                env={**_chosen_keras(job), **job.env, **first.env},
+                env={**_keras_env(job), **job.env, **first.env},
                 restarts=_restarts(name, parameter_server),
                 watched=name in ("chief", "worker"),
                 decides=name == ("chief" if "chief" in job.roles else "worker"),
@@ -281,34 +283,36 @@ def make(job: Job) -> Plan:
         credentials=job.credentials.model_dump() if job.credentials is not None else {},
         kubernetes=job.kubernetes.model_dump() if job.kubernetes is not None else {},
         programs={
-            name: Program(tuple(command), {**_chosen_keras(job), **job.env}) for name, command in job.programs.items()
+            name: Program(tuple(command), {**_keras_env(job), **job.env}) for name, command in job.programs.items()
         },
         serve=job.serve.model_dump() if job.serve is not None else {},
     )
 
 
-def _chosen_keras(job: Job) -> dict[str, str]:
-    """`tf.keras` is then tf_keras; read when TensorFlow is imported."""
+def _keras_env(job: Job) -> dict[str, str]:
+    """Makes `tf.keras` an alias of tf_keras; TensorFlow reads it on import."""
     return {"TF_USE_LEGACY_KERAS": "1"} if job.tensorflow.keras == "legacy" else {}
 
 
 def _snapshots(job: Job) -> Snapshots:
-    given = job.snapshots
-    best = None if given.best is None else (given.best.metric, given.best.mode == "min")
-    claim = {} if given.claim is None else given.claim.model_dump()
-    return Snapshots(given.to or "", given.keep, best, given.rate, claim, given.watch or "", given.origin, given.trust)
+    section = job.snapshots
+    best = None if section.best is None else (section.best.metric, section.best.mode == "min")
+    claim = {} if section.claim is None else section.claim.model_dump()
+    return Snapshots(
+        section.to or "", section.keep, best, section.rate, claim, section.watch or "", section.origin, section.trust
+    )
 
 
 def _ingest(job: Job) -> Ingest | None:
-    given = job.ingest
-    if given is None:
+    section = job.ingest
+    if section is None:
         return None
-    inputs = None if given.inputs is None else tuple(given.inputs)
-    return Ingest(tuple(given.command), given.to, inputs, given.limit)
+    inputs = None if section.inputs is None else tuple(section.inputs)
+    return Ingest(tuple(section.command), section.to, inputs, section.limit)
 
 
 def gpus_of(job: Job, role: str, group: Group) -> int:
-    """GPUs of each host. The job's own number is for the roles that train: ps and evaluator ask for themselves."""
+    """GPUs per host. The job-wide number applies to the roles that train; ps and evaluator have their own."""
     return int(_first(group.gpus, job.gpus if role in ("chief", "worker") else None, 0))
 
 
@@ -335,7 +339,10 @@ def to_data(plan: Plan) -> dict[str, Any]:
 
 def from_data(data: dict[str, Any]) -> Plan:
     if data.get("version") != VERSION:
-        raise ValueError(f"plan version {data.get('version')!r} is not {VERSION}: made by another version of Paceline")
+        raise ValueError(
+            f"plan version {data.get('version')!r} is not supported (expected {VERSION}): "
+            "another version of Paceline wrote it"
+        )
     return Plan(
         **{
             **data,
@@ -345,7 +352,7 @@ def from_data(data: dict[str, Any]) -> Plan:
             "restart": Restart(**data["restart"]),
             "limits": Limits(**data["limits"]),
             "snapshots": _snapshots_from(data["snapshots"]),
-            "programs": {name: program_from(each) for name, each in data.get("programs", {}).items()},
+            "programs": {name: program_from(program) for name, program in data.get("programs", {}).items()},
             "ingest": _ingest_from(data.get("ingest")),
         }
     )
@@ -372,7 +379,7 @@ def to_json(plan: Plan) -> str:
 
 
 def cluster(plan: Plan) -> Iterator[tuple[str, list[Task]]]:
-    """The roles that belong to a TensorFlow cluster spec, in order: never the evaluator."""
+    """The roles of a TensorFlow cluster spec, in order, with their tasks: all but the evaluator."""
     for role in plan.roles:
         if role.name != "evaluator":
             yield role.name, plan.tasks_of(role.name)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The faults and how long each took, wherever the tests ran: their reports carry them."""
+    """The faults and how long each took, from the reports of the tests, wherever they ran."""
     rows = [
         value
         for reports in terminalreporter.stats.values()

@@ -1,4 +1,4 @@
-"""Over sixty faults in runs of TensorFlow, torch and JAX: each is recovered from, and named for what it was."""
+"""Over sixty faults in runs of TensorFlow, torch and JAX: each run recovers, and reports the right cause."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.long
 
 SEED = 20261115
 FULL = "log disk full"
-LIMIT_S = 90.0  # for one recovery, on a machine that has other things to do
-HANG_AFTER = {"tensorflow": "30s", "torch": "15s", "jax": "15s"}  # more than a start from nothing takes
+LIMIT_S = 90.0  # for one recovery, on a busy machine
+HANG_AFTER = {"tensorflow": "30s", "torch": "15s", "jax": "15s"}  # more than a cold start takes
 KINDS = ("kill task", "kill agent", "kill captain", "stop task", "GIL loop", "exception", "port taken", FULL)
 TIMES = {"tensorflow": (8, 3, 4, 1, 0, 2, 1, 1), "torch": (6, 3, 4, 1, 1, 3, 2, 1), "jax": (7, 3, 4, 1, 1, 2, 1, 1)}
 
 Note = Callable[[str, object], None]
 
 
-def a_job(framework: str, state: Path, *words: str, **more: Any) -> dict[str, Any]:
+def a_job(framework: str, state: Path, *arguments: str, **overrides: Any) -> dict[str, Any]:
     state.mkdir()
     strategy = {"strategy": "multi-worker"} if framework == "tensorflow" else {}
-    return job(orders(framework, state, *words), framework=framework, **strategy, **more)
+    return job(orders(framework, state, *arguments), framework=framework, **strategy, **overrides)
 
 
 class Chaos:
@@ -40,7 +40,7 @@ class Chaos:
         self.done = 0
 
     def inject(self, fault: str, rank: int) -> None:
-        """One fault, and all that has to follow from it."""
+        """Injects one fault, and checks everything that must follow from it."""
         task, after, began = f"worker-{rank}", self.run.position(), time.monotonic()
         cause = getattr(self, "_" + fault.lower().replace(" ", "_"))(task, rank, after)
         if cause:
@@ -57,7 +57,7 @@ class Chaos:
         print(f"{fault} {task} {cause} {seconds} {time.monotonic() - began:.1f}")
 
     def _steps_flow(self, fault: str) -> None:
-        """New ones, from all tasks."""
+        """All tasks do new steps."""
         before, after = steps_done(self.state), self.run.position()
         eventually(f"steps after {fault}", lambda: steps_done(self.state) > before + 2, LIMIT_S, self.run.story)
         for task in ("worker-0", "worker-1"):
@@ -111,11 +111,11 @@ def sequence(framework: str) -> list[tuple[str, int]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("framework", TIMES)
-def test_a_long_run_with_a_fault_after_the_other(framework: str, tmp_path: Path, record_property: Note) -> None:
+def test_a_long_run_with_one_fault_after_another(framework: str, tmp_path: Path, record_property: Note) -> None:
     state = tmp_path / "state"
-    made = a_job(framework, state, "--gate", restart={"hang_after": HANG_AFTER[framework], "limit": 3})
+    fields = a_job(framework, state, "--gate", restart={"hang_after": HANG_AFTER[framework], "limit": 3})
     with runs.starter(tmp_path) as start:
-        run = start(made)
+        run = start(fields)
         eventually("both tasks wait", lambda: len(list(state.glob("ready-*"))) == 2, LIMIT_S, run.story)
         with small_disk(run.folder / "logs", "4m"):
             (state / "go").touch()
@@ -128,18 +128,18 @@ def test_a_long_run_with_a_fault_after_the_other(framework: str, tmp_path: Path,
     assert all(restart["first_step_after_s"] is not None for restart in report["restarts"])
     assert report["generations"] == len(chaos.expected) + 1
     assert chaos.done == sum(TIMES[framework])
-    full = [event["text"] for event in run.events("warning")]
-    assert 1 <= len(full) <= 2 and all("pace left" in text for text in full)
+    warnings = [event["text"] for event in run.events("warning")]
+    assert 1 <= len(warnings) <= 2 and all("pace left" in text for text in warnings)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", ["tensorflow"])
-def test_an_exception_that_always_comes_ends_the_run(framework: str, tmp_path: Path, record_property: Note) -> None:
+def test_an_exception_that_always_recurs_ends_the_run(framework: str, tmp_path: Path, record_property: Note) -> None:
     with runs.starter(tmp_path) as start:
         run = start(a_job(framework, tmp_path / "state", "--always-raise", "2"))
         report = run.fails(LIMIT_S)
     assert [restart["cause"] for restart in report["restarts"]] == ["program-error"]
     assert report["cause"] == "program-error" and report["generations"] == 2
-    for words in ("worker-1", "Injected: asked for by the test", "faults.py:", "same error at the same place twice"):
-        assert words in report["reason"]
+    for fragment in ("worker-1", "Injected: asked for by the test", "faults.py:", "same error at the same line twice"):
+        assert fragment in report["reason"]
     record_property("fault", (framework, "exception always", "worker-1", "program-error", None))

@@ -1,4 +1,4 @@
-"""The examples for people who come from other recipes, on a real cluster: each learns what it is to, across pods."""
+"""The examples for users of other recipes, on a real cluster: each reaches its accuracy across pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDS_S = 300
 
 
 def fields(name: str, *options: object, file: str = "job.yaml", store: bool = False, **more: Any) -> dict[str, Any]:
-    """The example's own job file, with the image and what makes it short. Started cold: this machine has 2 cores."""
+    """The example's job file, with the image and options for a short run. Started cold: this machine has 2 cores."""
     job: dict[str, Any] = YAML(typ="safe").load(EXAMPLES / name / file)
     kubernetes: dict[str, Any] = {
         "image": "lab.local/tensorflow:1", "image_pull_policy": "IfNotPresent", "placement": "spread",
@@ -40,17 +40,17 @@ def finished(run: Run, nodes: int = 2) -> dict[str, Any]:
     return run.report()
 
 
-def by_hand(folder: Path, *words: object) -> None:
-    """A program of an example that makes its data, on this machine."""
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def run_locally(folder: Path, *arguments: object) -> None:
+    """Run a program of an example that creates its data, on this machine."""
+    command = [sys.executable, *map(str, arguments)]
+    result = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
-def test_mnist_loop_twice_side_by_side_under_one_name(
+def test_mnist_loop_runs_twice_at_the_same_time_under_one_name(
     person: Person, start: Callable[..., Run], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """In two namespaces: neither knows of the other, and both end with the same."""
+    """In two namespaces: the runs are independent and have the same result."""
     person.cluster.images("tensorflow")
     (tmp_path / "other").mkdir()
     with cluster.namespace(f"team-{uuid.uuid4().hex[:6]}") as namespace:
@@ -62,50 +62,50 @@ def test_mnist_loop_twice_side_by_side_under_one_name(
                 finished(run)
         finally:
             runs[1].clean_up()
-    told = [re.findall(r"epoch 4: (\d+) of 1000", "\n".join(lines(run.folder, "worker-0"))) for run in runs]
-    assert told[0] == told[1] and int(told[0][0]) >= 900
+    correct_counts = [re.findall(r"epoch 4: (\d+) of 1000", "\n".join(lines(run.folder, "worker-0"))) for run in runs]
+    assert correct_counts[0] == correct_counts[1] and int(correct_counts[0][0]) >= 900
 
 
 def test_mnist_keras(person: Person, start: Callable[..., Run]) -> None:
-    """Keras' own fit, on two nodes, with no line of ours in it."""
+    """Keras' own fit, on two nodes, in a program that does not import Paceline."""
     person.cluster.images("tensorflow")
     run = start(**fields("mnist-keras", "--epochs", 4))
     finished(run)
-    said = "\n".join(lines(run.folder, "worker-0"))
-    assert "is patched" in said
-    assert float(re.findall(r"([\d.]+)% of \d+ held-out", said)[-1]) >= 90
+    output = "\n".join(lines(run.folder, "worker-0"))
+    assert "is patched" in output
+    assert float(re.findall(r"([\d.]+)% of \d+ held-out", output)[-1]) >= 90
     assert run.events("committed")
 
 
 def test_translate(person: Person, start: Callable[..., Run], tmp_path: Path) -> None:
-    """Its pairs are at a bucket, which no pod but one reads: the others find what that has made of them."""
+    """Its pairs are in a bucket that only one pod reads: the other pods use the data it has prepared."""
     person.cluster.images("tensorflow")
     bucket_of(person)
-    words = tmp_path / "words.tsv"
-    by_hand(EXAMPLES / "translate", "cmudict_pairs.py", words, "--longest", 4)
-    (person.shared / "objects" / "digits" / "words.tsv").write_bytes(words.read_bytes())
+    pairs_file = tmp_path / "words.tsv"
+    run_locally(EXAMPLES / "translate", "cmudict_pairs.py", pairs_file, "--longest", 4)
+    (person.shared / "objects" / "digits" / "words.tsv").write_bytes(pairs_file.read_bytes())
     small = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400)
     short = (*small, "--rate", 0.3, "--batch", 64, "--epochs", 2, "--snapshot-every", 1)
     ingest = {"command": ["python", "prepare.py", "s3://digits/words.tsv"], "to": "s3://digits/prepared"}
     snapshots = {"to": "s3://digits/kept"}
     run = start(**fields("translate", *short, store=True, ingest=ingest, snapshots=snapshots))
     finished(run)
-    (told,) = re.findall(r"epoch 2: .*accuracy ([\d.]+)% of \d+", "\n".join(lines(run.folder, "worker-0")))
-    assert float(told) >= 55
+    (accuracy,) = re.findall(r"epoch 2: .*accuracy ([\d.]+)% of \d+", "\n".join(lines(run.folder, "worker-0")))
+    assert float(accuracy) >= 55
     assert list((person.shared / "objects/digits/kept" / run.name).glob("step-*/manifest.json"))
 
 
-def test_resnet_ps_with_an_evaluator_beside(person: Person, start: Callable[..., Run], tmp_path: Path) -> None:
+def test_resnet_ps_with_an_evaluator(person: Person, start: Callable[..., Run], tmp_path: Path) -> None:
     person.cluster.images("tensorflow")
     bucket_of(person)
-    by_hand(EXAMPLES / "resnet-ps", "digits_as_cifar.py", tmp_path / "cifar")
-    there = person.shared / "objects" / "digits" / "cifar"
-    there.mkdir()
+    run_locally(EXAMPLES / "resnet-ps", "digits_as_cifar.py", tmp_path / "cifar")
+    data_folder = person.shared / "objects" / "digits" / "cifar"
+    data_folder.mkdir()
     for path in (tmp_path / "cifar").iterdir():
-        (there / path.name).write_bytes(path.read_bytes())
+        (data_folder / path.name).write_bytes(path.read_bytes())
     job = fields("resnet-ps", file="side-car.yaml", store=True, snapshots={"to": "s3://digits/kept"})
-    place = job["command"].index("--data") + 1
-    job["command"][place] = "s3://digits/cifar/"
+    data_index = job["command"].index("--data") + 1
+    job["command"][data_index] = "s3://digits/cifar/"
     job["command"] += ["--depth", "8", "--epochs", "3", "--cuts", "2", "--every", "60", "--no-flip"]
     job["roles"] = {"chief": {}, "worker": {"replicas": 2}, "ps": {}, "evaluator": {}}
     run = start(**job)

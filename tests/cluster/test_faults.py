@@ -1,4 +1,4 @@
-"""What a cluster does to runs, and that training goes on: each generation ends before the next one starts."""
+"""Faults of a cluster, after which training continues: each generation ends before the next one starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.saving_on_a_cluster import begun, restored
 
 pytestmark = pytest.mark.timeout(420, func_only=True)
 
-# Each attempt writes when it was alive to a file that outlasts its pod, and the network of its node.
+# Each attempt records when it was alive, in a file that outlives its pod and needs no network.
 BEATS = """
 import os, time
 run, task, generation = (os.environ["PACELINE_" + name] for name in ("RUN", "TASK", "GENERATION"))
@@ -38,29 +38,29 @@ while not os.path.exists("/shared/finish"):
     time.sleep(0.05)
 """
 
-# Saves when its group is asked to, and at no other step.
-ASKING = BEATS + SAVING.replace("step % 10 == 0", "paceline.leaving()")
-ASKING = ASKING.replace("    step += 1\n", f"    step += 1\n{BEAT}")
+# Saves only when its group is requested to save.
+SAVING_ON_REQUEST = BEATS + SAVING.replace("step % 10 == 0", "paceline.should_save()")
+SAVING_ON_REQUEST = SAVING_ON_REQUEST.replace("    step += 1\n", f"    step += 1\n{BEAT}")
 
 
-def beating(captain_on: str = "", **more: Any) -> dict[str, Any]:
-    """Fields of a job whose tasks beat; the captain is where we want it, as long as that node is there."""
+def beating_job(captain_on: str = "", **more: Any) -> dict[str, Any]:
+    """Fields of a job whose tasks write beats; the captain runs on node `captain_on`, as long as that node exists."""
     settings: dict[str, Any] = {"image": IMAGE, "image_pull_policy": "IfNotPresent", "placement": "spread"}
     settings["volumes"] = [{"mount": "/shared", "claim": "shared"}]
     if captain_on:
-        here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [captain_on]}
-        wanted = [{"weight": 100, "preference": {"matchExpressions": [here]}}]
-        settings["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wanted}}
+        expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [captain_on]}
+        preferred = [{"weight": 100, "preference": {"matchExpressions": [expression]}}]
+        settings["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
         settings["pod"] = {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}
     return {"program": BEATING, "kubernetes": settings, **more}
 
 
-def saving(captain_on: str, others_on: str, **more: Any) -> dict[str, Any]:
-    """Fields of a job with a chief whose snapshots go to the bucket."""
-    settings = beating(captain_on)["kubernetes"]
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [others_on]}
-    wanted = [{"weight": 100, "preference": {"matchExpressions": [here]}}]
-    settings["pod"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] = wanted
+def saving_job(captain_on: str, others_on: str, **more: Any) -> dict[str, Any]:
+    """Fields of a job with a chief, whose snapshots are stored in the bucket."""
+    settings = beating_job(captain_on)["kubernetes"]
+    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [others_on]}
+    preferred = [{"weight": 100, "preference": {"matchExpressions": [expression]}}]
+    settings["pod"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
     del settings["placement"]
     settings["env_from"] = [{"secret": "store"}]
     roles = {"chief": {}, "worker": {"replicas": 1}}
@@ -69,7 +69,7 @@ def saving(captain_on: str, others_on: str, **more: Any) -> dict[str, Any]:
 
 
 def beats(person: Person, run: str) -> dict[int, tuple[float, float]]:
-    """By generation: when its first task began and its last one ended, by what they wrote themselves."""
+    """For each generation: when its first task began and its last one ended, as recorded by the tasks."""
     spans: dict[int, tuple[float, float]] = {}
     for path in person.shared.glob(f"{run}.*.beats"):
         times = [float(line) for line in path.read_text().splitlines()[:-1]]
@@ -91,33 +91,33 @@ def captain_node(run: Run) -> str:
     return str(run.pods("captain")[0]["spec"]["nodeName"])
 
 
-def init_of(pod: dict[str, Any]) -> int:
-    """The first process of a pod's container, as this machine numbers it."""
+def init_pid(pod: dict[str, Any]) -> int:
+    """The PID, on this machine, of the first process of a pod's container."""
     uid = pod["metadata"]["uid"].replace("-", "_")
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            inside = uid in (folder / "cgroup").read_text().replace("-", "_")
+            in_pod = uid in (folder / "cgroup").read_text().replace("-", "_")
             numbers = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("NSpid"))
-            words = (folder / "cmdline").read_text()
+            command_line = (folder / "cmdline").read_text()
         except (OSError, StopIteration):
             continue
-        if inside and numbers.split()[-1] == "1" and "agent.pyz" in words:
+        if in_pod and numbers.split()[-1] == "1" and "agent.pyz" in command_line:
             return int(folder.name)
     raise AssertionError(f"no process of {pod['metadata']['name']} found")
 
 
 def test_a_killed_container_starts_again_in_its_pod(person: Person, start: Callable[..., Run]) -> None:
-    run = start(**beating())
+    run = start(**beating_job())
     run.wait("step", task="worker-1")
     pod = run.pods("worker")[1]
-    os.kill(init_of(pod), signal.SIGKILL)
+    os.kill(init_pid(pod), signal.SIGKILL)
     run.wait("step", task="worker-1", generation=2)
 
     def restarts() -> int:
-        """As the cluster has counted them, which is a moment behind."""
-        after = run.pods("worker")[1]
-        assert after["metadata"]["uid"] == pod["metadata"]["uid"]
-        return int(after["status"]["containerStatuses"][0]["restartCount"])
+        """As counted by the cluster, which is slightly delayed."""
+        current = run.pods("worker")[1]
+        assert current["metadata"]["uid"] == pod["metadata"]["uid"]
+        return int(current["status"]["containerStatuses"][0]["restartCount"])
 
     eventually("the container is counted as restarted", restarts)
     person.finish()
@@ -128,14 +128,14 @@ def test_a_killed_container_starts_again_in_its_pod(person: Person, start: Calla
 
 
 def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, start: Callable[..., Run]) -> None:
-    """A member's node, a captain's with a command line that follows, and a captain's that nobody follows; that of a
-    chief, whose snapshots are at a store."""
+    """The lost node runs a member; the captain of a run that is followed; the captain of a detached run; and a chief
+    whose snapshots are in a bucket."""
     bucket_of(person, "n1")
-    stored = start(**saving("n1", "n3", folder="stored", name="stored"))
-    member = start(**beating("n1", folder="member"))
-    followed = start(**beating("n3", folder="followed", name="followed"))
+    stored = start(**saving_job("n1", "n3", folder="stored", name="stored"))
+    member = start(**beating_job("n1", folder="member"))
+    followed = start(**beating_job("n3", folder="followed", name="followed"))
     detached = person.call(
-        "run", str(person.job(**beating("n3", folder="detached", name="alone"))), "--on", "kubernetes", "--detach"
+        "run", str(person.job(**beating_job("n3", folder="detached", name="alone"))), "--on", "kubernetes", "--detach"
     )
     assert detached.returncode == 0, detached.stderr
     alone = detached.stdout.strip()
@@ -148,11 +148,18 @@ def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, sta
     breakable.power_off("n3")
     member.wait("step", limit=150, generation=2)
     followed.wait("step", limit=150, generation=2)
-    stored.wait("committed", limit=150, generation=2)
+    # Generation 2, or a later one where a pod of the lost node was deleted while generation 2 started.
+    eventually(
+        "a snapshot committed after the loss",
+        lambda: any(event["generation"] > 1 for event in stored.events("committed")),
+        limit=150,
+    )
     assert restored(stored) >= saved
-    assert "is on a lost node (n3): forced out" in followed.said()
-    assert not [generation for generation in beats(person, alone) if generation > 1], "its captain is still awaited"
-    breakable.kubectl("delete", "node", "n3")  # as a cloud does with a machine that is gone
+    assert "is on a lost node (n3): deleting it" in followed.said()
+    assert not [generation for generation in beats(person, alone) if generation > 1], (
+        "its captain was replaced too early"
+    )
+    breakable.kubectl("delete", "node", "n3")  # as a cloud does with a lost machine
     eventually("a captain of the detached run", lambda: 2 in beats(person, alone), limit=180)
     person.finish()
     assert (member.ends(), followed.ends()) == (0, 0), member.said() + followed.said()
@@ -170,29 +177,29 @@ def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, sta
 def test_a_group_cut_in_two_ends_before_the_next_one_starts(
     person: Person, breakable: Cluster, start: Callable[..., Run]
 ) -> None:
-    run = start(**beating("n1"))
+    run = start(**beating_job("n1"))
     run.wait("step", task="worker-0")
     assert captain_node(run) == "n1"
     breakable.cut("n3")
     run.wait("step", limit=150, generation=2)
     breakable.heal("n3")
     breakable.wait_ready("n3")
-    eventually("only pods that are wanted", lambda: len(run.pods("worker")) == 3)
+    eventually("no superfluous pods", lambda: len(run.pods("worker")) == 3)
     person.finish()
     assert run.ends() == 0, run.said()
     assert_no_overlap(person, run.name, 2)
 
 
-def test_training_goes_on_while_the_api_server_is_away(
+def test_training_continues_while_the_api_server_is_down(
     person: Person, breakable: Cluster, start: Callable[..., Run]
 ) -> None:
-    run = start(**beating())
+    run = start(**beating_job())
     run.wait("step", task="worker-0")
     breakable.restart_api()
     run.wait("step", task="worker-0")
     breakable.stop_api()
-    away = time.time()
-    eventually("a minute of training", lambda: beats(person, run.name)[1][1] > away + 60)
+    stopped_at = time.time()
+    eventually("a minute of training", lambda: beats(person, run.name)[1][1] > stopped_at + 60)
     breakable.start_api()
     person.finish()
     assert run.ends() == 0, run.said()
@@ -209,22 +216,20 @@ def drained(cluster: Cluster, node: str) -> Iterator[None]:
         cluster.kubectl("uncordon", node)
 
 
-def test_a_drained_node_is_left_in_peace_once_the_group_has_saved(
-    person: Person, breakable: Cluster, start: Callable[..., Run]
-) -> None:
-    """The captain is elsewhere, and its claim is a volume that every node has."""
-    fields = {"program": ASKING, "limits": {"grace": "20s"}, "snapshots": {"to": "claim://shared/kept"}}
-    run = start(**beating("n1", **fields))
+def test_a_group_saves_and_leaves_a_drained_node(person: Person, breakable: Cluster, start: Callable[..., Run]) -> None:
+    """The captain is on another node, and its claim is a volume that every node can mount."""
+    fields = {"program": SAVING_ON_REQUEST, "limits": {"grace": "20s"}, "snapshots": {"to": "claim://shared/kept"}}
+    run = start(**beating_job("n1", **fields))
     run.all_step()
     assert captain_node(run) == "n1"
     assert run.events("saved") == []
     with drained(breakable, "n2"):
         run.wait("step", generation=2)
-        assert "n2" not in {pod["spec"]["nodeName"] for pod in run.pods("worker") if not _leaving(pod)}
+        assert "n2" not in {pod["spec"]["nodeName"] for pod in run.pods("worker") if not _is_terminating(pod)}
     [committed] = run.events("committed")
     assert [each["restore"] for each in run.events("generation-formed")] == [None, committed["snapshot"]]
     tasks = [f"worker-{number}" for number in range(3)]
-    eventually("all go on", lambda: {len(begun(run, task)) for task in tasks} == {2}, more=run.said)
+    eventually("all tasks resume", lambda: {len(begun(run, task)) for task in tasks} == {2}, more=run.said)
     assert {tuple(begun(run, task)) for task in tasks} == {(0, committed["step"])}
     person.finish()
     assert run.ends() == 0, run.said()
@@ -232,11 +237,11 @@ def test_a_drained_node_is_left_in_peace_once_the_group_has_saved(
     assert_no_overlap(person, run.name, 2)
 
 
-def _leaving(pod: dict[str, Any]) -> bool:
+def _is_terminating(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def test_a_run_that_got_a_part_of_the_gpus_gives_way(
+def test_a_run_that_gets_only_some_of_its_gpus_gives_way(
     person: Person, breakable: Cluster, start: Callable[..., Run]
 ) -> None:
     breakable.extended_resources("n1", {"nvidia.com/gpu": 2})
@@ -248,4 +253,4 @@ def test_a_run_that_got_a_part_of_the_gpus_gives_way(
     assert greedy.ends() == 1, greedy.said()
     assert modest.ends() == 0, modest.said()
     reason = greedy.report()["reason"]
-    assert re.search(r"missing worker-[012] after 15 s \(limits.start\).*nvidia.com/gpu", reason)
+    assert re.search(r"worker-[012] did not start within 15 s \(limits.start\).*nvidia.com/gpu", reason)

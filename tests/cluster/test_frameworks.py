@@ -1,4 +1,4 @@
-"""Programs written for real frameworks train across pods and nodes, and end with what one process alone computes."""
+"""Programs for real frameworks train across pods and nodes, with the same result as a single process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from support.people import Person, Run, lines
 
 pytestmark = pytest.mark.timeout(400, func_only=True)
 
-PROGRAMS = Path(__file__).parents[1] / "programs"  # the same that run on one machine
+PROGRAMS = Path(__file__).parents[1] / "programs"  # also used by tests on one machine
 TENSORFLOW, TORCH_JAX = "lab.local/tensorflow:1", "lab.local/torch-jax:1"
 ENDS_S = 240
 
 
 def job(framework: str, image: str, *command: object, **more: Any) -> dict[str, Any]:
-    """Started cold: a spare interpreter for each task is more than this machine has to give."""
+    """Started cold: this machine is too small for a spare interpreter per task."""
     volumes = [{"mount": "/shared", "claim": "shared"}]
     kubernetes = {"image": image, "image_pull_policy": "IfNotPresent", "placement": "spread", "volumes": volumes}
     return {
@@ -28,43 +28,43 @@ def job(framework: str, image: str, *command: object, **more: Any) -> dict[str, 
     }  # fmt: skip
 
 
-def alone(person: Person) -> dict[str, str]:
-    """What worker-0 says last when the same job file runs on this machine, with one worker."""
-    done = person.call("run", "work/job.yaml", "--set", "roles.worker.replicas=1", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    return last_words(Path(json.loads(done.stdout)["folder"]), "worker-0")
+def train_with_one_worker(person: Person) -> dict[str, str]:
+    """The last lines of worker-0 when the same job file runs on this machine with one worker."""
+    result = person.call("run", "work/job.yaml", "--set", "roles.worker.replicas=1", "-o", "json")
+    assert result.returncode == 0, result.stderr
+    return last_lines(Path(json.loads(result.stdout)["folder"]), "worker-0")
 
 
-def last_words(folder: Path, task: str) -> dict[str, str]:
-    """By its first word, the rest of the last such line that the task printed."""
+def last_lines(folder: Path, task: str) -> dict[str, str]:
+    """The lines that the task printed: first word -> rest of the last line that begins with it."""
     return {first: rest for first, _, rest in (line.partition(" ") for line in lines(folder, task))}
 
 
 def finished(run: Run, *tasks: str) -> dict[str, dict[str, str]]:
-    """What each of these tasks said last, in a run that has to succeed at once."""
+    """The last lines of each of these tasks, in a run that has to succeed without a restart."""
     assert run.ends(ENDS_S) == 0, run.said()
     assert (run.report()["status"], run.report()["generations"], run.report()["restarts"]) == ("succeeded", 1, [])
-    return {task: last_words(run.folder, task) for task in tasks}
+    return {task: last_lines(run.folder, task) for task in tasks}
 
 
-def agree(words: dict[str, dict[str, str]], word: str, expected: str) -> None:
-    """All say the same digest of the weights, and a figure made of these that is the one of a single process."""
-    assert len({each["weights"] for each in words.values()}) == 1, words
-    for each in words.values():
-        assert float(each[word]) == pytest.approx(float(expected), abs=1e-4)
+def assert_same_model(outputs: dict[str, dict[str, str]], name: str, expected: str) -> None:
+    """All tasks print the same digest of the weights, and the same figure `name` as a single process."""
+    assert len({each["weights"] for each in outputs.values()}) == 1, outputs
+    for each in outputs.values():
+        assert float(each[name]) == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_tensorflow_workers_on_three_nodes_train_as_one(person: Person, start: Callable[..., Run]) -> None:
     person.cluster.images("tensorflow")
-    steps = 8  # so few that the error still tells one way of training from another
+    steps = 8  # few enough that the error still differs if training differs
     fields = job("tensorflow", TENSORFLOW, "tf_multiworker.py", "--steps", steps, strategy="multi-worker")
     run = start(**fields, workers=3)
-    words = finished(run, "worker-0", "worker-1", "worker-2")
+    outputs = finished(run, "worker-0", "worker-1", "worker-2")
     assert {pod["spec"]["nodeName"] for pod in run.pods("worker")} == set(person.cluster.nodes)
-    assert {(each["replicas"], each["step"]) for each in words.values()} == {("3", str(steps))}
-    expected = alone(person)
+    assert {(each["replicas"], each["step"]) for each in outputs.values()} == {("3", str(steps))}
+    expected = train_with_one_worker(person)
     assert expected["replicas"] == "1" and float(expected["error"]) > 0.01
-    agree(words, "error", expected["error"])
+    assert_same_model(outputs, "error", expected["error"])
 
 
 def test_tensorflow_parameter_servers_are_led_by_their_chief(person: Person, start: Callable[..., Run]) -> None:
@@ -74,12 +74,12 @@ def test_tensorflow_parameter_servers_are_led_by_their_chief(person: Person, sta
     roles = {role: {"replicas": count} for role, count in counts.items()}
     run = start(**job("tensorflow", TENSORFLOW, *command, strategy="parameter-server", roles=roles))
     servers = ("ps-0", "ps-1", "worker-0", "worker-1")
-    words = finished(run, "chief-0", "evaluator-0", *servers)
-    assert words["chief-0"]["counter"] == "300"
-    error = words["chief-0"]["error"]
+    outputs = finished(run, "chief-0", "evaluator-0", *servers)
+    assert outputs["chief-0"]["counter"] == "300"
+    error = outputs["chief-0"]["error"]
     assert float(error) < 0.001
-    assert words["evaluator-0"]["evaluated"] == f"300 error {error}"
-    assert [words[task]["serving"] for task in servers] == ["ps 0", "ps 1", "worker 0", "worker 1"]
+    assert outputs["evaluator-0"]["evaluated"] == f"300 error {error}"
+    assert [outputs[task]["serving"] for task in servers] == ["ps 0", "ps 1", "worker 0", "worker 1"]
     assert {role: len(run.pods(role)) for role in counts} == counts
 
 
@@ -89,24 +89,24 @@ def test_a_program_for_cluster_config_and_pod_name_needs_nothing_else(
     person.cluster.images("tensorflow")
     roles = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
     fields = job("tensorflow", TENSORFLOW, "cluster_config.py", "--steps", 20, strategy="parameter-server", roles=roles)
-    words = finished(start(**fields), "worker-0", "worker-1", "ps-0")
-    assert [words[task]["counter"] for task in ("worker-0", "worker-1")] == ["40", "40"]
-    assert words["ps-0"]["serving"] == "ps 0"
+    outputs = finished(start(**fields), "worker-0", "worker-1", "ps-0")
+    assert [outputs[task]["counter"] for task in ("worker-0", "worker-1")] == ["40", "40"]
+    assert outputs["ps-0"]["serving"] == "ps 0"
 
 
 def test_torch_workers_train_as_one(person: Person, start: Callable[..., Run]) -> None:
     person.cluster.images("torch-jax")
     run = start(**job("torch", TORCH_JAX, "torch_ddp.py", "--steps", 8), workers=2)
-    words = finished(run, "worker-0", "worker-1")
-    assert [each["rank"] for each in words.values()] == [f"{rank} of 2, local rank 0, gloo" for rank in range(2)]
+    outputs = finished(run, "worker-0", "worker-1")
+    assert [each["rank"] for each in outputs.values()] == [f"{rank} of 2, local rank 0, gloo" for rank in range(2)]
     assert len({pod["spec"]["nodeName"] for pod in run.pods("worker")}) == 2
-    agree(words, "answer", alone(person)["answer"])
+    assert_same_model(outputs, "answer", train_with_one_worker(person)["answer"])
 
 
 def test_jax_processes_train_as_one(person: Person, start: Callable[..., Run]) -> None:
     person.cluster.images("torch-jax")
     run = start(**job("jax", TORCH_JAX, "jax_allreduce.py", "--steps", 8), workers=2)
-    words = finished(run, "worker-0", "worker-1")
-    assert [each["rank"] for each in words.values()] == [f"{rank} of 2, 2 devices" for rank in range(2)]
+    outputs = finished(run, "worker-0", "worker-1")
+    assert [each["rank"] for each in outputs.values()] == [f"{rank} of 2, 2 devices" for rank in range(2)]
     assert len({pod["spec"]["nodeName"] for pod in run.pods("worker")}) == 2
-    agree(words, "error", alone(person)["error"])
+    assert_same_model(outputs, "error", train_with_one_worker(person)["error"])

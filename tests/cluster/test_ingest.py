@@ -1,5 +1,5 @@
-"""Data that a job makes once, on a real cluster: in a bucket, with an image that knows nothing of buckets, and in a
-volume claim.
+"""Data that a job prepares once, on a real cluster: in a bucket, with an image without support for buckets, and in
+a volume claim.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from support.people import Person, Run, bucket_of, eventually, lines
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
-# Waits, the first time, until the test has taken its pod away.
+# Waits, the first time, until the test has deleted its pod.
 INGEST = """
 import os, pathlib, time
 folder = pathlib.Path(os.environ["PACELINE_INGEST_DIR"])
@@ -34,16 +34,16 @@ print("read", os.environ["PACELINE_DATA"], (data / "words.txt").read_text(), (da
 """
 
 
-def ingests(person: Person, start: Callable[..., Run], to: str, *words: str) -> Run:
+def start_ingest(person: Person, start: Callable[..., Run], to: str, *arguments: str) -> Run:
     settings = json.loads(person.job().read_text())["kubernetes"]
     (person.folder / "work" / "ingest.py").write_text(INGEST)
     return start(
-        *words, program=READS, workers=2, ingest={"command": ["python3", "ingest.py"], "to": to},
+        *arguments, program=READS, workers=2, ingest={"command": ["python3", "ingest.py"], "to": to},
         kubernetes={**settings, "env_from": [{"secret": "store"}]} if to.startswith("s3") else settings,
     )  # fmt: skip
 
 
-def read(run: Run) -> list[str]:
+def read_lines(run: Run) -> list[str]:
     return [line for task in ("worker-0", "worker-1") for line in lines(run.folder, task) if line.startswith("read ")]
 
 
@@ -51,34 +51,34 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in folder.glob("*.manifest.json")]
 
 
-def test_in_a_bucket(person: Person, start: Callable[..., Run]) -> None:
-    """A pod that is lost while it makes the data; a run beside, which waits; and one that finds it."""
+def test_ingest_into_a_bucket(person: Person, start: Callable[..., Run]) -> None:
+    """A pod is lost while it prepares the data; a concurrent run waits for the data and uses it."""
     bucket_of(person)
-    first = ingests(person, start, "s3://digits/data")
-    where = first.wait("ingest-started")["data"]
+    first = start_ingest(person, start, "s3://digits/data")
+    data = first.wait("ingest-started")["data"]
     eventually("the command runs", lambda: "making" in lines(first.folder, "ingest-0"), more=first.said)
-    second = ingests(person, start, "s3://digits/data")
-    assert second.wait("note")["text"] == f"{first.name} makes the data: waiting for it"
+    second = start_ingest(person, start, "s3://digits/data")
+    assert second.wait("note")["text"] == f"waiting for {first.name} to build the data"
     person.cluster.kubectl(
         "delete", "pod", first.pods("worker")[0]["metadata"]["name"], "-n", person.namespace, "--grace-period=1"
     )
     (person.shared / "go").touch()
     assert (first.ends(), second.ends()) == (0, 0), first.said() + second.said()
-    [made] = manifests(person.shared / "objects" / "digits" / "data")
-    assert {file["path"] for file in made["files"]} == {"words.txt", "more/large.bin"}
-    place = f"s3://digits/data/{made['name']}/"
-    assert place.startswith(where.rstrip("/"))
-    assert read(first) == read(second) == 2 * [f"read {place} one two three 9000000"]
-    found = {run.name: bool(run.events("ingest-skipped")) for run in (first, second)}
-    assert sorted(found.values()) == [False, True] and not found[made["run"]]
+    [manifest] = manifests(person.shared / "objects" / "digits" / "data")
+    assert {file["path"] for file in manifest["files"]} == {"words.txt", "more/large.bin"}
+    location = f"s3://digits/data/{manifest['name']}/"
+    assert location.startswith(data.rstrip("/"))
+    assert read_lines(first) == read_lines(second) == 2 * [f"read {location} one two three 9000000"]
+    skipped = {run.name: bool(run.events("ingest-skipped")) for run in (first, second)}
+    assert sorted(skipped.values()) == [False, True] and not skipped[manifest["run"]]
 
 
-def test_in_a_claim(person: Person, start: Callable[..., Run]) -> None:
-    """Which all pods have; a captain that is lost while the data is made comes back to it."""
+def test_ingest_into_a_claim(person: Person, start: Callable[..., Run]) -> None:
+    """All pods mount the claim; a captain that is lost while the data is prepared is replaced."""
     folder = person.shared / "data"
     folder.mkdir()
     folder.chmod(0o777)
-    run = ingests(person, start, "claim://shared/data")
+    run = start_ingest(person, start, "claim://shared/data")
     eventually("the command runs", lambda: "making" in lines(run.folder, "ingest-0"), more=run.said)
     captain = run.pods("captain")[0]["metadata"]["name"]
     person.cluster.kubectl("delete", "pod", captain, "-n", person.namespace, "--grace-period=1")
@@ -87,12 +87,12 @@ def test_in_a_claim(person: Person, start: Callable[..., Run]) -> None:
     )
     (person.shared / "go").touch()
     assert run.ends() == 0, run.said()
-    [made] = manifests(folder)
-    assert read(run) == 2 * [f"read /paceline/data/data/{made['name']} one two three 9000000"]
+    [manifest] = manifests(folder)
+    assert read_lines(run) == 2 * [f"read /paceline/data/data/{manifest['name']} one two three 9000000"]
     assert lines(run.folder, "ingest-0").count("making") == 1
-    again = ingests(person, start, "claim://shared/data")
+    again = start_ingest(person, start, "claim://shared/data")
     assert again.ends() == 0, again.said()
     assert [event["run"] for event in again.events("ingest-skipped")] == [run.name]
-    anew = ingests(person, start, "claim://shared/data", "--ingest")
-    assert anew.ends() == 0, anew.said()
-    assert sorted(each["name"] for each in manifests(folder)) == [made["name"], f"{made['name']}-2"]
+    rebuilt = start_ingest(person, start, "claim://shared/data", "--ingest")
+    assert rebuilt.ends() == 0, rebuilt.said()
+    assert sorted(each["name"] for each in manifests(folder)) == [manifest["name"], f"{manifest['name']}-2"]

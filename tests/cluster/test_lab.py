@@ -1,4 +1,4 @@
-"""The cluster that the cluster tests run on is a real one, can be broken and repaired, and leaves nothing behind."""
+"""The cluster of the cluster tests is a real one, can be broken and repaired, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ with socket.create_server(("", 5000)) as server:
 """
 
 
-def eventually(what: str, check: Callable[[], Any], limit: float = 180.0) -> Any:
+def eventually(description: str, check: Callable[[], Any], limit: float = 180.0) -> Any:
     until = time.monotonic() + limit
-    while not (answer := check()):
-        assert time.monotonic() < until, f"not within {limit:g} s: {what}"
+    while not (result := check()):
+        assert time.monotonic() < until, f"not within {limit:g} s: {description}"
         time.sleep(0.1)
-    return answer
+    return result
 
 
 def spec(*command: str, image: str = "lab.local/python:1", **more: Any) -> dict[str, Any]:
-    """A pod's, that the `restricted` level lets pass."""
+    """A pod's spec that the `restricted` level admits."""
     container = {"name": "main", "image": image, "command": list(command), "securityContext": RESTRICTED}
     return {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container], **more}
 
@@ -72,18 +72,18 @@ def pod(namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def succeeds(cluster: Cluster, namespace: str, name: str) -> str:
-    """The log of a pod that has ended well."""
+    """Wait until the pod succeeds; return its log."""
 
     def phase() -> str:
         return str(cluster.get(f"pod/{name}", f"--namespace={namespace}")["status"]["phase"])
 
     eventually(f"{name} ends", lambda: phase() in ("Succeeded", "Failed"))
-    said = cluster.kubectl("logs", name, f"--namespace={namespace}")
-    assert phase() == "Succeeded", said
-    return said
+    log = cluster.kubectl("logs", name, f"--namespace={namespace}")
+    assert phase() == "Succeeded", log
+    return log
 
 
-# ---- it is a cluster
+# ---- a real cluster
 
 
 def test_three_nodes_are_ready(cluster: Cluster) -> None:
@@ -114,9 +114,9 @@ def test_pods_of_an_indexed_job_find_and_reach_each_other_by_name(cluster: Clust
     pods = cluster.get("pods", f"--namespace={namespace}")["items"]
     assert {pod["spec"]["nodeName"] for pod in pods} == {"n1", "n2", "n3"}
     addresses = {pod["status"]["podIP"] for pod in pods}
-    for found in pods:
-        said = cluster.kubectl("logs", found["metadata"]["name"], f"--namespace={namespace}")
-        assert {line.split()[1] for line in said.splitlines()} == addresses
+    for item in pods:
+        log = cluster.kubectl("logs", item["metadata"]["name"], f"--namespace={namespace}")
+        assert {line.split()[1] for line in log.splitlines()} == addresses
 
 
 def test_a_restricted_namespace_refuses_a_pod_that_may_be_root(cluster: Cluster, namespace: str) -> None:
@@ -127,10 +127,10 @@ def test_a_restricted_namespace_refuses_a_pod_that_may_be_root(cluster: Cluster,
 
 
 def test_a_user_of_one_namespace_has_it_and_nothing_else(cluster: Cluster, namespace: str) -> None:
-    person = cluster.user("ada", namespace)
+    kubeconfig = cluster.user("ada", namespace)
 
-    def job(where: str) -> dict[str, Any]:
-        metadata = {"name": "mine", "namespace": where}
+    def job(namespace_of_job: str) -> dict[str, Any]:
+        metadata = {"name": "mine", "namespace": namespace_of_job}
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
@@ -138,29 +138,27 @@ def test_a_user_of_one_namespace_has_it_and_nothing_else(cluster: Cluster, names
             "spec": {"template": {"spec": spec("true")}},
         }
 
-    cluster.apply(job(namespace), kubeconfig=person)
-    cluster.kubectl("wait", "--for=condition=complete", "job/mine", "--timeout=180s", kubeconfig=person)
+    cluster.apply(job(namespace), kubeconfig=kubeconfig)
+    cluster.kubectl("wait", "--for=condition=complete", "job/mine", "--timeout=180s", kubeconfig=kubeconfig)
     for forbidden in (
-        lambda: cluster.apply(job("default"), kubeconfig=person),
-        lambda: cluster.get("nodes", kubeconfig=person),
-        lambda: cluster.get("pods", "--namespace=kube-system", kubeconfig=person),
-        lambda: cluster.get("namespaces", kubeconfig=person),
+        lambda: cluster.apply(job("default"), kubeconfig=kubeconfig),
+        lambda: cluster.get("nodes", kubeconfig=kubeconfig),
+        lambda: cluster.get("pods", "--namespace=kube-system", kubeconfig=kubeconfig),
+        lambda: cluster.get("namespaces", kubeconfig=kubeconfig),
     ):
         with pytest.raises(LabError, match='User "ada" cannot'):
             forbidden()
 
 
-def test_what_a_person_asks_of_the_cluster_is_known_and_what_others_ask_is_not_theirs(
-    cluster: Cluster, namespace: str
-) -> None:
-    person = cluster.user("counted", namespace)
-    cluster.get("jobs", kubeconfig=person)
+def test_requests_are_recorded_for_each_user(cluster: Cluster, namespace: str) -> None:
+    kubeconfig = cluster.user("counted", namespace)
+    cluster.get("jobs", kubeconfig=kubeconfig)
     cluster.get("jobs", f"--namespace={namespace}")
-    asked = [each["requestURI"].split("?")[0] for each in cluster.requests("counted")]
-    assert [path for path in asked if path.endswith("/jobs")] == [f"/apis/batch/v1/namespaces/{namespace}/jobs"]
+    paths = [each["requestURI"].split("?")[0] for each in cluster.requests("counted")]
+    assert [path for path in paths if path.endswith("/jobs")] == [f"/apis/batch/v1/namespaces/{namespace}/jobs"]
 
 
-# ---- it can be furnished
+# ---- images, resources and volumes
 
 
 @pytest.mark.parametrize(
@@ -173,7 +171,7 @@ def test_what_a_person_asks_of_the_cluster_is_known_and_what_others_ask_is_not_t
         ("torch-jax", "torch-jax", ["python3", "-c", "import torch, jax; torch.ones(3).sum(); jax.numpy.ones(3)"]),
     ],
 )
-def test_images_are_there_when_asked_for(
+def test_images_are_available_on_request(
     cluster: Cluster, namespace: str, name: str, image: str, program: list[str]
 ) -> None:
     cluster.images(name)
@@ -182,22 +180,22 @@ def test_images_are_there_when_asked_for(
 
 
 def unschedulable(cluster: Cluster, namespace: str, name: str) -> str:
-    """Why the scheduler finds no node for it."""
+    """The reason why the scheduler finds no node for the pod."""
 
-    def why() -> str:
+    def reason() -> str:
         conditions = cluster.get(f"pod/{name}", f"--namespace={namespace}")["status"].get("conditions", ())
         return next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
 
-    return str(eventually(f"{name} is found unschedulable", why))
+    return str(eventually(f"{name} is unschedulable", reason))
 
 
 def test_extended_resources_are_counted(breakable: Cluster, namespace: str) -> None:
     breakable.extended_resources("n1", {"nvidia.com/gpu": 8})
     breakable.extended_resources("n2", {"nvidia.com/gpu": 1})
     for name, gpus in (("eight", "8"), ("nine", "9")):
-        wants = spec("true")
-        wants["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
-        breakable.apply(pod(namespace, name, wants))
+        pod_spec = spec("true")
+        pod_spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+        breakable.apply(pod(namespace, name, pod_spec))
     succeeds(breakable, namespace, "eight")
     assert breakable.get("pod/eight", f"--namespace={namespace}")["spec"]["nodeName"] == "n1"
     assert "3 Insufficient nvidia.com/gpu" in unschedulable(breakable, namespace, "nine")
@@ -205,11 +203,11 @@ def test_extended_resources_are_counted(breakable: Cluster, namespace: str) -> N
     assert not [node for node in breakable.get("nodes")["items"] if "nvidia.com/gpu" in node["status"]["capacity"]]
 
 
-def test_a_node_can_be_made_small_and_whole_again(breakable: Cluster, namespace: str) -> None:
-    wants = spec("true", nodeSelector={"kubernetes.io/hostname": "n3"})
-    wants["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
+def test_the_capacity_of_a_node_can_be_reduced_and_restored(breakable: Cluster, namespace: str) -> None:
+    pod_spec = spec("true", nodeSelector={"kubernetes.io/hostname": "n3"})
+    pod_spec["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
     with breakable.reserved("n3", {"cpu": f"{(os.cpu_count() or 1) * 1000 - 100}m"}):
-        breakable.apply(pod(namespace, "wants", wants))
+        breakable.apply(pod(namespace, "wants", pod_spec))
         assert "1 Insufficient cpu" in unschedulable(breakable, namespace, "wants")
     succeeds(breakable, namespace, "wants")
 
@@ -240,7 +238,7 @@ def test_a_shared_volume_is_the_same_on_every_node_and_a_local_one_is_not(cluste
     assert cluster.get("pod/tied", f"--namespace={namespace}")["spec"]["nodeName"] == "n2"
 
 
-# ---- it can be broken, and repaired
+# ---- breaking and repairing it
 
 
 def test_a_node_without_power_is_lost_and_comes_back_with_its_images(breakable: Cluster, namespace: str) -> None:
@@ -268,7 +266,7 @@ def test_a_node_without_network_is_lost_and_comes_back_with_its_pods(breakable: 
     assert status["restartCount"] == 0
 
 
-def test_the_api_server_can_go_and_return(breakable: Cluster, namespace: str) -> None:
+def test_the_api_server_can_be_stopped_and_started(breakable: Cluster, namespace: str) -> None:
     breakable.stop_api()
     with pytest.raises(LabError):
         breakable.kubectl("get", "nodes")
@@ -278,12 +276,12 @@ def test_the_api_server_can_go_and_return(breakable: Cluster, namespace: str) ->
     breakable.wait_ready()
 
 
-# ---- it leaves nothing
+# ---- cleaning up
 
 OWNER = """
 import signal, sys
 from support.lab.cluster import Cluster
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
 cluster = Cluster.start(nodes=1, images=())
 print(cluster.name, flush=True)
 sys.stdin.read()
@@ -293,7 +291,7 @@ cluster.leave()
 
 @pytest.fixture
 def owner() -> Iterator[subprocess.Popen[str]]:
-    """A process of its own that has a cluster of its own."""
+    """A separate process with its own cluster."""
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", OWNER], env=env, stdin=pipe, stdout=pipe, text=True) as process:
@@ -302,62 +300,64 @@ def owner() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.xdist_group("more-clusters")
-@pytest.mark.parametrize("how", ["it leaves", "SIGINT", "SIGKILL", "its keeper gets SIGKILL"])
-def test_nothing_is_left_of_a_cluster_when_its_owner_ends(owner: subprocess.Popen[str], how: str) -> None:
+@pytest.mark.parametrize("ending", ["it leaves", "SIGINT", "SIGKILL", "its keeper gets SIGKILL"])
+def test_nothing_remains_of_a_cluster_when_its_owner_ends(owner: subprocess.Popen[str], ending: str) -> None:
     assert owner.stdin and owner.stdout
     name = owner.stdout.readline().strip()
     assert traces(name) == {"processes", "cgroups", "folder", "namespaces"}
-    if how == "it leaves":
+    if ending == "it leaves":
         owner.stdin.close()
         assert owner.wait(120) == 0
-        assert traces(name) == set(), "the last one out waits"
-    elif how == "its keeper gets SIGKILL":
+        assert traces(name) == set(), "the last process that leaves waits for the cleanup"
+    elif ending == "its keeper gets SIGKILL":
         (keeper,) = [process for process in psutil.process_iter() if runs(process, "support.lab.keeper", name)]
         keeper.kill()
-        eventually("no process is left", lambda: not traces(name) & {"processes", "namespaces"})
-        # What only a keeper clears away is cleared by the next who starts a cluster.
+        eventually("no process remains", lambda: not traces(name) & {"processes", "namespaces"})
+        # What only a keeper cleans up is cleaned up by the next process that starts a cluster.
         with Cluster.start(nodes=1, images=()):
             assert traces(name) == set()
     else:
-        owner.send_signal(signal.Signals[how])
-        eventually("nothing is left", lambda: not traces(name))
+        owner.send_signal(signal.Signals[ending])
+        eventually("nothing remains", lambda: not traces(name))
 
 
-def runs(process: psutil.Process, *words: str) -> bool:
+def runs(process: psutil.Process, *parts: str) -> bool:
     try:
-        line = " ".join(process.cmdline())
+        command_line = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return all(word in line for word in words)
+    return all(part in command_line for part in parts)
 
 
 def traces(name: str) -> set[str]:
-    """Where there is something of this cluster."""
-    place = Place(name)
-    found = set()
+    """What remains of this cluster."""
+    cluster_place = Place(name)
+    remaining = set()
     members = [
-        process for process in psutil.process_iter() if runs(process, f'"name": "{name}"') or inside(process, place)
+        process
+        for process in psutil.process_iter()
+        if runs(process, f'"name": "{name}"') or is_in_folder(process, cluster_place)
     ]
     if members:
-        found.add("processes")
+        remaining.add("processes")
     if {namespaces(process.pid) for process in members} - {namespaces(os.getpid()), ()}:
-        found.add("namespaces")
+        remaining.add("namespaces")
     if any(cgroups.ROOT.glob(f"*{cgroups.name(name)}")):
-        found.add("cgroups")
-    if place.folder.exists() or place.alive.exists():
-        found.add("folder")
-    if str(place.folder) in Path("/proc/self/mountinfo").read_text():
-        found.add("mounts")
+        remaining.add("cgroups")
+    if cluster_place.folder.exists() or cluster_place.alive.exists():
+        remaining.add("folder")
+    if str(cluster_place.folder) in Path("/proc/self/mountinfo").read_text():
+        remaining.add("mounts")
     links = json.loads(subprocess.check_output(["ip", "-json", "address"]))
     if any(link["ifname"].startswith(("lab0", "to-n", "cni0")) for link in links):
-        found.add("addresses")
+        remaining.add("addresses")
     if Path("/run/netns").exists() and any(path.name in ("n1", "n2", "n3") for path in Path("/run/netns").iterdir()):
-        found.add("names of network namespaces")
-    return found
+        remaining.add("names of network namespaces")
+    return remaining
 
 
-def inside(process: psutil.Process, place: Place) -> bool:
-    return runs(process, f"{place.folder}/")
+def is_in_folder(process: psutil.Process, cluster_place: Place) -> bool:
+    return runs(process, f"{cluster_place.folder}/")
 
 
 def namespaces(pid: int) -> tuple[str, ...]:
@@ -368,7 +368,7 @@ def namespaces(pid: int) -> tuple[str, ...]:
 
 
 @pytest.mark.xdist_group("more-clusters")
-def test_two_clusters_live_side_by_side(cluster: Cluster) -> None:
+def test_two_clusters_run_side_by_side(cluster: Cluster) -> None:
     with Cluster.start(nodes=1, images=()) as second:
         assert second.name != cluster.name
         assert second.ready() == {"n1": True}

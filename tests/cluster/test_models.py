@@ -1,4 +1,4 @@
-"""A run on a cluster, tried and exported on the machine of the person: from its captain's pod, and from a bucket."""
+"""A run on a cluster, tried and exported on the user's machine: from its captain's pod, and from a bucket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.people import Person, Run
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
-# Saves one snapshot of two parts, and goes on until it is told to finish.
+# Saves one snapshot of two parts, and continues until it is told to finish.
 PROGRAM = """
 import json, os, sys, time, pathlib
 import paceline
@@ -36,15 +36,15 @@ else:
 PARTS = ["of 0", "of 1"]
 
 
-def models(person: Person, run: str, *words: str) -> list[Any]:
-    """What try prints and what export writes."""
-    done = person.call("try", run, *words, "--", "a b")
-    assert done.returncode == 0, done.stderr
-    to = person.folder / f"model-{run.rpartition('/')[2]}-{len(words)}"
-    exported = person.call("export", run, *words, "--to", str(to))
+def try_and_export(person: Person, run: str, *arguments: str) -> list[Any]:
+    """The output of `try`, and the files that `export` writes."""
+    tried = person.call("try", run, *arguments, "--", "a b")
+    assert tried.returncode == 0, tried.stderr
+    folder = person.folder / f"model-{run.rpartition('/')[2]}-{len(arguments)}"
+    exported = person.call("export", run, *arguments, "--to", str(folder))
     assert exported.returncode == 0, exported.stderr
-    about = json.loads((to / "paceline.json").read_text())
-    return [json.loads(done.stdout), json.loads((to / "model.pt2").read_text()), about["run"], about["step"]]
+    metadata = json.loads((folder / "paceline.json").read_text())
+    return [json.loads(tried.stdout), json.loads((folder / "model.pt2").read_text()), metadata["run"], metadata["step"]]
 
 
 def fields(person: Person, **more: Any) -> dict[str, Any]:
@@ -55,29 +55,29 @@ def fields(person: Person, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_from_the_captains_pod_while_the_run_trains(person: Person, start: Callable[..., Run]) -> None:
+def test_try_and_export_from_the_captains_pod_during_training(person: Person, start: Callable[..., Run]) -> None:
     run = start(**fields(person))
     run.wait("committed", step=5)
-    assert models(person, run.name) == [[PARTS, ["a b"], run.name, "blue"], PARTS, run.name, 5]
+    assert try_and_export(person, run.name) == [[PARTS, ["a b"], run.name, "blue"], PARTS, run.name, 5]
     person.finish()
     assert run.ends() == 0, run.said()
 
 
-def test_from_a_bucket_when_the_run_is_over_and_from_another_machine(
+def test_try_and_export_from_a_bucket_after_the_run_and_from_another_machine(
     person: Person, start: Callable[..., Run], bucket: dict[str, str], outside: dict[str, str]
 ) -> None:
     settings = json.loads(person.job(PROGRAM).read_text())["kubernetes"]
-    more = {"to": "s3://digits/training"}
+    snapshots = {"to": "s3://digits/training"}
     kubernetes = {**settings, "env_from": [{"secret": "store"}]}
-    run = start(**fields(person, snapshots=more, kubernetes=kubernetes))
+    run = start(**fields(person, snapshots=snapshots, kubernetes=kubernetes))
     run.wait("committed", step=5)
     person.finish()
     assert run.ends() == 0, run.said()
     person.env = {**person.env, **outside}
-    wanted = [[PARTS, ["a b"], run.name, "blue"], PARTS, run.name, 5]
-    assert models(person, run.name) == wanted
+    expected = [[PARTS, ["a b"], run.name, "blue"], PARTS, run.name, 5]
+    assert try_and_export(person, run.name) == expected
     person.env = {**person.env, "PACELINE_HOME": str(person.folder / "another")}
-    where = f"s3://digits/training/{run.name}"
-    refused = person.call("try", where)
-    assert refused.returncode == 2 and "was not started from this machine" in refused.stderr
-    assert models(person, where, "--job", str(person.folder / "work" / "job.yaml")) == wanted
+    location = f"s3://digits/training/{run.name}"
+    refused = person.call("try", location)
+    assert refused.returncode == 2 and "is not on this machine" in refused.stderr
+    assert try_and_export(person, location, "--job", str(person.folder / "work" / "job.yaml")) == expected

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md, followed word by word by somebody with a kubeconfig."""
+"""docs/kubernetes.md: its commands are run exactly as written, by a user with a kubeconfig."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from support.people import SOURCE
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
-# Commands that are not run, and who runs them instead.
-EXCEPTIONS = {"make cluster": "test_lab.py brings up a cluster as it does"}
+# Commands that are not run here, and the tests that cover them.
+EXCEPTIONS = {"make cluster": "test_lab.py starts a cluster the same way"}
 
 
 def test_the_page_about_clusters_does_what_it_says(cluster: Cluster, tmp_path: Path) -> None:
-    kept = without("PACELINE", "KUBE")
+    env = without("PACELINE", "KUBE")
     kubectl = cluster.parts.program("kubectl")
-    given = {"PATH": f"{kubectl.parent}:{kept['PATH']}", "KUBECONFIG": str(cluster.kubeconfig()), "HOME": str(tmp_path)}
-    given |= {"PACELINE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(SOURCE)}
-    reader = new_reader(tmp_path, {**kept, **given})
+    settings = {
+        "PATH": f"{kubectl.parent}:{env['PATH']}",
+        "KUBECONFIG": str(cluster.kubeconfig()),
+        "HOME": str(tmp_path),
+    }
+    settings |= {"PACELINE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(SOURCE)}
+    reader = new_reader(tmp_path, {**env, **settings})
     try:
         follow(ON_A_CLUSTER, reader, EXCEPTIONS)
     finally:

@@ -1,4 +1,4 @@
-"""Where hosts are placed, what they ask for, and that tasks keep their order wherever they land."""
+"""Where hosts are placed, which resources they request, and that tasks keep their order on any node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings(**more: Any) -> dict[str, Any]:
     return {"image": IMAGE, "image_pull_policy": "IfNotPresent", **more}
 
 
-def succeeds(run: Run) -> None:
+def assert_succeeds(run: Run) -> None:
     assert run.ends() == 0, run.said()
     assert (run.report()["generations"], run.report()["restarts"]) == (1, [])
 
@@ -36,15 +36,15 @@ def nodes(run: Run, role: str = "worker") -> list[str]:
     return [pod["spec"]["nodeName"] for pod in run.pods(role)]
 
 
-def asked(run: Run, role: str) -> list[str | None]:
-    """How many GPUs the pods of the role asked for."""
+def requested_gpus(run: Run, role: str) -> list[str | None]:
+    """How many GPUs the pods of the role request."""
     containers = [pod["spec"]["containers"][0] for pod in run.pods(role)]
     return [container["resources"].get("limits", {}).get(GPU) for container in containers]
 
 
 @contextlib.contextmanager
 def set_apart(cluster: Cluster, node: str) -> Iterator[None]:
-    """Labelled `pool=apart`, and tainted so that only who tolerates it comes."""
+    """Label the node `pool=apart`, and taint it so that only pods that tolerate the taint run on it."""
     cluster.kubectl("label", "node", node, "pool=apart")
     cluster.kubectl("taint", "node", node, "dedicated=apart:NoSchedule")
     try:
@@ -64,15 +64,15 @@ def test_unequal_hosts_get_a_task_for_each_gpu_in_order(
     run = start(
         program=SHOWS_ENVIRONMENT.read_text(), framework="tensorflow", roles=roles, kubernetes=settings(), **QUICK
     )
-    succeeds(run)
-    assert (nodes(run), asked(run, "worker")) == ([many, one], ["8", "1"])
-    assert (asked(run, "captain"), asked(run, "evaluator")) == ([None], [None])
-    given = [_variables(run, f"worker-{index}") for index in range(9)]
-    assert [seen["PACELINE_RANK"] for seen in given] == [str(rank) for rank in range(9)]
-    assert {seen["PACELINE_WORLD_SIZE"] for seen in given} == {"9"}
-    assert [seen["CUDA_VISIBLE_DEVICES"] for seen in given] == [*"01234567", "0"]
-    assert [seen["HOSTNAME"] for seen in given] == [f"{run.name}-worker-0"] * 8 + [f"{run.name}-worker-g1-0"]
-    configs = [json.loads(seen["TF_CONFIG"]) for seen in given]
+    assert_succeeds(run)
+    assert (nodes(run), requested_gpus(run, "worker")) == ([many, one], ["8", "1"])
+    assert (requested_gpus(run, "captain"), requested_gpus(run, "evaluator")) == ([None], [None])
+    environments = [_variables(run, f"worker-{index}") for index in range(9)]
+    assert [env["PACELINE_RANK"] for env in environments] == [str(rank) for rank in range(9)]
+    assert {env["PACELINE_WORLD_SIZE"] for env in environments} == {"9"}
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == [*"01234567", "0"]
+    assert [env["HOSTNAME"] for env in environments] == [f"{run.name}-worker-0"] * 8 + [f"{run.name}-worker-g1-0"]
+    configs = [json.loads(env["TF_CONFIG"]) for env in environments]
     assert [config["task"]["index"] for config in configs] == list(range(9))
     addresses = configs[0]["cluster"]["worker"]
     assert len(set(addresses)) == 9
@@ -86,39 +86,39 @@ def _address(run: Run, host: int) -> str:
 
 
 def _variables(run: Run, task: str) -> dict[str, str]:
-    found = next(line for line in lines(run.folder, task) if line.startswith("environment "))
-    variables: dict[str, str] = json.loads(found.removeprefix("environment "))["variables"]
+    output_line = next(line for line in lines(run.folder, task) if line.startswith("environment "))
+    variables: dict[str, str] = json.loads(output_line.removeprefix("environment "))["variables"]
     return variables
 
 
 def test_packed_hosts_share_a_node_and_spread_ones_do_not(
     person: Person, breakable: Cluster, start: Callable[..., Run]
 ) -> None:
-    """On a cluster that nobody else fills."""
+    """On a cluster that no other test uses at the same time."""
     placed = {}
     for placement in ("pack", "spread"):
-        # So many and so big that the scheduler, left alone, would rather fill all nodes alike.
+        # So many and so large that the scheduler by default would distribute them evenly.
         worker = {"replicas": 6, "cpu": "250m", "memory": "512Mi"}
         run = start(program="", roles={"worker": worker}, kubernetes=settings(placement=placement), **QUICK)
-        succeeds(run)
+        assert_succeeds(run)
         placed[placement] = Counter(nodes(run))
     assert list(placed["pack"].values()) == [6], placed
     assert list(placed["spread"].values()) == [2, 2, 2], placed
 
 
-def test_hosts_go_where_selector_and_toleration_let_them(
+def test_hosts_respect_node_selector_and_tolerations(
     breakable: Cluster, person: Person, start: Callable[..., Run]
 ) -> None:
     node = breakable.nodes[1]
     toleration = {"key": "dedicated", "value": "apart", "effect": "NoSchedule"}
     with set_apart(breakable, node):
-        there = start(
+        on_node = start(
             program="", kubernetes=settings(node_selector={"pool": "apart"}, tolerations=[toleration]), **QUICK
         )
-        succeeds(there)
+        assert_succeeds(on_node)
         elsewhere = start(program="", kubernetes=settings(placement="spread"), **QUICK)
-        succeeds(elsewhere)
-    assert (set(nodes(there)), set(nodes(there, "captain"))) == ({node}, {node})
+        assert_succeeds(elsewhere)
+    assert (set(nodes(on_node)), set(nodes(on_node, "captain"))) == ({node}, {node})
     assert node not in nodes(elsewhere) + nodes(elsewhere, "captain")
 
 
@@ -128,23 +128,23 @@ def test_hosts_follow_a_volume_to_its_node(person: Person, start: Callable[..., 
     program = "import os; open('/disk/' + os.environ['PACELINE_TASK'], 'w').close()"
     volumes = [{"mount": "/disk", "claim": "disk"}]
     run = start(program=program, workers=2, kubernetes=settings(placement="spread", volumes=volumes), **QUICK)
-    succeeds(run)
+    assert_succeeds(run)
     assert nodes(run) == [node, node]
     assert sorted(path.name for path in folder.iterdir()) == ["worker-0", "worker-1"]
 
 
 def test_more_than_ten_hosts_keep_their_order(person: Person, start: Callable[..., Run]) -> None:
     run = start(program=ROLL_CALL.read_text(), workers=12, kubernetes=settings(), **QUICK)
-    succeeds(run)
+    assert_succeeds(run)
     assert lines(run.folder, "worker-0") == ["present " + " ".join(map(str, range(12)))]
     assert [lines(run.folder, f"worker-{index}") for index in range(1, 12)] == [["answered 12"]] * 11
     hostnames = {pod["spec"]["hostname"] for pod in run.pods("worker")}
     assert hostnames == {f"{run.name}-worker-{index}" for index in range(12)}
 
 
-def test_the_user_may_be_left_to_the_image(person: Person, start: Callable[..., Run]) -> None:
+def test_the_user_can_be_that_of_the_image(person: Person, start: Callable[..., Run]) -> None:
     person.cluster.images("numbered")
     image = {"image": "lab.local/numbered:1", "user": "cluster"}
     run = start(program=PRINTS_USER, workers=1, kubernetes=settings(**image), **QUICK)
-    succeeds(run)
+    assert_succeeds(run)
     assert lines(run.folder, "worker-0") == ["user 65534 group 65534"]

@@ -1,4 +1,4 @@
-"""Why a run does not start or has ended: the object, the cause and the remedy, as a real cluster gives rise to them."""
+"""Why a run does not start or has ended: the object, the cause and the remedy, with causes from a real cluster."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from support.people import IMAGE, Person, Run, eventually
 pytestmark = pytest.mark.timeout(300, func_only=True)
 Object = dict[str, Any]
 
-# Has what a registry answers for an image that it does not have.
+# Replies like a registry that does not have the image.
 REGISTRY = "localhost:80"
-SOON = 90.0  # seconds until a reason is said, on two cores that also run the cluster
+REASON_S = 90.0  # seconds until a reason is reported, on two cores that also run the cluster
 
 MEMORY_HOG = "import paceline; paceline.report(step=1); hog = bytearray(400 * 2**20); print(len(hog))"
 DISK_HOG = """
@@ -33,9 +33,9 @@ time.sleep(600)
 
 
 def settings(**fields: Any) -> list[str]:
-    """Words for the command line: section_field=value."""
+    """Arguments of the command line; section__field=value becomes --set section.field=value."""
     pairs = [(name.replace("__", "."), value) for name, value in fields.items()]
-    return [word for name, value in pairs for word in ("--set", f"{name}={_text(value)}")]
+    return [argument for name, value in pairs for argument in ("--set", f"{name}={_text(value)}")]
 
 
 def _text(value: Any) -> str:
@@ -43,16 +43,18 @@ def _text(value: Any) -> str:
 
 
 def start_each(start: Callable[..., Run], cases: dict[str, list[str]], **job: Any) -> dict[str, Run]:
-    """All at once, each from a folder of its own."""
-    return {name: start(*words, folder=name, name=name, **{"workers": 1, **job}) for name, words in cases.items()}
+    """Start all runs at the same time, each from its own folder."""
+    return {
+        name: start(*arguments, folder=name, name=name, **{"workers": 1, **job}) for name, arguments in cases.items()
+    }
 
 
-def says(run: Run, *parts: str) -> None:
-    eventually(f"{run.name} says {parts}", lambda: all(part in run.said() for part in parts), SOON, run.said)
+def wait_for_output(run: Run, *parts: str) -> None:
+    eventually(f"{run.name} prints {parts}", lambda: all(part in run.said() for part in parts), REASON_S, run.said)
 
 
-def ends_with(run: Run, cause: str, *parts: str) -> None:
-    eventually(f"the end of {run.name}", lambda: run.process.poll() is not None, SOON, run.said)
+def fails_with(run: Run, cause: str, *parts: str) -> None:
+    eventually(f"the end of {run.name}", lambda: run.process.poll() is not None, REASON_S, run.said)
     assert run.ends() == 1, run.said()
     report = run.report()
     assert (report["status"], report["cause"]) == ("failed", cause), run.said()
@@ -62,35 +64,35 @@ def ends_with(run: Run, cause: str, *parts: str) -> None:
 
 @contextlib.contextmanager
 def registry_without_images(cluster: Cluster) -> Iterator[None]:
-    """On every node, as the node itself reaches it."""
+    """On every node, where the kubelet reaches it."""
     labels = {"app": "registry"}
     command = ["python3", "-m", "http.server", "80", "--bind", "127.0.0.1"]
     container = {"name": "registry", "image": IMAGE, "imagePullPolicy": "Never", "command": command}
     pod = {"hostNetwork": True, "terminationGracePeriodSeconds": 0, "containers": [container]}
     template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {"selector": {"matchLabels": labels}, "template": template}
-    with cluster.namespace(f"registry-{uuid.uuid4().hex[:6]}", restricted=False) as there:
-        metadata = {"name": "registry", "namespace": there}
+    with cluster.namespace(f"registry-{uuid.uuid4().hex[:6]}", restricted=False) as namespace:
+        metadata = {"name": "registry", "namespace": namespace}
         cluster.apply({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
         yield
 
 
 @contextlib.contextmanager
-def rules(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Pods with the label team=red are against a policy, those with team=blue need the word of an absent webhook."""
-    kind = "admissionregistration.k8s.io/v1"
+def admission_rules(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """Pods with the label team=red violate a policy; those with team=blue need a webhook that does not exist."""
+    version = "admissionregistration.k8s.io/v1"
     name = {"metadata": {"name": namespace}}
-    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    in_namespace = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     forbidden = (
         "!(has(object.metadata.labels) && 'team' in object.metadata.labels && object.metadata.labels.team == 'red')"
     )
     policy = {
-        "matchConstraints": {**here, "resourceRules": [pods]},
+        "matchConstraints": {**in_namespace, "resourceRules": [pods]},
         "validations": [{"expression": forbidden, "message": "the red team has no budget"}],
     }
     webhook = {
-        **here,
+        **in_namespace,
         "name": "budget.example.com",
         "objectSelector": {"matchLabels": {"team": "blue"}},
         "rules": [pods],
@@ -100,23 +102,23 @@ def rules(cluster: Cluster, namespace: str) -> Iterator[None]:
         "admissionReviewVersions": ["v1"],
         "timeoutSeconds": 2,
     }
-    made = [
-        {"apiVersion": kind, "kind": "ValidatingAdmissionPolicy", **name, "spec": policy},
+    created = [
+        {"apiVersion": version, "kind": "ValidatingAdmissionPolicy", **name, "spec": policy},
         {
-            "apiVersion": kind,
+            "apiVersion": version,
             "kind": "ValidatingAdmissionPolicyBinding",
             **name,
             "spec": {"policyName": namespace, "validationActions": ["Deny"]},
         },
-        {"apiVersion": kind, "kind": "ValidatingWebhookConfiguration", **name, "webhooks": [webhook]},
+        {"apiVersion": version, "kind": "ValidatingWebhookConfiguration", **name, "webhooks": [webhook]},
     ]
-    cluster.apply(*made)
+    cluster.apply(*created)
     try:
         for team in ("red", "blue"):
             eventually(f"the {team} team is refused", partial(_is_refused, cluster, namespace, team))
         yield
     finally:
-        for each in made:
+        for each in created:
             cluster.kubectl("delete", f"{each['kind']}.v1.admissionregistration.k8s.io", namespace, "--wait=false")
 
 
@@ -134,9 +136,11 @@ def _is_refused(cluster: Cluster, namespace: str, team: str) -> bool:
     return False
 
 
-def test_what_cannot_pass_ends_the_run_at_once_with_its_reason(person: Person, start: Callable[..., Run]) -> None:
+def test_a_permanent_problem_ends_the_run_immediately_with_its_reason(
+    person: Person, start: Callable[..., Run]
+) -> None:
     person.cluster.images("foreign")
-    with registry_without_images(person.cluster), rules(person.cluster, person.namespace):
+    with registry_without_images(person.cluster), admission_rules(person.cluster, person.namespace):
         runs = start_each(
             start,
             {
@@ -147,18 +151,22 @@ def test_what_cannot_pass_ends_the_run_at_once_with_its_reason(person: Person, s
                 "absent": settings(kubernetes__image=f"{REGISTRY}/absent:1"),
             },
         )
-        ends_with(runs["no-shell"], "image", "lab.local/pause:1 has no /bin/sh", "name one that has")
-        ends_with(runs["foreign"], "image", "lab.local/foreign:1", "another kind of processor", "name one for these")
+        fails_with(runs["no-shell"], "image", "lab.local/pause:1 has no /bin/sh", "use an image that has it")
+        fails_with(
+            runs["foreign"], "image", "lab.local/foreign:1", "another kind of processor", "use an image for these"
+        )
         job = f"{runs['host-network'].name}-worker"
-        ends_with(runs["host-network"], "admission", job, "violates PodSecurity", "hostNetwork=true", "change the job")
-        ends_with(runs["red"], "admission", "the red team has no budget", person.namespace, "change the job file")
-        ends_with(runs["absent"], "image", f"{REGISTRY}/absent:1", "not found", "is kubernetes.image right")
+        fails_with(runs["host-network"], "admission", job, "violates PodSecurity", "hostNetwork=true", "change the job")
+        fails_with(runs["red"], "admission", "the red team has no budget", person.namespace, "change the job file")
+        fails_with(runs["absent"], "image", f"{REGISTRY}/absent:1", "not found", "check kubernetes.image")
 
 
-def test_what_may_still_come_is_waited_for_with_its_reason(person: Person, start: Callable[..., Run]) -> None:
+def test_a_run_waits_during_a_temporary_problem_and_reports_the_reason(
+    person: Person, start: Callable[..., Run]
+) -> None:
     person.cluster.quota(person.namespace, {"requests.nvidia.com/gpu": "0"})
     too_big = [{"replicas": 1, "cpu": 99}, {"replicas": 1, "memory": "9Ti"}, {"replicas": 1, "gpus": 1}]
-    with rules(person.cluster, person.namespace):
+    with admission_rules(person.cluster, person.namespace):
         runs = start_each(
             start,
             {
@@ -176,30 +184,34 @@ def test_what_may_still_come_is_waited_for_with_its_reason(person: Person, start
             },
         )
         person.cluster.kubectl("create", "secret", "generic", "empty", "-n", person.namespace)
-        says(runs["too-big"], "worker-host-0: no node takes it (0 of 3): 3 without enough cpu free")
-        says(runs["too-big"], "worker-host-1:", "memory free", "worker-host-2:", "example.com/gpu free", "ask for less")
-        says(runs["selector"], "3 didn't match Pod's node affinity/selector", "kubernetes.node_selector")
-        says(runs["quota"], f"{runs['quota'].name}-worker: exceeded quota", "it waits until the quota has room")
-        says(runs["blue"], 'failed calling webhook "budget.example.com"', "it waits until that webhook answers")
-        create = "in this namespace: create it, or correct the job file"
-        says(runs["env"], f"worker-host-0: there is no Secret absent {create}")
-        says(runs["claim"], f"worker-host-0: there is no PersistentVolumeClaim absent {create}")
-        says(runs["files"], f"worker-host-0: there is no ConfigMap absent {create}")
-        says(runs["key"], "worker-host-0: the Secret of `credentials` has no key key.json: add it")
-        says(runs["account"], "there is no ServiceAccount absent: create it, or correct kubernetes.service_account")
-        says(runs["tiny"], "worker-host-0: killed for want of memory: raise `memory` of its role")
-        says(runs["nowhere"], "the image lab.local/nowhere:1 cannot be had", "is kubernetes.image right")
-        shown = person.call("status", runs["quota"].name).stdout
-        assert "exceeded quota" in shown, shown
-        still = {name: run.process.poll() for name, run in runs.items()}
-        assert still == dict.fromkeys(runs), runs
-        # What was missing comes: the run starts by itself.
+        wait_for_output(runs["too-big"], "worker-host-0: no node fits (0 of 3): 3 without enough cpu free")
+        wait_for_output(
+            runs["too-big"], "worker-host-1:", "memory free", "worker-host-2:", "example.com/gpu free", "request less"
+        )
+        wait_for_output(runs["selector"], "3 didn't match Pod's node affinity/selector", "kubernetes.node_selector")
+        wait_for_output(runs["quota"], f"{runs['quota'].name}-worker: exceeded quota", "wait until the quota allows it")
+        wait_for_output(runs["blue"], 'failed calling webhook "budget.example.com"', "wait until that webhook answers")
+        remedy = "in this namespace: create it, or correct the job file"
+        wait_for_output(runs["env"], f"worker-host-0: there is no Secret absent {remedy}")
+        wait_for_output(runs["claim"], f"worker-host-0: there is no PersistentVolumeClaim absent {remedy}")
+        wait_for_output(runs["files"], f"worker-host-0: there is no ConfigMap absent {remedy}")
+        wait_for_output(runs["key"], "worker-host-0: the Secret of `credentials` has no key key.json: add it")
+        wait_for_output(
+            runs["account"], "there is no ServiceAccount absent: create it, or correct kubernetes.service_account"
+        )
+        wait_for_output(runs["tiny"], "worker-host-0: killed: out of memory; raise `memory` of its role")
+        wait_for_output(runs["nowhere"], "the image lab.local/nowhere:1 cannot be pulled", "check kubernetes.image")
+        status = person.call("status", runs["quota"].name).stdout
+        assert "exceeded quota" in status, status
+        exit_codes = {name: run.process.poll() for name, run in runs.items()}
+        assert exit_codes == dict.fromkeys(runs), runs
+        # Once the missing objects exist, the run starts automatically.
         person.cluster.kubectl("create", "secret", "generic", "absent", "-n", person.namespace)
         person.cluster.kubectl("create", "configmap", "absent", "-n", person.namespace)
         runs["env"].wait("step")
 
 
-def test_limits_end_a_run_and_say_why(person: Person, start: Callable[..., Run]) -> None:
+def test_a_run_that_exceeds_a_limit_ends_with_that_reason(person: Person, start: Callable[..., Run]) -> None:
     one_too_big = [{"replicas": 1}, {"replicas": 1, "cpu": 99}]
     scratch = [{"mount": "/scratch", "empty": "1Mi"}]
     memory = settings(roles__worker__memory="200Mi", restart__limit=0)
@@ -216,63 +228,67 @@ def test_limits_end_a_run_and_say_why(person: Person, start: Callable[..., Run])
     runs["backstop"].wait("step")
     deadline = json.dumps({"spec": {"activeDeadlineSeconds": 1}})
     person.cluster.kubectl("patch", "job", runs["backstop"].name, "-n", person.namespace, "-p", deadline)
-    ends_with(hog, "out-of-memory", "worker-0", "killed by the kernel for want of memory")
-    ends_with(runs["long"], "runtime-limit", "the run took 2 s, which is limits.runtime")
+    fails_with(hog, "out-of-memory", "worker-0", "killed by the kernel: out of memory")
+    fails_with(runs["long"], "runtime-limit", "the run exceeded limits.runtime of 2 s")
     assert runs["backstop"].ends() == 1, runs["backstop"].said()
     assert "DeadlineExceeded" in runs["backstop"].report()["reason"]
-    missing = "missing worker-1 after 6 s (limits.start)"
-    ends_with(runs["late"], "start-timeout", missing, "worker-host-1: no node takes it", "without enough cpu free")
-    says(evicted, 'worker-host-0: evicted: Usage of EmptyDir volume "volume-0" exceeds the limit', "allow more")
+    missing = "worker-1 did not start within 6 s (limits.start)"
+    fails_with(runs["late"], "start-timeout", missing, "worker-host-1: no node fits", "without enough cpu free")
+    wait_for_output(
+        evicted, 'worker-host-0: evicted: Usage of EmptyDir volume "volume-0" exceeds the limit', "raise its size limit"
+    )
 
 
-def test_what_is_refused_at_submission_is_said_in_one_line_and_leaves_nothing(person: Person) -> None:
+def test_a_refused_submission_is_reported_in_one_line_and_leaves_nothing(person: Person) -> None:
     cluster, namespace = person.cluster, person.namespace
-    few = [each for each in objects.RIGHTS[""] if each != "secrets"]
+    allowed = [each for each in objects.RIGHTS[""] if each != "secrets"]
     person.env["KUBECONFIG"] = str(cluster.user("bob", namespace))
-    rule = [{"op": "replace", "path": "/rules/0/resources", "value": few}]
-    cluster.kubectl("patch", "role", "person-bob", "-n", namespace, "--type=json", "-p", json.dumps(rule))
+    patch = [{"op": "replace", "path": "/rules/0/resources", "value": allowed}]
+    cluster.kubectl("patch", "role", "person-bob", "-n", namespace, "--type=json", "-p", json.dumps(patch))
     job = str(person.job())
 
-    def refusal(begin: str) -> str:
+    def refusal(prefix: str) -> str:
         refused = person.call("run", job, "--on", "kubernetes")
         assert refused.returncode == 1 and "Traceback" not in refused.stderr
         last = refused.stderr.splitlines()[-1]
-        return last if last.startswith(begin) else ""
+        return last if last.startswith(prefix) else ""
 
-    told = eventually("fewer rights", lambda: refusal("error: cannot create the Secret loop-"))
-    assert f"`paceline doctor --on kubernetes` shows which rights are missing in {namespace}" in told
+    message = eventually("fewer rights", lambda: refusal("error: cannot create the Secret loop-"))
+    assert f"`paceline doctor --on kubernetes` shows which permissions are missing in {namespace}" in message
     person.env["KUBECONFIG"] = str(person.kubeconfig)
     cluster.quota(namespace, {"count/services": "0"})
-    told = eventually("a quota", lambda: refusal("error: cannot create the Service loop-"))
-    assert "exceeded quota: quota" in told and f"kubectl describe quota -n {namespace}" in told
+    message = eventually("a quota", lambda: refusal("error: cannot create the Service loop-"))
+    assert "exceeded quota: quota" in message and f"kubectl describe quota -n {namespace}" in message
     kinds = "jobs,pods,services,configmaps,secrets,networkpolicies"
-    left = [kinds, "-n", namespace, "-l", "app.kubernetes.io/managed-by=paceline"]
-    eventually("nothing left", lambda: not cluster.get(*left)["items"])
+    selection = [kinds, "-n", namespace, "-l", "app.kubernetes.io/managed-by=paceline"]
+    eventually("nothing remains", lambda: not cluster.get(*selection)["items"])
     assert person.call("ls", "-o", "name").stdout == ""
 
 
-def test_taints_are_named_and_a_run_starts_once_they_are_gone(breakable: Cluster, start: Callable[..., Run]) -> None:
+def test_taints_are_named_and_a_run_starts_once_they_are_removed(breakable: Cluster, start: Callable[..., Run]) -> None:
     breakable.kubectl("taint", "nodes", "--all", "lab=closed:NoSchedule")
     try:
         run = start(workers=1)
-        says(run, ": no node takes it (0 of 3): 3 had untolerated taint(s)", "kubernetes.tolerations can allow")
+        wait_for_output(run, ": no node fits (0 of 3): 3 had untolerated taint(s)", "kubernetes.tolerations can allow")
     finally:
         breakable.kubectl("taint", "nodes", "--all", "lab-")
     run.wait("step")
 
 
-def test_a_run_without_dns_ends_and_says_so(breakable: Cluster, start: Callable[..., Run]) -> None:
+def test_a_run_without_dns_ends_with_that_reason(breakable: Cluster, start: Callable[..., Run]) -> None:
     scale = ["scale", "deployment/coredns", "-n", "kube-system"]
-    there = ["endpointslices", "-n", "kube-system", "-l", "kubernetes.io/service-name=kube-dns"]
+    dns_endpoints = ["endpointslices", "-n", "kube-system", "-l", "kubernetes.io/service-name=kube-dns"]
 
-    def answering() -> list[Any]:
-        return [each for part in breakable.get(*there)["items"] for each in part["endpoints"] or ()]
+    def endpoints() -> list[Any]:
+        return [each for part in breakable.get(*dns_endpoints)["items"] for each in part["endpoints"] or ()]
 
     breakable.kubectl(*scale, "--replicas=0")
     try:
-        eventually("no DNS", lambda: not answering())
+        eventually("no DNS", lambda: not endpoints())
         run = start(*settings(limits__start="8s"), workers=1)
-        ends_with(run, "no-captain", "worker-host-0: left, without a captain for 8 s", "no name server answers", "DNS")
+        fails_with(
+            run, "no-captain", "worker-host-0: could not reach the captain for 8 s", "no name server answers", "DNS"
+        )
         assert run.events("note") and "no name server answers" in run.said()
     finally:
         breakable.kubectl(*scale, "--replicas=2")

@@ -1,4 +1,4 @@
-"""Runs on a real cluster, by a person with rights in one namespace alone, under the `restricted` Pod Security level."""
+"""Runs on a real cluster, by a user with rights in one namespace only, under the `restricted` Pod Security level."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ pytestmark = pytest.mark.timeout(300, func_only=True)
 
 
 def conditions(person: Person, job: str) -> set[str]:
-    found = person.cluster.get("job", job, "-n", person.namespace)["status"].get("conditions", ())
-    return {condition["type"] for condition in found if condition["status"] == "True"}
+    entries = person.cluster.get("job", job, "-n", person.namespace)["status"].get("conditions", ())
+    return {condition["type"] for condition in entries if condition["status"] == "True"}
 
 
 def test_a_run_succeeds_on_all_nodes_and_leaves_nothing_once_deleted(person: Person, start: Callable[..., Run]) -> None:
     run = start()
     run.wait("generation-formed")
-    eventually("steps of all", lambda: len({e["task"] for e in run.events("step")}) == 3, more=run.said)
+    eventually("steps of all tasks", lambda: len({e["task"] for e in run.events("step")}) == 3, more=run.said)
     nodes = {pod["spec"]["nodeName"] for pod in run.pods("worker")}
     person.finish()
     assert run.ends() == 0, run.said()
     assert nodes == set(person.cluster.nodes)
     assert (run.report()["status"], run.report()["generations"], run.report()["restarts"]) == ("succeeded", 1, [])
     assert "worker-2 | done" in run.said() and "user 1000" in run.said()
-    for name in (run.name, f"{run.name}-worker"):  # the Job's own count is a moment behind
+    for name in (run.name, f"{run.name}-worker"):  # the status of the Job is slightly delayed
         eventually(f"the Job {name} is complete", lambda name=name: "Complete" in conditions(person, name))
     assert person.call("delete", "--yes", run.name).returncode == 0
     kinds = "jobs,pods,services,configmaps,secrets,networkpolicies"
@@ -37,17 +37,17 @@ def test_a_run_succeeds_on_all_nodes_and_leaves_nothing_once_deleted(person: Per
     eventually("an empty namespace", lambda: not person.cluster.get(*selected)["items"])
 
 
-def test_training_goes_on_while_the_captains_pod_is_replaced(person: Person, start: Callable[..., Run]) -> None:
+def test_training_continues_while_the_captains_pod_is_replaced(person: Person, start: Callable[..., Run]) -> None:
     run = start()
     run.all_step()
     before = run.pods("captain")[0]["metadata"]["name"]
     person.cluster.kubectl("delete", "pod", before, "-n", person.namespace, "--grace-period=1")
     assert run.wait("captain-returned")["adopted"]
     (after,) = (pod["metadata"]["name"] for pod in run.pods("captain"))
-    look = ("exec", "-n", person.namespace, after, "--", "find", "/paceline", "-name", "00000001.json")
-    eventually("the new pod has the record", lambda: person.cluster.kubectl(*look).strip(), more=run.said)
-    told = run.events("step")[-1]["step"]
-    eventually("steps after that", lambda: run.events("step")[-1]["step"] > told, more=run.said)
+    find_record = ("exec", "-n", person.namespace, after, "--", "find", "/paceline", "-name", "00000001.json")
+    eventually("the new pod has the record", lambda: person.cluster.kubectl(*find_record).strip(), more=run.said)
+    last_step = run.events("step")[-1]["step"]
+    eventually("more steps", lambda: run.events("step")[-1]["step"] > last_step, more=run.said)
     person.finish()
     assert run.ends() == 0, run.said()
     assert after != before
@@ -94,7 +94,9 @@ def test_ctrl_c_stops_the_run(person: Person, start: Callable[..., Run]) -> None
         jobs = person.cluster.get("jobs", "-n", person.namespace)["items"]
         return {job["metadata"]["name"]: job["status"].get("active", 0) for job in jobs}
 
-    eventually("both Jobs at rest", lambda: active() == {run.name: 0, f"{run.name}-worker": 0}, more=run.said)
+    eventually(
+        "both Jobs without active pods", lambda: active() == {run.name: 0, f"{run.name}-worker": 0}, more=run.said
+    )
 
 
 def test_a_failed_run_fails_the_captains_job(person: Person, start: Callable[..., Run]) -> None:
@@ -106,15 +108,15 @@ def test_a_failed_run_fails_the_captains_job(person: Person, start: Callable[...
     eventually("the captain's Job has failed", lambda: "Failed" in conditions(person, run.name))
 
 
-def test_a_detached_run_is_shown_stopped_and_deleted_from_elsewhere(person: Person) -> None:
+def test_a_detached_run_is_shown_stopped_and_deleted_by_other_commands(person: Person) -> None:
     run = person.call("run", str(person.job()), "--on", "kubernetes", "--detach").stdout.strip()
 
     def steps() -> bool:
-        shown = person.call("status", run, "-o", "json")
-        return (json.loads(shown.stdout)["steps"] or 0) > 0 if shown.returncode == 0 else False
+        result = person.call("status", run, "-o", "json")
+        return (json.loads(result.stdout)["steps"] or 0) > 0 if result.returncode == 0 else False
 
     eventually("steps", steps)
-    eventually("the words of a worker", lambda: "worker-0 | pid" in person.call("logs", run).stdout)
+    eventually("output of a worker", lambda: "worker-0 | pid" in person.call("logs", run).stdout)
     stopped = person.call("stop", run)
     assert stopped.returncode == 0, stopped.stderr
     assert json.loads(person.call("status", run, "-o", "json").stdout)["status"] == "stopped"
@@ -132,7 +134,7 @@ def test_rendered_objects_pass_a_dry_run_and_run_by_kubectl_alone(person: Person
     eventually("a complete Job", lambda: "Complete" in conditions(person, "loop-0001"))
 
 
-def test_why_a_pod_does_not_come_is_said(person: Person, start: Callable[..., Run]) -> None:
+def test_the_reason_why_a_pod_does_not_start_is_reported(person: Person, start: Callable[..., Run]) -> None:
     run = start("--set", "roles.worker.gpus=1")
     eventually("the reason", lambda: "3 without enough nvidia.com/gpu free" in run.said(), more=run.said)
     run.process.send_signal(signal.SIGINT)
@@ -147,7 +149,7 @@ def test_an_image_without_python_ends_the_run_with_that_reason(person: Person, s
     assert "lab.local/busybox:1" in run.report()["reason"]
 
 
-def test_what_the_cluster_refuses_is_said_in_one_line(person: Person, tmp_path: Path) -> None:
+def test_a_refusal_by_the_cluster_is_reported_in_one_line(person: Person, tmp_path: Path) -> None:
     job = str(person.job())
     refused = person.call("run", job, "--on", "kubernetes", "-n", "default")
     assert refused.returncode == 1

@@ -1,7 +1,7 @@
-"""A run's model served by pods: from a bucket, with a newer snapshot taken over under load, until it is stopped.
+"""A run's model served by pods: from a bucket, with a newer snapshot loaded under load, until it is stopped.
 
-With Paceline's own server: there is no image of TensorFlow Serving that a cluster without a registry could have. How
-that one is started is in tests/unit/rendered/tensorflow-serving.yaml.
+With Paceline's own server: a cluster without a registry has no image of TensorFlow Serving. The command that starts
+TensorFlow Serving is in tests/unit/rendered/tensorflow-serving.yaml.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(900, func_only=True)
 
-# Saves a snapshot, and another one when it is told to. The model multiplies what it is given by what was saved.
+# Saves a snapshot, and another one when it is told to. The model multiplies its input by the saved weight.
 PROGRAM = """
 import os, sys, time, pathlib
 if sys.argv[1] == "train":
@@ -41,18 +41,18 @@ import paceline.jax
 weight = float(pathlib.Path(os.environ["PACELINE_RESTORE"], "weight").read_text())
 paceline.jax.export(lambda weight, given: given * weight, jax.numpy.float32(weight), jax.numpy.ones((1, 2)))
 """
-# Asks all the time, by new connections and by one that is kept, until it is told that it is enough.
+# Sends requests continuously, over new connections and over one kept open, until it is told to stop.
 LOAD = """
 import http.client, json, os, sys, threading, time
 host, path = sys.argv[1], sys.argv[2]
 answers, failed, lock = [], [], threading.Lock()
-def ask(keep):
-    line = None
+def send_requests(keep):
+    connection = None
     while not os.path.exists("/shared/enough"):
         try:
-            line = line or http.client.HTTPConnection(host, 8501, timeout=20)
-            line.request("POST", path, json.dumps({"instances": [[1.0, 2.0]]}))
-            answer = line.getresponse()
+            connection = connection or http.client.HTTPConnection(host, 8501, timeout=20)
+            connection.request("POST", path, json.dumps({"instances": [[1.0, 2.0]]}))
+            answer = connection.getresponse()
             body = answer.read()
             with lock:
                 if answer.status == 200:
@@ -60,14 +60,14 @@ def ask(keep):
                 else:
                     failed.append([answer.status, body.decode()])
             if not keep or answer.getheader("connection") == "close":
-                line.close()
-                line = None
+                connection.close()
+                connection = None
         except Exception as error:
-            line = None
+            connection = None
             with lock:
                 failed.append(repr(error))
         time.sleep(0.02)
-threads = [threading.Thread(target=ask, args=(number == 0,)) for number in range(4)]
+threads = [threading.Thread(target=send_requests, args=(number == 0,)) for number in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(json.dumps({"first": answers[0], "last": answers[-1], "count": len(answers), "failed": failed}))
@@ -76,8 +76,8 @@ FIRST, SECOND = [5.0, 10.0], [10.0, 20.0]
 KINDS = "deployments,replicasets,pods,services,configmaps,networkpolicies"
 
 
-def serve(person: Person, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline.cli", "serve", *words, "--on", "kubernetes"]
+def serve(person: Person, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline.cli", "serve", *arguments, "--on", "kubernetes"]
     return subprocess.run(command, env=person.env, cwd=person.folder, capture_output=True, text=True, timeout=400)
 
 
@@ -92,12 +92,12 @@ def job(person: Person) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def left(person: Person, run: Run) -> list[str]:
-    found = person.cluster.get(KINDS, "-n", person.namespace, "-l", f"paceline.dev/serves={run.name}")["items"]
-    return [f"{each['kind']} {each['metadata']['name']}" for each in found]
+def serving_objects(person: Person, run: Run) -> list[str]:
+    items = person.cluster.get(KINDS, "-n", person.namespace, "-l", f"paceline.dev/serves={run.name}")["items"]
+    return [f"{each['kind']} {each['metadata']['name']}" for each in items]
 
 
-def test_pods_serve_a_run_take_a_newer_snapshot_over_under_load_and_outlive_it(
+def test_pods_serve_a_run_load_a_newer_snapshot_under_load_and_outlive_it(
     person: Person, start: Callable[..., Run], bucket: dict[str, str], outside: dict[str, str]
 ) -> None:
     person.cluster.images("torch-jax", "serve")
@@ -105,38 +105,38 @@ def test_pods_serve_a_run_take_a_newer_snapshot_over_under_load_and_outlive_it(
     run.wait("committed", step=5)
     person.env = {**person.env, **outside}
 
-    done = serve(person, run.name)
-    assert done.returncode == 0, done.stderr
+    served = serve(person, run.name)
+    assert served.returncode == 0, served.stderr
     url = f"http://{run.name}-serve.{person.namespace}:8501/v1/models/loop:predict"
-    assert done.stdout == f"{url}\n" and "step-5-g1 is served within the cluster" in done.stderr
-    made = left(person, run)
-    assert sum(each.startswith("Pod ") for each in made) == 2, made
+    assert served.stdout == f"{url}\n" and "step-5-g1 is served inside the cluster" in served.stderr
+    created = serving_objects(person, run)
+    assert sum(each.startswith("Pod ") for each in created) == 2, created
 
     host, _, path = url.removeprefix("http://").partition("/")
-    words = ["exec", run.pods("worker")[0]["metadata"]["name"], "-n", person.namespace, "--", "python3", "-c", LOAD]
+    arguments = ["exec", run.pods("worker")[0]["metadata"]["name"], "-n", person.namespace, "--", "python3", "-c", LOAD]
     with ThreadPoolExecutor(1) as pool:
-        load = pool.submit(person.cluster.kubectl, *words, host.partition(":")[0], f"/{path}")
+        load = pool.submit(person.cluster.kubectl, *arguments, host.partition(":")[0], f"/{path}")
         try:
             (person.shared / "second").touch()
             run.wait("committed", step=10)
             updated = serve(person, run.name)
             assert updated.returncode == 0, updated.stderr
             assert "step-10-g1 is served" in updated.stderr
-            again = serve(person, run.name)  # nothing has changed: nothing happens
+            again = serve(person, run.name)  # nothing has changed, so nothing is updated
             assert again.returncode == 0 and "waiting: " not in again.stderr
         finally:
             (person.shared / "enough").touch()
-        told = json.loads(load.result(60))
-    assert told["failed"] == [] and told["count"] > 100, told
-    assert (told["first"], told["last"]) == (FIRST, SECOND)
-    maps = [each for each in left(person, run) if each.startswith("ConfigMap")]
-    assert sorted(maps) == sorted(each for each in made if each.startswith("ConfigMap"))
+        result = json.loads(load.result(60))
+    assert result["failed"] == [] and result["count"] > 100, result
+    assert (result["first"], result["last"]) == (FIRST, SECOND)
+    maps = [each for each in serving_objects(person, run) if each.startswith("ConfigMap")]
+    assert sorted(maps) == sorted(each for each in created if each.startswith("ConfigMap"))
 
-    # An export that fails is said, and what serves goes on; so it does when the run is deleted.
+    # A failed export is reported, and the pods continue to serve; also when the run is deleted.
     (person.folder / "work" / "train.py").write_text("print('half way')\nraise SystemExit(3)\n")
     failed = serve(person, run.name, "--snapshot", "5")
     assert failed.returncode == 1 and "the job's export ended with exit code 3" in failed.stderr, failed.stderr
-    assert "export: half way\n" in failed.stderr and "what was served before goes on" in failed.stderr
+    assert "export: half way\n" in failed.stderr and "the previous model is still served" in failed.stderr
     person.finish()
     assert run.ends() == 0, run.said()
     assert person.call("delete", "--yes", run.name).returncode == 0
@@ -145,6 +145,6 @@ def test_pods_serve_a_run_take_a_newer_snapshot_over_under_load_and_outlive_it(
 
     stopped = serve(person, run.name, "--stop", "-n", person.namespace)
     assert stopped.returncode == 0, stopped.stderr
-    eventually("nothing is left", lambda: not left(person, run))
+    eventually("nothing remains", lambda: not serving_objects(person, run))
     missing = serve(person, run.name, "--stop", "-n", person.namespace)
-    assert missing.returncode == 1 and f"nothing serves {run.name} in {person.namespace}" in missing.stderr
+    assert missing.returncode == 1 and f"{run.name} is not served in namespace {person.namespace}" in missing.stderr

@@ -1,4 +1,4 @@
-"""A submission that is cut short at any of its requests to the cluster, interrupted, or made twice."""
+"""A submission that is killed or interrupted at any of its requests to the cluster, or repeated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
-# The command line, with a signal to itself before or after one of its requests; all of them are noted in a file.
-CUT_SHORT = """
+# The command line, which sends itself a signal before or after one of its requests; all are recorded in a file.
+SIGNALED = """
 import os, runpy, sys
 import httpx2
 
@@ -27,7 +27,7 @@ number, when, at, notes = sys.argv[1:5]
 send, calls = httpx2.Client.send, []
 
 
-def watched(client, request, **options):
+def recording_send(client, request, **options):
     calls.append(request)
     with open(notes, "a") as file:
         print(request.method, request.url.path, file=file)
@@ -39,7 +39,7 @@ def watched(client, request, **options):
     return answer
 
 
-httpx2.Client.send = watched
+httpx2.Client.send = recording_send
 sys.argv[1:] = sys.argv[5:]
 runpy.run_module("paceline.cli", run_name="__main__", alter_sys=True)
 """
@@ -49,27 +49,27 @@ KINDS = "jobs,pods,services,configmaps,secrets,networkpolicies,deployments"
 def submit(
     person: Person, run: str, job: Path, kill: int = 0, when: str = "", at: int = 0
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Detached; with the requests that were made. Without a signal: a whole submission."""
+    """Submit, detached; returns the requests, too. Without a signal: a complete submission."""
     notes = person.folder / f"{run}.requests"
-    words = [sys.executable, "-c", CUT_SHORT, str(kill), when, str(at), str(notes)]
-    words += ["run", str(job), "--on", "kubernetes", "--detach", "--run", run]
-    done = subprocess.run(words, env=person.env, cwd=person.folder, capture_output=True, text=True, timeout=120)
-    return done, notes.read_text().splitlines() if notes.exists() else []
+    command = [sys.executable, "-c", SIGNALED, str(kill), when, str(at), str(notes)]
+    command += ["run", str(job), "--on", "kubernetes", "--detach", "--run", run]
+    result = subprocess.run(command, env=person.env, cwd=person.folder, capture_output=True, text=True, timeout=120)
+    return result, notes.read_text().splitlines() if notes.exists() else []
 
 
 def objects(person: Person, run: str) -> list[str]:
-    found = person.cluster.get(KINDS, "-n", person.namespace, "-l", f"paceline.dev/run={run}")["items"]
-    return sorted(f"{each['kind']} {each['metadata']['name']}" for each in found)
+    items = person.cluster.get(KINDS, "-n", person.namespace, "-l", f"paceline.dev/run={run}")["items"]
+    return sorted(f"{each['kind']} {each['metadata']['name']}" for each in items)
 
 
 def pods(person: Person, run: str) -> dict[str, str]:
-    """With their phases."""
-    found = person.cluster.get("pods", "-n", person.namespace, "-l", f"paceline.dev/run={run}")["items"]
-    return {each["metadata"]["name"]: each["status"]["phase"] for each in found}
+    """Pods of the run: name -> phase."""
+    items = person.cluster.get("pods", "-n", person.namespace, "-l", f"paceline.dev/run={run}")["items"]
+    return {each["metadata"]["name"]: each["status"]["phase"] for each in items}
 
 
-def held(person: Person, run: str) -> list[str]:
-    """Pods that take something of the cluster."""
+def active_pods(person: Person, run: str) -> list[str]:
+    """Pods that use resources of the cluster."""
     return [name for name, phase in pods(person, run).items() if phase in ("Pending", "Running")]
 
 
@@ -78,49 +78,54 @@ def _has_two_pods(person: Person, run: str) -> bool:
 
 
 def statuses(person: Person) -> dict[str, str]:
-    listed = person.call("ls", "-o", "json")
-    assert listed.returncode == 0, listed.stderr
-    return {report["run"]: report["status"] for report in json.loads(listed.stdout)}
+    result = person.call("ls", "-o", "json")
+    assert result.returncode == 0, result.stderr
+    return {report["run"]: report["status"] for report in json.loads(result.stdout)}
 
 
-def test_a_command_line_killed_at_any_request_leaves_nothing_that_runs_or_stays(person: Person) -> None:
+def test_nothing_keeps_running_if_the_command_line_is_killed_at_any_request(person: Person) -> None:
     job = person.job(workers=2, limits={"start": "8s", "grace": "1s"})
     whole, requests = submit(person, "whole", job)
     assert whole.returncode == 0, whole.stderr
     paths = [request.split("/")[-1] for request in requests]
     assert paths[0] == "jobs" and requests[-1].startswith("PATCH") and paths[-1] == "whole"
 
-    # To the cluster it is all the same whether the answer was read, or the next request not sent.
+    # For the cluster, a kill after a response is the same as a kill before the next request.
     cuts = {"before-01": ("before", 1), **{f"after-{at:02}": ("after", at) for at in range(1, len(requests) + 1)}}
     *unfinished, last = cuts
     cuts["at-once"] = cuts[unfinished[-1]]
 
     def cut(run: str) -> None:
-        killed, made = submit(person, run, job, signal.SIGKILL, *cuts[run])
+        killed, sent = submit(person, run, job, signal.SIGKILL, *cuts[run])
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert len(made) == cuts[run][1]
+        assert len(sent) == cuts[run][1]
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(cut, cuts))
 
-    # The members of this one are released and its captain is not: they are the most that such a run may cost.
+    # The members of this one are released and its captain is not: such a run uses the most resources.
     released = unfinished[-1]
     for run in (released, "at-once"):
         eventually(f"members of {run}", partial(_has_two_pods, person, run))
     deleted = person.call("delete", "--yes", "at-once")
     assert deleted.returncode == 0, deleted.stderr
-    eventually("nothing of it", lambda: not objects(person, "at-once"))
-    shown = statuses(person)
-    assert {run: shown[run] for run in unfinished} == dict.fromkeys(unfinished, "abandoned")
-    assert shown["whole"] != "abandoned" and shown[last] != "abandoned"  # the cluster has all of it, and runs it
-    eventually("they leave", lambda: not held(person, released))
-    assert {run: held(person, run) for run in unfinished} == {run: [] for run in unfinished}
+    eventually("its objects are deleted", lambda: not objects(person, "at-once"))
+    status_of = statuses(person)
+    assert {run: status_of[run] for run in unfinished} == dict.fromkeys(unfinished, "abandoned")
+    # The cluster has all objects of these two and runs them.
+    assert status_of["whole"] != "abandoned" and status_of[last] != "abandoned"
+    eventually("the pods end", lambda: not active_pods(person, released))
+    assert {run: active_pods(person, run) for run in unfinished} == {run: [] for run in unfinished}
     assert set(pods(person, released).values()) == {"Succeeded"}
 
     deleted = person.call("delete", "--yes", "--force", "whole", *unfinished, last)
     assert deleted.returncode == 0, deleted.stderr
-    left = [KINDS, "-n", person.namespace, "-l", "app.kubernetes.io/managed-by=paceline"]
-    eventually("nothing", lambda: not person.cluster.get(*left)["items"], more=lambda: str(person.cluster.get(*left)))
+    selection = [KINDS, "-n", person.namespace, "-l", "app.kubernetes.io/managed-by=paceline"]
+    eventually(
+        "no objects",
+        lambda: not person.cluster.get(*selection)["items"],
+        more=lambda: str(person.cluster.get(*selection)),
+    )
     assert statuses(person) == {}
 
 
@@ -129,32 +134,36 @@ def test_ctrl_c_at_any_request_of_a_submission_leaves_nothing(person: Person) ->
 
     def interrupt(at: int) -> None:
         run = f"cut-{at}"
-        cut, made = submit(person, run, job, signal.SIGINT, "before", at)
-        assert cut.returncode == 130, f"{made}\n{cut.stderr}"
-        assert cut.stderr.splitlines()[-1] == f"interrupted: {run} was not started"
-        assert len(made) == at + 1 and made[-1].startswith("DELETE"), made
+        result, sent = submit(person, run, job, signal.SIGINT, "before", at)
+        assert result.returncode == 130, f"{sent}\n{result.stderr}"
+        assert result.stderr.splitlines()[-1] == f"interrupted: {run} was not started"
+        assert len(sent) == at + 1 and sent[-1].startswith("DELETE"), sent
 
     creates, releases = (1, 5, 8), (9, 10)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(interrupt, (*creates, *releases)))
-    left = [KINDS, "-n", person.namespace, "-l", "app.kubernetes.io/managed-by=paceline"]
-    eventually("nothing", lambda: not person.cluster.get(*left)["items"], more=lambda: str(person.cluster.get(*left)))
+    selection = [KINDS, "-n", person.namespace, "-l", "app.kubernetes.io/managed-by=paceline"]
+    eventually(
+        "no objects",
+        lambda: not person.cluster.get(*selection)["items"],
+        more=lambda: str(person.cluster.get(*selection)),
+    )
     assert statuses(person) == {}
 
 
-def test_a_run_id_is_taken_once(person: Person, start: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_run_id_can_be_used_only_once(person: Person, start: Callable[..., Run], tmp_path: Path) -> None:
     first = start("--run", "taken", workers=1)
     first.wait("step")
     before = objects(person, "taken")
-    again: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for home in (person.home, tmp_path / "another"):
         person.env["PACELINE_HOME"] = str(home)
-        again[home.name], requests = submit(person, "taken", person.job(workers=1))
-        assert again[home.name].returncode == 2
+        results[home.name], requests = submit(person, "taken", person.job(workers=1))
+        assert results[home.name].returncode == 2
         assert "DELETE" not in "".join(requests)
-    errors = {name: done.stderr.splitlines()[-1] for name, done in again.items()}
-    assert errors["home"].startswith("error: there is a run taken already; `paceline delete taken` removes it")
-    assert errors["another"].startswith(f"error: there is a run taken in {person.namespace} already")
+    errors = {name: result.stderr.splitlines()[-1] for name, result in results.items()}
+    assert errors["home"].startswith("error: run taken already exists; delete it with `paceline delete taken`")
+    assert errors["another"].startswith(f"error: a run taken already exists in {person.namespace}")
     assert objects(person, "taken") == before
     assert not (tmp_path / "another" / "runs" / "taken").exists()
     person.finish()

@@ -1,4 +1,4 @@
-"""TensorBoard beside a run on the cluster, without any storage that pods share for it; seen from this machine."""
+"""TensorBoard for a run on the cluster, without storage shared by pods; opened from this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
-# TensorFlow takes long to import, and the events it writes are these.
+# Importing TensorFlow takes long, and the events it writes are the same.
 WRITING = """
 import os, sys, time, types
 sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
@@ -52,29 +52,31 @@ while not os.path.exists("/shared/finish"):
 
 
 class Page:
-    """A browser on `paceline tensorboard`: one connection that is kept, for as long as it is."""
+    """A browser on `paceline tensorboard`: one connection, kept open as long as the server keeps it."""
 
     def __init__(self, url: str) -> None:
-        self._place = urlsplit(url)
-        self._line: http.client.HTTPConnection | None = None
+        self._address = urlsplit(url)
+        self._connection: http.client.HTTPConnection | None = None
 
     def get(self, path: str, **query: str) -> Any:
-        """None where it does not answer, or not with JSON."""
-        assert self._place.hostname and self._place.port
-        self._line = self._line or http.client.HTTPConnection(self._place.hostname, self._place.port, timeout=10)
+        """None if there is no answer, or none in JSON."""
+        assert self._address.hostname and self._address.port
+        self._connection = self._connection or http.client.HTTPConnection(
+            self._address.hostname, self._address.port, timeout=10
+        )
         try:
-            self._line.request("GET", f"{path}?{urlencode(query)}")
-            answer = self._line.getresponse()
+            self._connection.request("GET", f"{path}?{urlencode(query)}")
+            answer = self._connection.getresponse()
             body = answer.read()
             return json.loads(body) if answer.status == 200 else None
         except (OSError, http.client.HTTPException, ValueError):
-            self._line.close()
-            self._line = None
+            self._connection.close()
+            self._connection = None
             return None
 
     def steps(self, task: str, tag: str = "loss") -> list[int]:
-        found = self.get("/data/plugin/scalars/scalars", run=task, tag=tag)
-        return [int(step) for _, step, _ in found or ()]
+        points = self.get("/data/plugin/scalars/scalars", run=task, tag=tag)
+        return [int(step) for _, step, _ in points or ()]
 
 
 @contextmanager
@@ -107,21 +109,23 @@ def job(image: str, tensorboard: Any = True, **more: Any) -> dict[str, Any]:
 
 
 def last_steps(run: Run) -> dict[str, int]:
-    said = [line.split() for line in run.said().splitlines() if " | last " in line]
-    return {words[0]: int(words[-1]) for words in said}
+    last_lines = [line.split() for line in run.said().splitlines() if " | last " in line]
+    return {fields[0]: int(fields[-1]) for fields in last_lines}
 
 
-def test_all_tasks_are_shown_while_it_runs_and_after_until_it_is_deleted(
+def test_all_tasks_are_shown_during_and_after_a_run_until_it_is_deleted(
     person: Person, start: Callable[..., Run]
 ) -> None:
     person.cluster.images("tensorflow")
     run = start(program=WRITING, **job("lab.local/tensorflow:1"))
     with tensorboard(person, run) as page:
         tags = {"worker-0": ["generation", "loss"], "worker-1": ["generation", "loss"]}
-        eventually("the tags of all", lambda: _names(page.get("/data/plugin/scalars/tags")) == tags, more=run.said)
+        eventually(
+            "the tags of all tasks", lambda: _names(page.get("/data/plugin/scalars/tags")) == tags, more=run.said
+        )
         pods = run.pods("tensorboard")
         assert len(pods) == 1
-        # Another pod has nothing of what the first one had: members send it all again, and the local port leads there.
+        # A new pod has no data of the first one: members send everything again, and the local port forwards to it.
         first = pods[0]["metadata"]
         person.cluster.kubectl("delete", "pod", first["name"], "-n", person.namespace)
         before = run.wait("step", task="worker-1")["step"]
@@ -135,7 +139,7 @@ def test_all_tasks_are_shown_while_it_runs_and_after_until_it_is_deleted(
         for task, step in last.items():
             eventually(f"all steps of {task}", lambda task=task, step=step: step in page.steps(task))
     with tensorboard(person, run) as again:
-        eventually("the tags of all", lambda: _names(again.get("/data/plugin/scalars/tags")) == tags)
+        eventually("the tags of all tasks", lambda: _names(again.get("/data/plugin/scalars/tags")) == tags)
     assert run.report()["status"] == "succeeded" and run.report()["restarts"] == []
     assert person.call("delete", "--yes", run.name).returncode == 0
     kinds = "deployments,replicasets,pods,services,jobs"
@@ -143,15 +147,15 @@ def test_all_tasks_are_shown_while_it_runs_and_after_until_it_is_deleted(
     eventually("an empty namespace", lambda: not person.cluster.get(*selected)["items"])
 
 
-def test_published_it_shows_one_line_after_a_lost_pod(person: Person, start: Callable[..., Run]) -> None:
-    """A program that begins anew, in a pod that has nothing of what the one before it wrote; seen through a port of a
-    node by somebody who was asked nothing."""
+def test_a_published_page_shows_one_curve_after_a_lost_pod(person: Person, start: Callable[..., Run]) -> None:
+    """The program starts over, in a pod that has no files of the one before it. The page is read through a port of a
+    node, without authentication."""
     person.cluster.images("tensorflow")
-    asked = {"service": "NodePort", "ingress": {"host": "board.example.com", "class": "none", "tls": "board-tls"}}
-    run = start(program=WRITING, **job("lab.local/tensorflow:1", asked))
-    warned = "TensorBoard asks nobody who they are: whoever reaches its Ingress sees what this run writes"
-    eventually("the words", lambda: "TensorBoard is at https://board.example.com/" in run.said(), more=run.said)
-    assert warned in run.said()
+    settings = {"service": "NodePort", "ingress": {"host": "board.example.com", "class": "none", "tls": "board-tls"}}
+    run = start(program=WRITING, **job("lab.local/tensorflow:1", settings))
+    warning = "TensorBoard has no authentication: anyone who can reach its Ingress can see what this run writes"
+    eventually("the address", lambda: "TensorBoard is at https://board.example.com/" in run.said(), more=run.said)
+    assert warning in run.said()
     name = f"{run.name}-tensorboard-page"
     ingress = person.cluster.get("ingress", name, "-n", person.namespace)["spec"]
     assert (ingress["ingressClassName"], ingress["tls"][0]["secretName"]) == ("none", "board-tls")
@@ -159,14 +163,14 @@ def test_published_it_shows_one_line_after_a_lost_pod(person: Person, start: Cal
     run.all_step()
     with tensorboard(person, run) as page:
         eventually("steps of both", lambda: len(page.steps("worker-1")) > 5, more=run.said)
-        lost = run.pods("worker")[1]["metadata"]["name"]
-        person.cluster.kubectl("delete", "pod", lost, "-n", person.namespace, "--force", "--grace-period=0")
+        lost_pod = run.pods("worker")[1]["metadata"]["name"]
+        person.cluster.kubectl("delete", "pod", lost_pod, "-n", person.namespace, "--force", "--grace-period=0")
         run.wait("generation-formed", generation=2)
         eventually("both generations", lambda: page.steps("worker-1", "generation") == [1, 2], more=run.said)
         before = len(page.steps("worker-1"))
         eventually("more steps", lambda: len(page.steps("worker-1")) > before + 20, more=run.said)
-        line = page.steps("worker-1")
-        assert line == list(range(1, len(line) + 1))
+        curve = page.steps("worker-1")
+        assert curve == list(range(1, len(curve) + 1))
         pod = run.pods("worker")[0]
         url = f"http://{pod['status']['hostIP']}:{port}/data/runs"
         read = f"import urllib.request; print(urllib.request.urlopen('{url}', timeout=10).read().decode())"
@@ -176,37 +180,40 @@ def test_published_it_shows_one_line_after_a_lost_pod(person: Person, start: Cal
     assert run.ends() == 0, run.said()
 
 
-def test_an_image_without_tensorboard_is_said_and_training_goes_on(person: Person, start: Callable[..., Run]) -> None:
+def test_an_image_without_tensorboard_is_reported_and_training_continues(
+    person: Person, start: Callable[..., Run]
+) -> None:
     run = start(program=PLAIN, **job("lab.local/python:1"))
-    why = "the image lab.local/python:1 has no tensorboard: set tensorboard.image to one that has"
-    eventually("the warning", lambda: why in run.said(), more=run.said)
-    shown = person.call("tensorboard", run.name)
-    assert (shown.returncode, shown.stdout) == (1, "") and why in shown.stderr
+    remedy = "set tensorboard.image to an image that contains it"
+    warning = f"TensorBoard is not installed in the image lab.local/python:1; {remedy}"
+    eventually("the warning", lambda: warning in run.said(), more=run.said)
+    result = person.call("tensorboard", run.name)
+    assert (result.returncode, result.stdout) == (1, "") and warning in result.stderr
     person.finish()
     assert run.ends() == 0, run.said()
-    assert run.said().count(why) == 1
+    assert run.said().count(warning) == 1
 
 
-def test_a_companion_that_never_comes_does_not_hold_up_the_run(person: Person, start: Callable[..., Run]) -> None:
+def test_a_tensorboard_that_never_starts_does_not_delay_the_run(person: Person, start: Callable[..., Run]) -> None:
     run = start(program=PLAIN, **job("lab.local/python:1", {"image": "lab.local/nowhere:1"}, image_pull_policy="Never"))
     run.wait("step", task="worker-1")
-    eventually("its pod", lambda: _waiting(run) == "ErrImageNeverPull")
+    eventually("its pod", lambda: _waiting_reason(run) == "ErrImageNeverPull")
     person.finish()
     assert run.ends() == 0, run.said()
 
 
-def test_a_run_without_one_says_what_to_write(person: Person, start: Callable[..., Run]) -> None:
+def test_a_run_without_tensorboard_reports_how_to_enable_it(person: Person, start: Callable[..., Run]) -> None:
     run = start("--detach", program="pass", workers=1)
     assert run.ends() == 0, run.said()
-    done = person.call("tensorboard", run.name)
-    assert done.returncode == 1 and "tensorboard: true" in done.stderr
+    result = person.call("tensorboard", run.name)
+    assert result.returncode == 1 and "tensorboard: true" in result.stderr
 
 
 def _names(tags: dict[str, dict[str, Any]] | None) -> dict[str, list[str]]:
-    return {run: sorted(found) for run, found in (tags or {}).items()}
+    return {run: sorted(of_run) for run, of_run in (tags or {}).items()}
 
 
-def _waiting(run: Run) -> str:
+def _waiting_reason(run: Run) -> str:
     for pod in run.pods("tensorboard"):
         for container in pod["status"].get("containerStatuses", ()):
             return str(container["state"].get("waiting", {}).get("reason", ""))

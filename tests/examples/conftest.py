@@ -1,4 +1,4 @@
-"""What tests of examples start from: `example("torch-ddp", "--steps", 40, sets={"roles.worker.replicas": 1})`."""
+"""Fixtures for tests of examples: `example("torch-ddp", "--steps", 40, sets={"roles.worker.replicas": 1})`."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 
 @pytest.fixture
 def example(start: Starter, tmp_path: Path) -> Begin:
-    """Runs of examples in one home and one code folder; ended, whatever happens, when the test is over."""
+    """Starts runs of examples, with one home and one code folder; they are always ended when the test is over."""
     return functools.partial(begin, start, tmp_path / "home")

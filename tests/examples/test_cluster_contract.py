@@ -1,4 +1,4 @@
-"""The program for CLUSTER_CONFIG and POD_NAME reads digits, whoever is killed, and its parameter servers end."""
+"""The program for CLUSTER_CONFIG and POD_NAME reads digits, whichever task is killed, and its parameter servers end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.job import load
 from support.example_runs import EXAMPLES, LIMIT_S, job, survived
 from support.runs import Run, Starter, eventually, kill
 
-SAID = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read")
+ACCURACY = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read")
 KILLS = (("worker-1", 200), ("worker-0", 400), ("ps-0", 600))
 STEPS = 1200
-FEW = 300  # of another run of it, at the same time and in the same folder
+FEW = 300  # steps of another run of it, at the same time and in the same folder
 
 
 def test_it_needs_these_two_variables_and_nothing_else() -> None:
@@ -27,53 +27,53 @@ def test_it_needs_these_two_variables_and_nothing_else() -> None:
     assert program.count("environ") == 2
 
 
-def test_workers_alone_have_a_gpu_where_there_are_some() -> None:
-    made = plan.make(load(EXAMPLES / "contract" / "job.yaml", ["roles.worker.gpus=1"]).job)
-    assert {(host.role, host.gpus) for host in made.hosts} == {("ps", 0), ("worker", 1)}
+def test_only_workers_get_gpus() -> None:
+    job_plan = plan.make(load(EXAMPLES / "contract" / "job.yaml", ["roles.worker.gpus=1"]).job)
+    assert {(host.role, host.gpus) for host in job_plan.hosts} == {("ps", 0), ("worker", 1)}
 
 
 @pytest.fixture
 def example(start: Starter, tmp_path: Path) -> Callable[[int], Run]:
-    """So many steps of it, in a copy: its checkpoints go there."""
+    """Starts it for a number of steps, in a copy of its folder: its checkpoints are written there."""
     code = shutil.copytree(EXAMPLES / "contract", tmp_path / "code")
-    made = {**job("contract"), "code": str(code), "roles": {"ps": {"replicas": 1}, "worker": {"replicas": 2}}}
+    fields = {**job("contract"), "code": str(code), "roles": {"ps": {"replicas": 1}, "worker": {"replicas": 2}}}
 
     def begin(steps: int) -> Run:
-        return start({**made, "command": [*made["command"], "--steps", str(steps)]}, home=tmp_path / "home")
+        return start({**fields, "command": [*fields["command"], "--steps", str(steps)]}, home=tmp_path / "home")
 
     return begin
 
 
-def test_it_reads_digits_and_ends_by_itself(example: Callable[[int], Run]) -> None:
+def test_it_reads_digits_and_ends_on_its_own(example: Callable[[int], Run]) -> None:
     run = example(FEW)
     assert run.succeeds(LIMIT_S)["restarts"] == []
-    last = max(said(run))
+    last = max(accuracies(run))
     assert FEW <= last[0] < FEW + 100
     assert last[1] >= 50
 
 
 @pytest.mark.long
-def test_it_reads_digits_whoever_is_killed(example: Callable[[int], Run]) -> None:
-    """Workers train as it comes, so no two runs are the same. One beside it that nobody touches has no part in that."""
-    run, beside = example(STEPS), example(FEW)
+def test_it_reads_digits_whichever_task_is_killed(example: Callable[[int], Run]) -> None:
+    """Training is asynchronous, so no two runs are the same. A concurrent run is not affected by the kills."""
+    run, concurrent = example(STEPS), example(FEW)
     for task, step in KILLS:
         eventually(f"step {step}", lambda: furthest(run) >= step or run.events("run-ended"), LIMIT_S, run.story)  # noqa: B023
         after = run.position()
         kill(run.task(task))
         run.wait("task-exited", LIMIT_S, after, task=task)
-    assert beside.succeeds(LIMIT_S)["restarts"] == []
-    assert FEW <= max(said(beside))[0] < FEW + 100, "it went on from what the other one has kept"
+    assert concurrent.succeeds(LIMIT_S)["restarts"] == []
+    assert FEW <= max(accuracies(concurrent))[0] < FEW + 100, "it resumed from a checkpoint of the other run"
     report = run.succeeds(LIMIT_S)
     assert survived(report, KILLS)
-    last = max(said(run))
+    last = max(accuracies(run))
     assert last[0] >= STEPS
     assert last[1] >= 90
 
 
-def said(run: Run) -> list[tuple[int, float]]:
-    told = run.log("worker-0") + run.log("worker-1")
-    return [(int(step), float(share)) for step, share in SAID.findall(told)]
+def accuracies(run: Run) -> list[tuple[int, float]]:
+    output = run.log("worker-0") + run.log("worker-1")
+    return [(int(step), float(percent)) for step, percent in ACCURACY.findall(output)]
 
 
 def furthest(run: Run) -> int:
-    return max((step for step, _ in said(run)), default=0)
+    return max((step for step, _ in accuracies(run)), default=0)

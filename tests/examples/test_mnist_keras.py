@@ -1,4 +1,4 @@
-"""examples/mnist-keras: plain Keras 3 with fit on two workers reads digits, and three kills change nothing of it."""
+"""examples/mnist-keras: plain Keras 3 with fit on two workers reads digits, and kills do not change its result."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VICTIMS = ("worker-1", "worker-0", "worker-1")
 pytestmark = pytest.mark.timeout(600)
 
 
-def last(run: Run, task: str) -> str:
+def last_line(run: Run, task: str) -> str:
     return run.log(task).splitlines()[-1].split(" | ", 1)[1]
 
 
 def weights(run: Run) -> bytes:
-    """Of the model in the newest snapshot."""
+    """Weights of the model in the newest snapshot."""
     folder = run.folder / "snapshots" / run.folder.name / run.events("committed")[-1]["snapshot"]
     [model] = folder.rglob("model.keras")
     with zipfile.ZipFile(model) as archive:
@@ -34,26 +34,26 @@ def weights(run: Run) -> bytes:
 
 @pytest.fixture
 def example(start: Starter, tmp_path: Path) -> Callable[[], Run]:
-    """In a copy, since what it keeps is kept in its folder; all runs in the same one."""
+    """Starts runs in one copy of its folder, because the program writes its checkpoints there."""
     code = shutil.copytree(EXAMPLES / "mnist-keras", tmp_path / "code", ignore=shutil.ignore_patterns("kept"))
-    made = job("mnist-keras")
-    made |= {"code": str(code), "command": [*made["command"], "--epochs", str(EPOCHS)]}
-    return functools.partial(start, made, home=tmp_path / "home")
+    fields = job("mnist-keras")
+    fields |= {"code": str(code), "command": [*fields["command"], "--epochs", str(EPOCHS)]}
+    return functools.partial(start, fields, home=tmp_path / "home")
 
 
 def test_it_reads_digits(example: Callable[[], Run]) -> None:
     run = example()
     assert run.succeeds(LIMIT_S)["restarts"] == []
-    told = last(run, "worker-0")
-    found = re.fullmatch(r"(\d+\.\d)% of 1000 held-out digits read correctly, loss \d\.\d{6}", told)
-    assert found is not None, told
-    assert float(found[1]) > 94
-    assert last(run, "worker-1") == told
+    result = last_line(run, "worker-0")
+    match = re.fullmatch(r"(\d+\.\d)% of 1000 held-out digits read correctly, loss \d\.\d{6}", result)
+    assert match is not None, result
+    assert float(match[1]) > 94
+    assert last_line(run, "worker-1") == result
     assert "paceline" not in (EXAMPLES / "mnist-keras" / "train.py").read_text()
 
 
 @pytest.mark.long
-def test_three_kills_beside_it_change_no_bit(example: Callable[[], Run], tmp_path: Path) -> None:
+def test_three_kills_do_not_change_a_bit(example: Callable[[], Run], tmp_path: Path) -> None:
     whole, killed = example(), example()
     for generation, victim in enumerate(VICTIMS, 1):
         killed.wait("committed", LIMIT_S, generation=generation)
@@ -61,12 +61,12 @@ def test_three_kills_beside_it_change_no_bit(example: Callable[[], Run], tmp_pat
         killed.wait("generation-formed", LIMIT_S, generation=generation + 1)
 
     assert whole.succeeds(LIMIT_S)["restarts"] == []
-    told = last(whole, "worker-0")
+    result = last_line(whole, "worker-0")
     report = killed.succeeds(LIMIT_S)
     assert causes(report) == [("signal", victim) for victim in VICTIMS]
-    assert killed.log("worker-0").count(f"Epoch 1/{EPOCHS}") == 1, "it begins anew"
+    assert killed.log("worker-0").count(f"Epoch 1/{EPOCHS}") == 1, "it started over"
     for task in ("worker-0", "worker-1"):
-        assert last(killed, task) == told
+        assert last_line(killed, task) == result
     assert weights(killed) == weights(whole)
-    kept = sorted(path.name for path in (tmp_path / "code" / "kept").iterdir())
-    assert kept == sorted([whole.folder.name, killed.folder.name])
+    checkpoints = sorted(path.name for path in (tmp_path / "code" / "kept").iterdir())
+    assert checkpoints == sorted([whole.folder.name, killed.folder.name])

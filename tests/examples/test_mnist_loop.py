@@ -1,4 +1,4 @@
-"""examples/mnist-loop: what it learns, and that workers which are killed change nothing of it."""
+"""examples/mnist-loop: its accuracy, and that killed workers do not change its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at
 
 KILLS = (("worker-1", 45), ("worker-0", 90), ("worker-1", 140))
-OPTIONS = ("--epochs", 6, "--batch", 99)  # two workers share neither a step nor the last one of an epoch evenly
+OPTIONS = ("--epochs", 6, "--batch", 99)  # neither a step nor the last step of an epoch is divisible by two workers
 EXPORTED = """
 import sys
 import tensorflow as tf
@@ -23,20 +23,20 @@ TESTED = re.compile(r"epoch (\d+): (\d+) of 1000 held-out images read correctly"
 def test_it_reads_digits_and_is_tried_and_exported(example: Begin) -> None:
     run = example("mnist-loop", *OPTIONS, sets={"restart.warm": "false"})
     assert run.succeeds(LIMIT_S)["restarts"] == []
-    told = TESTED.findall(run.log("worker-0"))
-    assert [int(epoch) for epoch, _ in told] == list(range(1, 7))
-    assert int(told[-1][1]) >= 950, told
+    results = TESTED.findall(run.log("worker-0"))
+    assert [int(epoch) for epoch, _ in results] == list(range(1, 7))
+    assert int(results[-1][1]) >= 950, results
     assert not TESTED.findall(run.log("worker-1"))
     answers_when_tried_and_exported(run, "mnist-loop", EXPORTED)
 
 
 @pytest.mark.long
-def test_three_kills_change_no_bit(example: Begin) -> None:
+def test_three_kills_do_not_change_a_bit(example: Begin) -> None:
     whole = example("mnist-loop", *OPTIONS, sets={"restart.warm": "false"})
     killed = example("mnist-loop", *OPTIONS)
     kill_at(killed, *KILLS)
     assert whole.succeeds(LIMIT_S)["restarts"] == []
-    # On a busy machine the error of its peer may be seen before the kill is: what it was is no matter here.
+    # On a busy machine the error of its peer may be detected before the kill: the cause does not matter here.
     assert len(killed.succeeds(LIMIT_S)["restarts"]) >= len(KILLS), killed.story()
     assert TESTED.findall(killed.log("worker-0"))[-1] == TESTED.findall(whole.log("worker-0"))[-1]
     assert digest(killed) == digest(whole)

@@ -1,4 +1,4 @@
-"""ResNet with parameter servers: the network is the paper's, it learns, and goes on when anybody is killed."""
+"""ResNet with parameter servers: the network is the paper's, it learns, and continues if any task is killed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.alone import alone
 from support.example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, done, kill_at, survived
 
 KILLS = (("worker-1", 50), ("ps-0", 63), ("chief-0", 100))
-SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # mirrored digits are others
-LEAST = 0.8
+SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # a mirrored digit is not the same digit
+MIN_ACCURACY = 0.8
 EXPORTED = """
 import pathlib, sys
 import cifar
@@ -33,9 +33,9 @@ def digits(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("file", "evaluators"), [("job.yaml", 0), ("side-car.yaml", 1)])
 def test_it_has_the_roles_of_the_predecessor(file: str, evaluators: int) -> None:
-    made = plan.make(load(EXAMPLES / "resnet-ps" / file).job)
-    found = Counter(task.role for task in made.tasks)
-    assert found == Counter(chief=1, ps=2, worker=5, evaluator=evaluators)
+    job_plan = plan.make(load(EXAMPLES / "resnet-ps" / file).job)
+    roles = Counter(task.role for task in job_plan.tasks)
+    assert roles == Counter(chief=1, ps=2, worker=5, evaluator=evaluators)
 
 
 @alone
@@ -44,20 +44,20 @@ def test_the_network_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> No
     import network
     import train
 
-    given = train.arguments().parse_args(["--data", "here"])
-    assert (given.depth, given.batch, given.epochs) == (56, 64, 182)
-    rates = [train.rate_of(given, epoch) for epoch in (0, 90, 91, 135, 136, 181)]
+    options = train.arguments().parse_args(["--data", "here"])
+    assert (options.depth, options.batch, options.epochs) == (56, 64, 182)
+    rates = [train.rate_of(options, epoch) for epoch in (0, 90, 91, 135, 136, 181)]
     assert rates == pytest.approx([0.05, 0.05, 0.005, 0.005, 0.0005, 0.0005])
-    model = network.resnet(given.depth)
+    model = network.resnet(options.depth)
     weighted = [layer for layer in model.layers if type(layer).__name__ in ("Conv2D", "Dense")]
     shapes = [tuple(layer.kernel.shape) for layer in weighted]
-    stages = [[(3, 3, before, now)] + [(3, 3, now, now)] * 17 for before, now in ((16, 16), (16, 32), (32, 64))]
+    stages = [[(3, 3, before, after)] + [(3, 3, after, after)] * 17 for before, after in ((16, 16), (16, 32), (32, 64))]
     assert shapes == [(3, 3, 3, 16), *stages[0], *stages[1], *stages[2], (64, 10)]
     assert len(weighted) == 56
     outputs = [layer.output.shape[1:] for layer in weighted]
     assert outputs == [(32, 32, 16)] * 19 + [(16, 16, 32)] * 18 + [(8, 8, 64)] * 18 + [(10,)]
     assert sum(weights.numpy().size for weights in model.trainable_variables) == 853_018
-    with pytest.raises(ValueError, match="depth 9: it is 6n"):
+    with pytest.raises(ValueError, match="depth 9: must be 6n"):
         network.resnet(9)
 
 
@@ -78,14 +78,14 @@ def test_the_files_are_those_of_cifar_and_each_test_image_counts_once(
     assert (images.shape, labels.shape) == ((4000, 32, 32, 3), (4000,))
     record = (data / "data_batch_1.bin").read_bytes()[: cifar.RECORD]
     assert record[0] == labels[0]
-    assert images[0, 20, 10].tolist() == [record[1 + 1024 * colour + 32 * 20 + 10] for colour in range(3)]
+    assert images[0, 20, 10].tolist() == [record[1 + 1024 * color + 32 * 20 + 10] for color in range(3)]
     images, labels = cifar.testing(data)
-    dealt = train.parts(images[:901], labels[:901])
-    assert np.array_equal(np.concatenate([part for part, _ in dealt]), images[:901])
-    assert np.array_equal(np.concatenate([part for _, part in dealt]), labels[:901])
+    parts = train.parts(images[:901], labels[:901])
+    assert np.array_equal(np.concatenate([part for part, _ in parts]), images[:901])
+    assert np.array_equal(np.concatenate([part for _, part in parts]), labels[:901])
 
     (data / "test_batch.bin").write_bytes(bytes(3074))
-    with pytest.raises(SystemExit, match="has 3074 bytes: they make no whole number of 3073-byte records"):
+    with pytest.raises(SystemExit, match="has 3074 bytes, which is not a whole number of 3073-byte records"):
         cifar.testing(data)
 
 
@@ -98,26 +98,26 @@ def test_it_learns_with_an_evaluator(example: Begin, tmp_path: Path) -> None:
     run = example("resnet-ps", "--data", data, *SMALL, sets=sets, file="side-car.yaml")
     report = run.succeeds(LIMIT_S)
     assert report["restarts"] == []
-    places = ", ".join(f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2))
-    assert f"75,770 numbers are on {places}\n" in run.log("chief-0")
+    devices = ", ".join(f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2))
+    assert f"75,770 numbers are on {devices}\n" in run.log("chief-0")
     assert f"step {report['steps']}: " in run.log("evaluator-0").splitlines()[-1]
-    assert report["metrics"]["evaluator-0"]["accuracy"] >= LEAST
+    assert report["metrics"]["evaluator-0"]["accuracy"] >= MIN_ACCURACY
     board = EventAccumulator(str(run.folder / "tensorboard" / "evaluator-0")).Reload()
     assert board.Tensors("accuracy")[-1].step == report["steps"]
 
 
 @pytest.mark.long
-def test_a_worker_a_parameter_server_and_the_chief_are_killed_and_it_learns_all_the_same(
+def test_it_learns_although_a_worker_a_parameter_server_and_the_chief_are_killed(
     example: Begin, tmp_path: Path
 ) -> None:
-    """Training is asynchronous, so no two runs are the same to the bit. Then it is tried and exported."""
+    """Training is asynchronous, so no two runs are identical. Then it is tried and exported."""
     data = digits(tmp_path / "data")
     run = example("resnet-ps", "--data", data, *SMALL, sets=SERVERS)
     kill_at(run, *KILLS)
     report = run.succeeds(LIMIT_S)
     assert survived(report, KILLS)
     assert report["steps"] == 3 * 63
-    assert report["metrics"]["chief-0"]["accuracy"] >= LEAST
+    assert report["metrics"]["chief-0"]["accuracy"] >= MIN_ACCURACY
     assert run.log("chief-0").count("numbers are on /job:ps/replica:0/task:0/device:CPU:0\n") == 3
     restored = [event["restore"] for event in run.events("generation-formed") if "chief-0" in event["tasks"]]
     assert len(restored) == 3 and None not in restored[1:]

@@ -1,4 +1,4 @@
-"""The parts of examples/translate: vocabularies and data without TensorFlow; model and search in a process."""
+"""The parts of examples/translate: vocabularies and data without TensorFlow; model and search in a subprocess."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def modules() -> Iterator[tuple[ModuleType, ModuleType]]:
 
 def sentences(count: int) -> list[tuple[str, str]]:
     dice, words = random.Random(3), ["o", "gato", "gata", "dorme", "dormem", "come", "muito,", "não"]
-    made = [" ".join(dice.choices(words, k=dice.randint(1, 6))) for _ in range(count)]
-    return [(text, text.upper()[::-1]) for text in made]
+    texts = [" ".join(dice.choices(words, k=dice.randint(1, 6))) for _ in range(count)]
+    return [(text, text.upper()[::-1]) for text in texts]
 
 
-def test_text_is_put_together_again_and_frequent_words_are_one_token(
+def test_text_is_decoded_unchanged_and_frequent_words_are_one_token(
     modules: tuple[ModuleType, ModuleType],
 ) -> None:
     vocab, _ = modules
     lines = ["the theme, the thing; e então", "the then", "só: the"] * 2
-    made = vocab.build(lines, size=40)
-    assert [made.decode(made.encode(line)) for line in lines] == lines
-    assert len(made.encode("the the the")) == 3
-    assert vocab.UNKNOWN in made.encode("the Ω")
-    assert made.decode(made.encode(" the\tthe ")) == "the the"
-    assert vocab.build(reversed(lines), size=40).tokens == made.tokens
-    assert made.tokens[:4] == ["[pad]", "[unknown]", "[start]", "[end]"]
+    vocabulary = vocab.build(lines, size=40)
+    assert [vocabulary.decode(vocabulary.encode(line)) for line in lines] == lines
+    assert len(vocabulary.encode("the the the")) == 3
+    assert vocab.UNKNOWN in vocabulary.encode("the Ω")
+    assert vocabulary.decode(vocabulary.encode(" the\tthe ")) == "the the"
+    assert vocab.build(reversed(lines), size=40).tokens == vocabulary.tokens
+    assert vocabulary.tokens[:4] == ["[pad]", "[unknown]", "[start]", "[end]"]
     smaller = vocab.build(lines, size=12)
     assert len(smaller) == 12
-    assert smaller.tokens == made.tokens[:12]
+    assert smaller.tokens == vocabulary.tokens[:12]
 
 
-def test_each_pair_is_for_training_or_validation_and_reads_the_same_from_both_places(
+def test_each_pair_is_for_training_or_validation_and_is_the_same_when_loaded(
     modules: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vocab, prepare = modules
@@ -67,24 +67,24 @@ def test_each_pair_is_for_training_or_validation_and_reads_the_same_from_both_pl
         (tmp_path / "raw" / name).write_text("".join(f"{source}\t{target}\n" for source, target in some))
     assert prepare.read(tmp_path / "raw") == pairs
     data = prepare.make(pairs, OPTIONS.vocabulary, OPTIONS.longest, OPTIONS.validation)
-    assert "pairs to train on, " in capsys.readouterr().err
+    assert " training pairs, " in capsys.readouterr().err
     prepare.save(data, tmp_path / "made")
     again = prepare.load(tmp_path / "made")
     for each in (data, again):
         texts = {part: texts_of(vocab, each, part) for part in ("training", "validation")}
         assert not set(texts["training"]) & set(texts["validation"])
         held_out = [pair for pair in pairs if prepare.held_out(pair[0], OPTIONS.validation)]
-        assert texts["validation"] == held_out  # all of them, however long
-        assert set(texts["training"]) < set(pairs) - set(held_out)  # the longest are left out
+        assert texts["validation"] == held_out  # all of them, of any length
+        assert set(texts["training"]) < set(pairs) - set(held_out)  # the longest are excluded
         assert max(map(len, rows(each.training[0]))) <= OPTIONS.longest
 
 
 def texts_of(vocab: ModuleType, data: Any, part: str) -> list[tuple[str, str]]:
     sides = []
-    for words, texts in zip((data.source, data.target), getattr(data, part), strict=True):
-        found = rows(texts)
-        assert all(row[-1] == vocab.END for row in found)
-        sides.append([words.decode(row) for row in found])
+    for vocabulary, texts in zip((data.source, data.target), getattr(data, part), strict=True):
+        encoded = rows(texts)
+        assert all(row[-1] == vocab.END for row in encoded)
+        sides.append([vocabulary.decode(row) for row in encoded])
     return list(zip(*sides, strict=True))
 
 
@@ -92,12 +92,12 @@ def rows(texts: Any) -> list[list[int]]:
     return [texts[index].tolist() for index in range(len(texts))]
 
 
-@pytest.mark.parametrize(("text", "told"), [("no tab\n", "line 1: not two texts"), ("", "holds no pairs")])
-def test_a_file_that_holds_no_pairs_is_told(
-    modules: tuple[ModuleType, ModuleType], tmp_path: Path, text: str, told: str
+@pytest.mark.parametrize(("text", "message"), [("no tab\n", "line 1: not two texts"), ("", "contains no pairs")])
+def test_a_file_without_pairs_is_reported(
+    modules: tuple[ModuleType, ModuleType], tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "pairs.tsv").write_text(text)
-    with pytest.raises(SystemExit, match=told):
+    with pytest.raises(SystemExit, match=message):
         modules[1].read(tmp_path / "pairs.tsv")
 
 
@@ -105,15 +105,15 @@ def test_a_file_that_holds_no_pairs_is_told(
 def test_both_job_files_are_valid(name: str) -> None:
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-m", "paceline.cli", "validate", str(FOLDER / name)]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert ended.returncode == 0, ended.stderr
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert result.returncode == 0, result.stderr
 
 
-def test_options_are_as_the_predecessor_had_them() -> None:
-    found = re.findall(r'add_argument\("--([a-z-]+)", type=\w+, default=([\d.]+)', (FOLDER / "train.py").read_text())
-    wanted = {"epochs": "20", "snapshot-every": "5", "batch": "64", "dropout": "0.1", "warm-up": "4000"}
-    wanted |= {"depth": "4", "width": "128", "inner": "512", "heads": "8"}
-    assert wanted.items() <= dict(found).items()
+def test_options_have_the_defaults_of_the_predecessor() -> None:
+    defaults = re.findall(r'add_argument\("--([a-z-]+)", type=\w+, default=([\d.]+)', (FOLDER / "train.py").read_text())
+    expected = {"epochs": "20", "snapshot-every": "5", "batch": "64", "dropout": "0.1", "warm-up": "4000"}
+    expected |= {"depth": "4", "width": "128", "inner": "512", "heads": "8"}
+    assert expected.items() <= dict(defaults).items()
 
 
 MODEL = """
@@ -129,8 +129,8 @@ model = Transformer(20, 24, depth=1, width=16, inner=16, heads=2)
 source, target = np.array([[5, 6, 7, 3], [5, 6, 7, 3]], "int32"), np.array([[2, 8, 9], [2, 8, 10]], "int32")
 scores = model(source, target).numpy()
 padded = model(np.pad(source, ((0, 0), (0, 3))), np.pad(target, ((0, 0), (0, 2)))).numpy()
-np.testing.assert_allclose(scores, padded[:, :3], atol=1e-5)  # padding is not looked at
-np.testing.assert_array_equal(scores[0, :2], scores[1, :2])  # nor is what comes later
+np.testing.assert_allclose(scores, padded[:, :3], atol=1e-5)  # padding is masked
+np.testing.assert_array_equal(scores[0, :2], scores[1, :2])  # and so are later tokens
 assert model(source[:0], target[:0]).shape == (0, 3, 24)  # a share may be empty
 
 one, four = (WarmUp(128, 4000, 64, batch) for batch in (64, 256))  # the same examples, in fewer steps
@@ -140,21 +140,21 @@ np.testing.assert_allclose(four(999), 2 * one(3999), rtol=1e-6)
 
 def chance(text):
     scores = tf.nn.log_softmax(model(np.array([[5, 6, 3]], "int32"), np.array([[2, *text]], "int32"))).numpy()[0]
-    return np.mean([scores[place, token] for place, token in enumerate([*text, 3])])
+    return np.mean([scores[position, token] for position, token in enumerate([*text, 3])])
 
 search, others = Search(model), [token for token in range(24) if token not in (0, 2, 3)]
 assert search([5, 6, 3], beam=24 ** 2, longest=2) == max([[], *([token] for token in others)], key=chance)
 likely = np.argsort(-model(np.array([[5, 6, 3]], "int32"), np.array([[2]], "int32")).numpy()[0, 0])
 first = next(token for token in likely if token in (*others, 3))
-assert search([5, 6, 3], beam=1, longest=1) == ([] if first == 3 else [first])  # the weights are as they come
+assert search([5, 6, 3], beam=1, longest=1) == ([] if first == 3 else [first])  # the weights are random
 print("done")
 """
 
 
-def test_the_model_has_the_size_of_the_predecessor_and_looks_only_where_it_may() -> None:
+def test_the_model_has_the_size_of_the_predecessor_and_masks_attention() -> None:
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", MODEL], cwd=FOLDER, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stdout == "4646882\ndone\n"
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.stdout == "4646882\ndone\n"

@@ -1,4 +1,4 @@
-"""AMX instructions that are announced and not allowed: the probe, real frameworks, runs, and `doctor`."""
+"""AMX instructions that the CPU reports but does not allow: the probe, real frameworks, runs, and `doctor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BFLOAT16 = {
     ),
 }
 PROGRAM = "import os; print('limit', os.environ.get('ONEDNN_MAX_CPU_ISA'))"
-FINDING = "this CPU announces AMX instructions but does not allow them"
+FINDING = "this CPU reports AMX instructions but does not allow them"
 
 
 @pytest.fixture
@@ -38,48 +38,50 @@ def test_the_probe_survives_what_its_child_does_not() -> None:
 
 
 @pytest.mark.parametrize("framework", BFLOAT16)
-def test_bfloat16_works_with_what_programs_are_given_and_without_it_just_where_the_probe_says(
+def test_bfloat16_works_with_the_limit_and_fails_without_it_only_if_the_probe_says_so(
     framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(amx.OVERRIDE, raising=False)
     env = {**without("PACELINE", "ONEDNN", "DNNL", "TF_"), "TF_CPP_MIN_LOG_LEVEL": "3"}
     limits = amx.environment({})
-    for given, dies in ({**env, **limits}, False), (env, bool(limits)):
-        done = subprocess.run([sys.executable, "-c", BFLOAT16[framework]], env=given, capture_output=True, timeout=120)
-        assert done.returncode == (-signal.SIGILL if dies else 0), done.stderr.decode()
-        if given == env:
-            break  # the same twice
+    for variables, dies in ({**env, **limits}, False), (env, bool(limits)):
+        result = subprocess.run(
+            [sys.executable, "-c", BFLOAT16[framework]], env=variables, capture_output=True, timeout=120
+        )
+        assert result.returncode == (-signal.SIGILL if dies else 0), result.stderr.decode()
+        if variables == env:
+            break  # no limits: the second case is the same
 
 
-def test_tasks_are_given_the_limit_with_a_note(me: Person) -> None:
+def test_tasks_get_the_limit_and_a_note_is_printed(me: Person) -> None:
     me.job(PROGRAM, workers=2)
-    done = me.call("run", PACELINE_AMX="traps")
-    assert done.returncode == 0, done.stderr
-    assert "worker-0 | limit AVX512_CORE_FP16" in done.stderr and "worker-1 | limit AVX512_CORE_FP16" in done.stderr
-    (note,) = [line for line in done.stderr.splitlines() if FINDING in line]
-    assert note.endswith("; tasks are given ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16")
+    result = me.call("run", PACELINE_AMX="traps")
+    assert result.returncode == 0, result.stderr
+    assert "worker-0 | limit AVX512_CORE_FP16" in result.stderr and "worker-1 | limit AVX512_CORE_FP16" in result.stderr
+    (note,) = [line for line in result.stderr.splitlines() if FINDING in line]
+    assert note.endswith("; tasks run with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16")
 
 
-def test_a_limit_of_the_job_is_kept_and_where_amx_works_there_is_none(me: Person) -> None:
+def test_a_limit_of_the_job_is_kept_and_none_is_set_if_amx_works(me: Person) -> None:
     me.job(PROGRAM, more="env: {ONEDNN_MAX_CPU_ISA: AVX2}\n")
-    done = me.call("run", PACELINE_AMX="traps")
-    assert "limit AVX2" in done.stderr and FINDING not in done.stderr
+    result = me.call("run", PACELINE_AMX="traps")
+    assert "limit AVX2" in result.stderr and FINDING not in result.stderr
     me.job(PROGRAM)
     assert "limit None" in me.call("run", PACELINE_AMX="works").stderr
 
 
 def test_a_death_by_sigill_names_the_likely_reason(me: Person) -> None:
     me.job("import os, signal; os.kill(os.getpid(), signal.SIGILL)", more="restart: {limit: 0}\n")
-    for said, reason in (("works", "may be built for another CPU"), ("traps", FINDING)):
-        done = me.call("run", "-o", "json", PACELINE_AMX=said)
-        report = json.loads(done.stdout)
-        assert (done.returncode, report["cause"]) == (1, "signal")
+    for probe_result, reason in (("works", "may be built for another CPU"), ("traps", FINDING)):
+        result = me.call("run", "-o", "json", PACELINE_AMX=probe_result)
+        report = json.loads(result.stdout)
+        assert (result.returncode, report["cause"]) == (1, "signal")
         assert report["reason"].startswith("worker-0: killed by SIGILL: ") and reason in report["reason"]
 
 
-def test_doctor_says_so(me: Person) -> None:
-    said = me.call("doctor", PACELINE_AMX="traps").stdout
-    assert f"warn  amx          {FINDING}" in said
-    assert "-> tasks get ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16" in said
+def test_doctor_reports_amx(me: Person) -> None:
+    output = me.call("doctor", PACELINE_AMX="traps").stdout
+    assert f"warn  amx          {FINDING}" in output
+    assert "-> tasks get ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16" in output
     assert "ok    amx          works" in me.call("doctor", PACELINE_AMX="works").stdout
     assert " amx " not in me.call("doctor", PACELINE_AMX="absent").stdout

@@ -1,4 +1,4 @@
-"""`paceline tensorboard` for a run on this machine: it becomes the tensorboard of the person's environment."""
+"""`paceline tensorboard` for a run on this machine: it executes the tensorboard of the user's environment."""
 
 from __future__ import annotations
 
@@ -38,41 +38,42 @@ def path(tmp_path: Path) -> str:
 def test_the_folder_of_the_run_is_shown_at_the_address_that_is_printed(me: Person, path: str) -> None:
     me.job(SHORT + "import os\nopen(os.environ['PACELINE_TENSORBOARD_DIR'] + '/events', 'w').write('x')\n")
     assert me.call("run").returncode == 0
-    done = me.call("tensorboard", "--port", "0", PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-    url, called = done.stdout.splitlines()
+    result = me.call("tensorboard", "--port", "0", PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    url, call = result.stdout.splitlines()
     port = url.removeprefix("http://127.0.0.1:").removesuffix("/")
-    assert f"--logdir {me.run_folder()}/tensorboard --host 127.0.0.1 --port {port} " in called
-    assert "note:" not in done.stderr
+    assert f"--logdir {me.run_folder()}/tensorboard --host 127.0.0.1 --port {port} " in call
+    assert "note:" not in result.stderr
 
 
-def test_a_port_that_is_taken_is_said_and_an_empty_folder_too(me: Person, path: str) -> None:
+def test_a_port_in_use_and_an_empty_folder_are_reported(me: Person, path: str) -> None:
     me.job(SHORT)
     assert me.call("run").returncode == 0
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = me.call("tensorboard", "--port", str(taken.getsockname()[1]), PYTHONPATH=path)
-    assert done.returncode == 1 and "cannot be used: Address already in use; give another with --port" in done.stderr
-    assert "yet: tasks find it as PACELINE_TENSORBOARD_DIR" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        result = me.call("tensorboard", "--port", str(server.getsockname()[1]), PYTHONPATH=path)
+    assert result.returncode == 1 and ": Address already in use; choose another with --port" in result.stderr
+    assert "is still empty: tasks must write to the folder in PACELINE_TENSORBOARD_DIR" in result.stderr
 
 
-def test_an_environment_without_tensorboard_is_said_with_what_to_install(me: Person, tmp_path: Path) -> None:
+def test_an_environment_without_tensorboard_is_reported_with_what_to_install(me: Person, tmp_path: Path) -> None:
     me.job(SHORT)
     assert me.call("run").returncode == 0
     python = tmp_path / "bare" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(Path(sys.executable).resolve())
-    done = me.call("tensorboard", VIRTUAL_ENV=str(tmp_path / "bare"))
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == (
-        f"error: {python} has no tensorboard: pip install tensorboard, or activate an environment that has it\n"
+    result = me.call("tensorboard", VIRTUAL_ENV=str(tmp_path / "bare"))
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr == (
+        f"error: tensorboard is not installed for {python}; "
+        "install it in this environment, or activate one that has it\n"
     )
 
 
-def test_a_run_goes_on_without_tensorboard_where_there_is_none(me: Person, tmp_path: Path) -> None:
+def test_a_run_continues_if_tensorboard_is_not_installed(me: Person, tmp_path: Path) -> None:
     me.job(SHORT, more="tensorboard: true\n")
     python = tmp_path / "bare" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(Path(sys.executable).resolve())
-    done = me.call("run", VIRTUAL_ENV=str(tmp_path / "bare"))
-    assert done.returncode == 0, done.stderr
-    assert f"note: no TensorBoard beside the run: {python} has no tensorboard (pip install tensorboard)" in done.stderr
+    result = me.call("run", VIRTUAL_ENV=str(tmp_path / "bare"))
+    assert result.returncode == 0, result.stderr
+    assert f"note: TensorBoard is not started: tensorboard is not installed for {python}" in result.stderr

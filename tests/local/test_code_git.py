@@ -1,4 +1,4 @@
-"""What git ignores is not sent: compared with git itself."""
+"""Files that git ignores are not sent: compared with git itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from support.folders import make, sent, write
 GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 
 
-def git(folder: Path, *words: str) -> bytes:
+def git(folder: Path, *arguments: str) -> bytes:
     return subprocess.run(
-        ["git", *words], cwd=folder, env={**without("GIT"), **GIT}, stdout=subprocess.PIPE, check=True
+        ["git", *arguments], cwd=folder, env={**without("GIT"), **GIT}, stdout=subprocess.PIPE, check=True
     ).stdout
 
 
@@ -43,7 +43,7 @@ PIECES = (
 
 PATTERNS = st.builds(
     "".join, st.tuples(st.sampled_from(["", "", "!", "/"]), st.lists(st.sampled_from(PIECES), max_size=5).map("".join))
-).filter(lambda line: not re.search(r"[^/*!]\*\*|\*\*[^/*]", line))  # of `a**/b`, git makes this or that by chance
+).filter(lambda line: not re.search(r"[^/*!]\*\*|\*\*[^/*]", line))  # git handles `a**/b` inconsistently
 
 
 LINES = st.lists(PATTERNS, max_size=4)
@@ -84,7 +84,7 @@ def test_patterns_that_are_easy_to_get_wrong(repository: Path, line: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("lines", "left"),
+    ("lines", "ignored"),
     [
         ("*.log", {"keep/b.log", "a.log", "keep/c/d.log"}),
         ("*.log\n!a.log", {"keep/b.log", "keep/c/d.log"}),
@@ -97,16 +97,16 @@ def test_patterns_that_are_easy_to_get_wrong(repository: Path, line: str) -> Non
         ("\ufeffa.log  \n# b.txt\n\n  ", {"a.log"}),
     ],
 )
-def test_the_usual_patterns(tmp_path: Path, lines: str, left: set[str]) -> None:
+def test_the_usual_patterns(tmp_path: Path, lines: str, ignored: set[str]) -> None:
     git(tmp_path, "init", "--quiet")
     everything = {"a.log", "b.txt", "keep/a.txt", "keep/b.log", "keep/c/d.log"}
     make(tmp_path, *everything)
     write(tmp_path, {".gitignore": lines})
-    assert sent(tmp_path) - {".gitignore"} == everything - left
+    assert sent(tmp_path) - {".gitignore"} == everything - ignored
     assert sent(tmp_path) == listed_by_git(tmp_path)
 
 
-def test_ignore_files_of_the_repository_above_count_too(tmp_path: Path) -> None:
+def test_ignore_files_of_the_enclosing_repository_apply_too(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     write(tmp_path, {".gitignore": "*.bin\n/jobs/mine/data/\n!/jobs/mine/small.bin", "jobs/.gitignore": "*.tmp"})
     write(tmp_path, {"jobs/.pacelineignore": "notes.md"})
@@ -121,7 +121,7 @@ def test_a_folder_that_its_repository_ignores_can_still_be_sent(tmp_path: Path) 
     assert sent(job) == {"train.py"}
 
 
-def test_a_repository_of_dotfiles_does_not_hide_what_lies_below_it(
+def test_a_repository_of_dotfiles_does_not_hide_the_files_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Evaluators of real runs: each committed snapshot once, whoever is killed, and what came of it where people look."""
+"""Evaluators of real runs: each committed snapshot is evaluated once despite kills, and users see the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline.storage.manifest import Id
+from paceline.storage.snapshots.manifest import SnapshotId
 from support.runs import Run, Starter, eventually, kill
 from support.saving import Place, a_job, bucket, commit, do, folder, warnings
 
@@ -20,79 +20,89 @@ BEST = {"best": {"metric": "accuracy", "mode": "max"}}
 
 
 @pytest.fixture(params=["folder", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return folder(tmp_path / "place") if request.param == "folder" else bucket(request.getfixturevalue(request.param))
 
 
-def evaluated_job(state: Path, place: Place, evaluators: int = 1, **more: Any) -> dict[str, Any]:
+def evaluated_job(state: Path, location: Place, evaluators: int = 1, **more: Any) -> dict[str, Any]:
     roles = {"worker": {"replicas": 1}, "evaluator": {"replicas": evaluators}}
-    return a_job(state, place, "--follow", roles=roles, **more)
+    return a_job(state, location, "--follow", roles=roles, **more)
 
 
-def said(run: Run, word: str, task: str = "evaluator-0") -> list[int]:
+def logged_steps(run: Run, word: str, task: str = "evaluator-0") -> list[int]:
     return [int(line.split()[-1]) for line in run.log(task).splitlines() if f" {word} " in line]
 
 
-def begins(run: Run, *steps: int) -> None:
-    eventually(f"it begins with {steps}", lambda: said(run, "begins") == list(steps), more=lambda: _all(run))
+def wait_until_begun(run: Run, *steps: int) -> None:
+    eventually(
+        f"it begins with {steps}", lambda: logged_steps(run, "begins") == list(steps), more=lambda: log_and_story(run)
+    )
 
 
-def _all(run: Run) -> str:
+def log_and_story(run: Run) -> str:
     return f"{run.log('evaluator-0')}\n{run.story()}"
 
 
 def curve(run: Run, task: str = "evaluator-0") -> Iterator[tuple[int, float]]:
     """As TensorBoard reads it."""
-    found = EventAccumulator(str(run.folder / "tensorboard" / task))
-    found.Reload()
-    for event in found.Tensors("accuracy"):
+    accumulator = EventAccumulator(str(run.folder / "tensorboard" / task))
+    accumulator.Reload()
+    for event in accumulator.Tensors("accuracy"):
         yield event.step, round(float(event.tensor_proto.float_val[0]), 4)
 
 
-def test_each_is_evaluated_once_whoever_is_killed_and_the_best_is_kept(
-    start: Starter, state: Path, place: Place
+def test_each_snapshot_is_evaluated_once_despite_kills_and_the_best_is_kept(
+    start: Starter, state: Path, location: Place
 ) -> None:
-    run = start(evaluated_job(state, place, snapshots={"keep": 1, **BEST}), env=place.env)
+    run = start(evaluated_job(state, location, snapshots={"keep": 1, **BEST}), env=location.env)
     commit(run, state, 10, 20, 30)
-    begins(run, 10)
+    wait_until_begun(run, 10)
     kill(run.task("evaluator-0"))
-    begins(run, 10, 10)
+    wait_until_begun(run, 10, 10)
     (state / "go-10").touch()
     run.wait("evaluated", step=10)
-    begins(run, 10, 10, 20)
+    wait_until_begun(run, 10, 10, 20)
     kill(run.keeper("evaluator-host-0"))
-    begins(run, 10, 10, 20, 20)
-    assert place.of(run).known().committed == {Id(30, 1), Id(20, 1), Id(10, 1)}, "the best so far, and what waits"
+    wait_until_begun(run, 10, 10, 20, 20)
+    assert location.of(run).inventory().committed == {SnapshotId(30, 1), SnapshotId(20, 1), SnapshotId(10, 1)}, (
+        "the best so far, and those that wait for evaluation"
+    )
     kill(run.agent("captain"))
     (state / "go-20").touch()
     run.wait("evaluated", step=20)
     (state / "finish").touch()
     run.wait("ending")
-    begins(run, 10, 10, 20, 20, 30)
+    wait_until_begun(run, 10, 10, 20, 20, 30)
     kill(run.agent("captain"))
     run.wait("captain-returned", after=run.position())
     kill(run.task("evaluator-0"))
-    begins(run, 10, 10, 20, 20, 30, 30)
+    wait_until_begun(run, 10, 10, 20, 20, 30, 30)
     (state / "go").touch()
     report = run.succeeds()
-    assert said(run, "evaluated") == [10, 20, 30] and "no more" in run.log("evaluator-0")
+    assert logged_steps(run, "evaluated") == [10, 20, 30] and "no more" in run.log("evaluator-0")
     assert [event["step"] for event in run.events("evaluated")] == [10, 20, 30]
-    assert place.of(run).known().committed == {Id(30, 1), Id(20, 1)}
+    assert location.of(run).inventory().committed == {SnapshotId(30, 1), SnapshotId(20, 1)}
     best = {"snapshot": "step-20-g1", "metric": "accuracy", "value": 1.0}
     assert report["best"] == best and report["metrics"]["evaluator-0"]["accuracy"] == pytest.approx(1 / 11)
     assert list(curve(run)) == [(10, 0.0909), (20, 1.0), (30, 0.0909)]
-    shown = json.loads(run.call("snapshots", "ls", run.folder.name, "-o", "json").stdout)
-    assert [each["metrics"]["accuracy"] for each in shown] == pytest.approx([1 / 11, 1.0])
+    snapshots = json.loads(run.call("snapshots", "ls", run.folder.name, "-o", "json").stdout)
+    assert [each["metrics"]["accuracy"] for each in snapshots] == pytest.approx([1 / 11, 1.0])
     assert "  best         step-20-g1: accuracy 1" in run.call("status", run.folder.name).stdout
     assert not [name for name in ("evaluating", "evaluated") if (run.folder / name).exists()]
     assert warnings(run) == []
 
 
-def test_what_is_done_while_the_captain_is_away_is_not_done_again(start: Starter, state: Path, tmp_path: Path) -> None:
-    place = folder(tmp_path / "place")
-    run = start(evaluated_job(state, place, 2), env=place.env)
+def test_evaluations_made_while_the_captain_is_away_are_not_repeated(
+    start: Starter, state: Path, tmp_path: Path
+) -> None:
+    location = folder(tmp_path / "place")
+    run = start(evaluated_job(state, location, 2), env=location.env)
     commit(run, state, 10, 20)
-    eventually("both have one", lambda: said(run, "begins") + said(run, "begins", "evaluator-1"), more=run.story)
+    eventually(
+        "both have one",
+        lambda: logged_steps(run, "begins") and logged_steps(run, "begins", "evaluator-1"),
+        more=run.story,
+    )
     commit(run, state, 30)
     kill(run.keeper("captain"))
     (state / "go").touch()
@@ -101,8 +111,8 @@ def test_what_is_done_while_the_captain_is_away_is_not_done_again(start: Starter
     do(state, 50)
     (state / "finish").touch()
     run.succeeds()
-    done = said(run, "evaluated") + said(run, "evaluated", "evaluator-1")
-    assert sorted(done) == [10, 20, 30, 40, 50], "they share them"
+    evaluated = logged_steps(run, "evaluated") + logged_steps(run, "evaluated", "evaluator-1")
+    assert sorted(evaluated) == [10, 20, 30, 40, 50], "the evaluators share the snapshots"
     assert {event["step"] for event in run.events("evaluated")} == {10, 20, 30, 40, 50}
-    each = [step for task in ("evaluator-0", "evaluator-1") for step, _ in curve(run, task)]
-    assert sorted(each) == [10, 20, 30, 40, 50]
+    curve_steps = [step for task in ("evaluator-0", "evaluator-1") for step, _ in curve(run, task)]
+    assert sorted(curve_steps) == [10, 20, 30, 40, 50]

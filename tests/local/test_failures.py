@@ -1,4 +1,4 @@
-"""What goes wrong, told apart: each cause is named in the report, and training goes on or ends as it should."""
+"""Failures of many kinds: the report names the cause of each, and training continues or ends as it should."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from support.runs import (
 pytestmark = pytest.mark.timeout(240)
 
 LEASE_S = 4.0
-# Whoever waits for the end of a lease need not wait as long as people do.
+# A shorter lease, for tests that wait until it expires.
 SHORT_LEASE = f"""
 import functools, sys
 from paceline.backends.local import supervisor
@@ -67,17 +67,17 @@ def test_an_exception_once_is_recovered_from(start: Starter, state: Path) -> Non
 
 
 def test_the_same_error_twice_without_progress_ends_the_run(start: Starter) -> None:
-    # Alone: another task might come further than it did before, which would be progress.
+    # One worker only: another task might get further than before, which would be progress.
     run = start(job(misbehave("--report", "--fail-at", 3, "--fail-rank", 0), workers=1))
     report = run.fails()
     assert causes(report) == [("program-error", "worker-0")]
     assert report["cause"] == "program-error" and report["generations"] == 2
-    for words in ("worker-0", "Injected: asked for by the test", "faults.py:", "same error at the same place twice"):
-        assert words in report["reason"]
+    for text in ("worker-0", "Injected: asked for by the test", "faults.py:", "same error at the same line twice"):
+        assert text in report["reason"]
     assert "Injected" in run.said() and "faults.py:" in run.said()
 
 
-def test_an_exit_code_without_a_word_is_an_error_of_the_program(start: Starter) -> None:
+def test_an_exit_code_without_a_message_is_a_program_error(start: Starter) -> None:
     run = start(job(misbehave("--fail-at", 1, "--fail-how", "exit:7"), restart={"limit": 0}))
     report = run.fails()
     assert (report["cause"], report["restarts"]) == ("program-error", [])
@@ -111,7 +111,7 @@ def test_a_task_killed_by_a_signal(start: Starter, state: Path, name: str) -> No
 
 
 class Cgroup:
-    """A memory cgroup of its own, of either version, for one run."""
+    """A memory cgroup for one run, of either version."""
 
     def __init__(self, limit: int) -> None:
         first = Path("/sys/fs/cgroup/memory")
@@ -141,13 +141,13 @@ class Cgroup:
 
 @pytest.fixture
 def cgroup() -> Iterator[Cgroup]:
-    made = Cgroup(768 << 20)
-    yield made
-    made.remove()
+    group = Cgroup(768 << 20)
+    yield group
+    group.remove()
 
 
 @pytest.mark.long  # needs root, for a cgroup
-def test_out_of_memory_is_told_from_other_kills(cgroup: Cgroup, state: Path, tmp_path: Path) -> None:
+def test_out_of_memory_is_distinguished_from_other_kills(cgroup: Cgroup, state: Path, tmp_path: Path) -> None:
     with runs.starter(tmp_path) as start:
         run = start(job(orders("none", state)), preexec_fn=cgroup.enter)
         run.all_step()
@@ -155,7 +155,7 @@ def test_out_of_memory_is_told_from_other_kills(cgroup: Cgroup, state: Path, tmp
         restart = recovers(run, 0)
         assert (restart["cause"], restart["task"]) == ("out-of-memory", "worker-0")
         assert "memory" in restart["detail"]
-        # The kernel has killed in this cgroup before, but it was not the one this time.
+        # The kernel has killed in this cgroup before, but not this time.
         after = run.position()
         os.kill(run.task("worker-1"), signal.SIGKILL)
         recovers(run, after)
@@ -163,10 +163,10 @@ def test_out_of_memory_is_told_from_other_kills(cgroup: Cgroup, state: Path, tmp
         assert causes(report) == [("out-of-memory", "worker-0"), ("signal", "worker-1")]
 
 
-def test_a_port_that_is_taken(start: Starter) -> None:
-    taken = socket.create_server(("127.0.0.1", 0))
-    with taken:
-        port = str(taken.getsockname()[1])
+def test_a_port_in_use(start: Starter) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server:
+        port = str(server.getsockname()[1])
         command = misbehave("--listen", "TAKEN", "--steps", 3, "--report")
         run = start(job(command, workers=1, env={"TAKEN": port}))
         restart = run.wait("restart")
@@ -198,7 +198,7 @@ def test_a_task_that_gets_a_sigterm_from_outside_was_preempted(start: Starter, s
     assert causes(finish(run, state)) == [("preempted", "worker-0")]
 
 
-def test_a_host_that_is_told_to_go_was_preempted(start: Starter, state: Path) -> None:
+def test_a_host_that_gets_a_sigterm_was_preempted(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)))
     run.all_step()
     keeper = run.keeper("worker-host-0")
@@ -208,7 +208,7 @@ def test_a_host_that_is_told_to_go_was_preempted(start: Starter, state: Path) ->
     assert causes(finish(run, state)) == [("preempted", "worker-0")]
 
 
-def test_a_task_that_leaves_in_good_order_when_its_host_has_to_go_has_not_succeeded(start: Starter) -> None:
+def test_a_task_that_exits_cleanly_when_its_host_is_preempted_has_not_succeeded(start: Starter) -> None:
     run = start(job(misbehave("--steps", 10**6, "--report", "--slow-sigterm", 0)))
     run.all_step()
     for host in ("worker-host-0", "worker-host-1"):
@@ -230,15 +230,15 @@ sys.exit(main())
 """
 
 
-def test_a_host_that_never_comes_ends_the_wait_with_its_name(start: Starter) -> None:
+def test_a_host_that_never_joins_is_named_when_the_wait_ends(start: Starter) -> None:
     run = start(job(misbehave(), limits={"start": "3s"}), command=[sys.executable, "-c", BROKEN_HOST])
     report = run.fails()
     assert (report["cause"], report["generations"], report["restarts"]) == ("start-timeout", 0, [])
-    assert "missing worker-1" in report["reason"] and "limits.start" in report["reason"]
+    assert "worker-1 did not start" in report["reason"] and "limits.start" in report["reason"]
     assert "worker-0" not in report["reason"]
 
 
-def test_a_host_that_does_not_come_back_ends_the_wait_with_its_name(start: Starter) -> None:
+def test_a_host_that_does_not_return_is_named_when_the_wait_ends(start: Starter) -> None:
     run = start(job(misbehave("--report", "--steps", 10**6), limits={"start": "5s"}), command=SHORT)
     run.all_step()
     os.kill(run.supervisor, signal.SIGSTOP)  # so that nobody replaces the host
@@ -248,14 +248,14 @@ def test_a_host_that_does_not_come_back_ends_the_wait_with_its_name(start: Start
         ended = run.wait("run-ended")
     finally:
         os.kill(run.supervisor, signal.SIGCONT)
-    assert ended["cause"] == "start-timeout" and "missing worker-0" in ended["reason"]
+    assert ended["cause"] == "start-timeout" and "worker-0 did not start" in ended["reason"]
     assert run.fails()["cause"] == "start-timeout"
 
 
 # ---- hangs
 
 
-def stacks_are_kept(run: Run, report: dict[str, Any], tasks: tuple[str, ...] = ("worker-0", "worker-1")) -> None:
+def check_stacks(run: Run, report: dict[str, Any], tasks: tuple[str, ...] = ("worker-0", "worker-1")) -> None:
     assert set(report["stacks"]) == set(tasks)
     for task in tasks:
         assert 'File "' in report["stacks"][task] and "orders.py" in report["stacks"][task]
@@ -265,8 +265,8 @@ def stacks_are_kept(run: Run, report: dict[str, Any], tasks: tuple[str, ...] = (
 
 def test_a_stopped_task_is_a_hang(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state), restart={"hang_after": "5s"}))
-    run.all_step()  # stopped before that, it may have no stacks to show
-    # Without a collective the others would go on, and the group with them.
+    run.all_step()  # a task that is stopped earlier may have no stacks to show
+    # Without a collective the others would continue, and the group with them.
     os.kill(run.task("worker-1"), signal.SIGSTOP)
     order(state, 0, "sleep")
     recovers(run, 0)
@@ -274,8 +274,8 @@ def test_a_stopped_task_is_a_hang(start: Starter, state: Path) -> None:
     assert hang["progress"] == "step" and hang["limit_s"] == 5 and hang["silent_s"] >= 5
     report = finish(run, state)
     assert causes(report) == [("hang", "worker-1")]
-    assert "stopped" in report["restarts"][0]["detail"]
-    stacks_are_kept(run, report)
+    assert "suspended" in report["restarts"][0]["detail"]
+    check_stacks(run, report)
 
 
 def test_an_endless_loop_that_holds_the_gil_is_a_hang(start: Starter, state: Path) -> None:
@@ -287,7 +287,7 @@ def test_an_endless_loop_that_holds_the_gil_is_a_hang(start: Starter, state: Pat
     report = finish(run, state)
     assert causes(report) == [("hang", "worker-1")]
     assert "busy" in report["restarts"][0]["detail"]
-    stacks_are_kept(run, report)
+    check_stacks(run, report)
     assert "faults.py" in report["stacks"]["worker-1"]
 
 
@@ -298,7 +298,7 @@ def test_a_collective_that_waits_for_a_sleeping_rank_is_a_hang(start: Starter, s
     recovers(run, 0)
     report = finish(run, state, ahead=TOGETHER)
     assert [cause for cause, _ in causes(report)] == ["hang"]
-    stacks_are_kept(run, report)
+    check_stacks(run, report)
     assert "all_reduce" in report["stacks"]["worker-0"]
     assert "faults.py" in report["stacks"]["worker-1"]
 
@@ -307,15 +307,17 @@ def test_a_collective_that_waits_for_a_sleeping_rank_is_a_hang(start: Starter, s
 def test_a_chief_that_waits_for_a_missing_worker_is_a_hang(start: Starter, state: Path) -> None:
     order(state, 1, "sleep", when="start")
     roles = {"chief": {"replicas": 1}, "worker": {"replicas": 1}}
-    made = job(orders("tensorflow", state, "--steps", 5), framework="tensorflow", strategy="multi-worker", roles=roles)
-    run = start({**made, "restart": {"hang_after": "30s"}})  # more than TensorFlow takes to be imported
+    fields = job(
+        orders("tensorflow", state, "--steps", 5), framework="tensorflow", strategy="multi-worker", roles=roles
+    )
+    run = start({**fields, "restart": {"hang_after": "30s"}})  # longer than the import of TensorFlow takes
     report = run.succeeds(limit=180)
     assert [cause for cause, _ in causes(report)] == ["hang"]
-    stacks_are_kept(run, report, ("chief-0", "worker-0"))
+    check_stacks(run, report, ("chief-0", "worker-0"))
     assert run.wait("hang")["progress"] == "output"
 
 
-def test_a_task_that_catches_sigabrt_is_ended_all_the_same(start: Starter) -> None:
+def test_a_task_that_catches_sigabrt_is_killed_anyway(start: Starter) -> None:
     program = "import signal, time\nsignal.signal(signal.SIGABRT, lambda *_: None)\nwhile True: time.sleep(1)"
     run = start(job(["python", "-c", program], workers=1, restart={"hang_after": "1s", "limit": 1}))
     report = run.fails()
@@ -336,7 +338,7 @@ def test_restart_limit_ends_a_run_that_makes_no_progress(start: Starter) -> None
     assert formed == [1, 2, 3]
 
 
-def test_restarts_are_counted_apart_for_each_cause(start: Starter) -> None:
+def test_restarts_are_counted_separately_for_each_cause(start: Starter) -> None:
     program = (
         "import os, signal, sys; generation = int(os.environ['PACELINE_GENERATION']);"
         "generation in (1, 3) and os.kill(os.getpid(), signal.SIGKILL);"
@@ -349,14 +351,14 @@ def test_restarts_are_counted_apart_for_each_cause(start: Starter) -> None:
     assert report["generations"] == 5
 
 
-def test_new_steps_start_the_count_again(start: Starter, state: Path) -> None:
+def test_new_steps_reset_the_restart_count(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state), restart={"limit": 1}))
 
     def newest() -> int:
         return max((event["step"] for event in run.events("step")), default=0)
 
     for _ in range(3):
-        best = newest()  # the last one of a task may be told only with its end
+        best = newest()  # the last step of a task may be reported only when it ends
         eventually("a new step", lambda best=best: newest() > best, more=run.story)
         after = run.position()
         os.kill(run.task("worker-1"), signal.SIGKILL)
@@ -397,7 +399,7 @@ def test_a_task_that_ends_while_the_captain_is_away(start: Starter, state: Path)
     assert report["restarts"][0]["cause"] in ("signal", "host-lost")
 
 
-def test_members_end_their_tasks_when_the_captain_is_dead_for_a_lease(start: Starter, state: Path) -> None:
+def test_members_end_their_tasks_when_the_captain_is_dead_for_longer_than_a_lease(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state)), command=SHORT)
     run.all_step()
     tasks = run.tasks()
@@ -406,7 +408,7 @@ def test_members_end_their_tasks_when_the_captain_is_dead_for_a_lease(start: Sta
         killed = time.monotonic()
         os.kill(run.keeper("captain"), signal.SIGKILL)
         eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), 2 * LEASE_S, run.story)
-        assert time.monotonic() - killed > LEASE_S - 3  # since the last beat that was answered, a while before
+        assert time.monotonic() - killed > LEASE_S - 3  # it runs from the last heartbeat that was answered
     finally:
         os.kill(run.supervisor, signal.SIGCONT)
     assert run.wait("captain-returned")["adopted"] is False
@@ -430,7 +432,7 @@ def test_a_captain_that_was_stopped_for_longer_than_a_lease(start: Starter, stat
             os.kill(pid, signal.SIGCONT)
     run.wait_for_step(generation=2)
     report = finish(run, state)
-    assert report["generations"] in (2, 3), run.story()  # its keeper may replace it before it is heard of again
+    assert report["generations"] in (2, 3), run.story()  # its keeper may replace it before it responds again
     assert {restart["cause"] for restart in report["restarts"]} == {"host-lost"}
 
 
@@ -447,7 +449,7 @@ def test_a_stopped_captain_is_replaced_by_its_keeper(start: Starter, state: Path
 
 
 def test_a_stopped_agent_loses_its_tasks(start: Starter, state: Path) -> None:
-    """It can no longer keep them to its lease: its keeper ends it, and with it what it ran."""
+    """It can no longer enforce its lease on them: its keeper kills it and its tasks."""
     run = start(job(orders("none", state)), command=SHORT)
     run.all_step()
     agent, task = run.agent("worker-host-1"), run.task("worker-1")
@@ -462,7 +464,7 @@ def test_a_stopped_agent_loses_its_tasks(start: Starter, state: Path) -> None:
 
 
 @pytest.mark.long  # needs root, to mount a disk
-def test_a_full_log_disk_is_said_once_and_training_ends_well(start: Starter, state: Path) -> None:
+def test_a_full_log_disk_is_reported_once_and_training_succeeds(start: Starter, state: Path) -> None:
     run = start(job(orders("none", state, "--gate", "--words", 2000)))
     eventually("both tasks wait", lambda: len(list(state.glob("ready-*"))) == 2, more=run.story)
     with small_disk(run.folder / "logs", "64k"):
@@ -478,7 +480,7 @@ def test_a_full_log_disk_is_said_once_and_training_ends_well(start: Starter, sta
     assert causes(report) == [("signal", "worker-1")]
     warnings = [event["text"] for event in run.events("warning")]
     assert all("No space left" in text or "no space left" in text for text in warnings)
-    assert len(warnings) == len(set(warnings)) <= 2, "each log says it once"
+    assert len(warnings) == len(set(warnings)) <= 2, "each log reports it once"
 
 
 @pytest.mark.long  # needs root, to mount a disk
@@ -535,11 +537,11 @@ def test_a_restart_is_warm_unless_the_job_says_otherwise(start: Starter, state: 
     finish(run, state)
 
 
-def test_tasks_of_parameter_server_jobs_restart_as_their_role_says(start: Starter) -> None:
-    stays = misbehave("--steps", 10**6, "--report")
-    roles = {role: {"replicas": 1 if role != "worker" else 2, "command": stays} for role in ("chief", "worker", "ps")}
-    made = {"name": "attack", "framework": "tensorflow", "strategy": "parameter-server", "roles": roles}
-    run = start(made)
+def test_tasks_of_parameter_server_jobs_restart_according_to_their_role(start: Starter) -> None:
+    command = misbehave("--steps", 10**6, "--report")
+    roles = {role: {"replicas": 1 if role != "worker" else 2, "command": command} for role in ("chief", "worker", "ps")}
+    fields = {"name": "attack", "framework": "tensorflow", "strategy": "parameter-server", "roles": roles}
+    run = start(fields)
     eventually("all run", lambda: len(run.tasks()) == 4, more=run.story)
     run.wait_for_step(task="worker-1")
     before = run.tasks()
@@ -552,8 +554,8 @@ def test_tasks_of_parameter_server_jobs_restart_as_their_role_says(start: Starte
     os.kill(before["ps-0"], signal.SIGKILL)
     assert sorted(run.wait("restart", after=after)["scope"]) == ["chief-0", "ps-0", "worker-0", "worker-1"]
 
-    def anew() -> bool:
+    def all_restarted() -> bool:
         now = run.tasks()
         return now.keys() == before.keys() and not set(now.values()) & set(between.values())
 
-    eventually("all run anew, the workers too", anew, more=run.story)
+    eventually("all tasks run again, the workers too", all_restarted, more=run.story)

@@ -1,4 +1,4 @@
-"""Keras 3's fit on two workers, by programs in which nothing of Paceline is: as in a single process."""
+"""Keras 3's fit on two workers, with programs that do not use Paceline: the results are those of a single process."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ pytestmark = pytest.mark.timeout(400)
 PROGRAM = "keras_fit.py"
 FRAMEWORK_S = 300.0
 TENSORFLOW = {"framework": "tensorflow", "env": {"TF_CPP_MIN_LOG_LEVEL": "2"}, "restart": {"warm": False, "limit": 0}}
-PATCHED = "is patched for fit on several workers (tensorflow.patch_keras)"
-# Gradients are added up in half precision, in another order.
+PATCHED = "is patched for several workers (tensorflow.patch_keras)"
+# Gradients are summed in half precision, in another order.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 1e-2}
 
-Found = dict[str, Any]
+Result = dict[str, Any]
 
 
-def files(folder: Path, rank: int) -> dict[str, Found]:
-    """What a process found in each case."""
+def read_results(folder: Path, rank: int) -> dict[str, Result]:
+    """The results of a process, by case."""
     ending = f"-{rank}.json"
     return {path.name[: -len(ending)]: json.loads(path.read_text()) for path in folder.glob(f"*{ending}")}
 
 
 @contextlib.contextmanager
-def ran(place: Path, *cases: str) -> Iterator[Run]:
-    """A run of two workers, and in the folder `alone` what one process found meanwhile."""
-    process = alone(PROGRAM, place / "alone", *cases, env={})
-    with starter(place) as start:
+def running(folder: Path, *cases: str) -> Iterator[Run]:
+    """A run of two workers; the folder `alone` gets the results of one process meanwhile."""
+    process = alone(PROGRAM, folder / "alone", *cases, env={})
+    with starter(folder) as start:
         try:
-            run = start(job(["python", str(PROGRAMS / PROGRAM), str(place / "pair"), *cases], **TENSORFLOW))
+            run = start(job(["python", str(PROGRAMS / PROGRAM), str(folder / "pair"), *cases], **TENSORFLOW))
             run.succeeds(FRAMEWORK_S)
-            _, words = process.communicate(timeout=FRAMEWORK_S)
+            _, stderr = process.communicate(timeout=FRAMEWORK_S)
         finally:
             process.kill()
-        assert process.returncode == 0, words[-6000:]
+        assert process.returncode == 0, stderr[-6000:]
         yield run
 
 
@@ -57,69 +57,69 @@ CASES = [*FIRST, *(pytest.param(case, marks=pytest.mark.long) for case in OTHERS
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with ran(tmp_path_factory.mktemp("fit"), *FIRST) as run:
+    with running(tmp_path_factory.mktemp("fit"), *FIRST) as run:
         yield run
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with ran(tmp_path_factory.mktemp("others"), *OTHERS) as run:
+    with running(tmp_path_factory.mktemp("others"), *OTHERS) as run:
         yield run
 
 
-By = tuple[dict[str, Found], dict[str, Found], dict[str, Found]]
+Results = tuple[dict[str, Result], dict[str, Result], dict[str, Result]]
 
 
-def by(run: Run) -> By:
-    """By one process, by worker-0, by worker-1."""
-    place = run.place.parent
-    return files(place / "alone", 0), files(place / "pair", 0), files(place / "pair", 1)
+def all_results(run: Run) -> Results:
+    """Of one process, of worker-0, of worker-1."""
+    folder = run.place.parent
+    return read_results(folder / "alone", 0), read_results(folder / "pair", 0), read_results(folder / "pair", 1)
 
 
 @pytest.fixture
-def found(case: str, request: pytest.FixtureRequest) -> By:
-    return by(request.getfixturevalue("others" if case in OTHERS else "run"))
+def results(case: str, request: pytest.FixtureRequest) -> Results:
+    return all_results(request.getfixturevalue("others" if case in OTHERS else "run"))
 
 
-OWN = ("noted", "shuffled", "shuffled by a seed")  # not to be compared with one process
-OF_ONE_WORKER = {"best", "lines", "boards"}  # what is in files is looked at by the first alone
+OWN = ("noted", "shuffled", "shuffled by a seed")  # not compared with one process
+OF_ONE_WORKER = {"best", "lines", "boards"}  # only the first worker reads the files
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_workers_come_to_what_one_process_does(found: By, case: str) -> None:
-    one, first, second = found
+def test_two_workers_get_the_results_of_one_process(results: Results, case: str) -> None:
+    one, first, second = results
     assert {name: value for name, value in first[case].items() if name not in OF_ONE_WORKER} == {
         name: value for name, value in second[case].items() if name not in OF_ONE_WORKER
-    }, "to the last bit: callbacks that decide on it decide alike"
+    }, "equal to the last bit, so that callbacks decide alike"
     if case in OWN:
         return
     assert numbers(first[case]) == pytest.approx(numbers(one[case]), rel=TOLERANCE.get(case, 1e-4), abs=1e-5)
 
 
 def numbers(value: Any, path: str = "") -> dict[str, float]:
-    """Each number by where it stands."""
+    """Each number by its path."""
     if isinstance(value, dict):
         return {key: each for name in value for key, each in numbers(value[name], f"{path}/{name}").items()}
     if isinstance(value, list):
-        return {key: each for at, item in enumerate(value) for key, each in numbers(item, f"{path}/{at}").items()}
+        return {key: each for index, item in enumerate(value) for key, each in numbers(item, f"{path}/{index}").items()}
     return {path: float(value)}
 
 
 def test_every_example_of_shuffled_arrays_is_seen_once_an_epoch(run: Run) -> None:
-    _, first, _ = by(run)
+    _, first, _ = all_results(run)
     for case in ("shuffled", "shuffled by a seed"):
         assert first[case] == {"seen": [2.0] * 37, "alike": 0.0}
 
 
-def test_a_step_that_overflows_on_one_worker_is_left_out_by_all(run: Run) -> None:
-    _, first, second = by(run)
+def test_a_step_that_overflows_on_one_worker_is_skipped_by_all(run: Run) -> None:
+    _, first, second = all_results(run)
     assert (first["float16"]["iterations"], first["float16"]["scale"]) == (9, 32.0)
     assert second["float16"]["weights"] == first["float16"]["weights"]
 
 
-def test_callbacks_stop_and_go_on_as_in_one_process(run: Run) -> None:
-    """An epoch is in the table twice where the first fit was interrupted after it, and before it was kept."""
-    one, first, _ = by(run)
+def test_callbacks_stop_and_resume_as_in_one_process(run: Run) -> None:
+    """An epoch is in the table twice if the first fit was interrupted after it and before it was saved."""
+    one, first, _ = all_results(run)
     assert first["callbacks"]["interrupted"] and first["callbacks"]["lines"] == one["callbacks"]["lines"]
     assert first["callbacks"]["lines"][:4] == [0, 1, 2, 3] and len(first["callbacks"]["lines"]) < 40
     assert first["callbacks"]["boards"] == one["callbacks"]["boards"]
@@ -133,8 +133,8 @@ def test_one_line_says_that_keras_is_patched(run: Run) -> None:
 # ---- without the patch
 
 
-def test_without_it_keras_fails(start: Starter, tmp_path: Path) -> None:
-    """Where this comes to pass some day, the patch may go."""
+def test_keras_fails_without_the_patch(start: Starter, tmp_path: Path) -> None:
+    """Once this test fails, the patch can be removed."""
     command = ["python", str(PROGRAMS / PROGRAM), str(tmp_path / "found"), "plain"]
     run = start(job(command, **TENSORFLOW, tensorflow={"patch_keras": False}))
     run.fails(FRAMEWORK_S)
@@ -153,24 +153,24 @@ model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 x = numpy.ones((1, 1))
 model.fit(x, x, verbose=0)
-fit.several = lambda strategy: True
+fit.is_multi_worker = lambda strategy: True
 for _ in range(2):
     model.fit(x, x, verbose=0)
 """
 
 
-def test_an_unknown_keras_is_left_alone_with_a_warning(tmp_path: Path) -> None:
+def test_an_unknown_keras_is_not_patched_and_a_warning_is_printed(tmp_path: Path) -> None:
     (tmp_path / "unknown.py").write_text(UNKNOWN)
     source = Path(__file__).parents[2] / "src" / "paceline" / "frameworks" / "keras_fit.py"
     process = alone(str(tmp_path / "unknown.py"), source, env={})
     try:
-        _, words = process.communicate(timeout=FRAMEWORK_S)
+        _, stderr = process.communicate(timeout=FRAMEWORK_S)
     finally:
         process.kill()
-    assert process.returncode == 0, words[-6000:]
-    assert [line for line in words.splitlines() if "paceline" in line] == [
-        "paceline: Keras 3.99.1 is not patched for fit on several workers, which is tested with 3.15: pin one of "
-        "these, or write `tensorflow: {keras: legacy}` and use tf.keras, or write the loop yourself"
+    assert process.returncode == 0, stderr[-6000:]
+    assert [line for line in stderr.splitlines() if "paceline" in line] == [
+        "paceline: Keras 3.99.1 is not patched for several workers (tested versions: 3.15); pin a tested version, "
+        "write `tensorflow: {keras: legacy}` and use tf.keras, or write your own training loop"
     ]
 
 
@@ -206,7 +206,7 @@ def served(tmp_path: Path) -> str:
     return str(tmp_path / "served.py")
 
 
-def test_with_parameter_servers_it_is_refused_in_one_line(start: Starter, served: str) -> None:
+def test_fit_with_parameter_servers_is_refused_in_one_line(start: Starter, served: str) -> None:
     roles = {"chief": {"command": ["python", served, "ps"]}, "worker": {}, "ps": {}}
     run = start({"name": "ps", **SERVERS, "roles": roles})
     run.fails(FRAMEWORK_S)
@@ -248,7 +248,7 @@ print("fitted", flush=True)
 """
 
 
-def test_it_is_patched_in_tasks_that_come_from_a_spare(start: Starter, tmp_path: Path) -> None:
+def test_keras_is_patched_in_tasks_that_start_from_a_spare(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "warm.py").write_text(WARM)
     warm = {**TENSORFLOW, "restart": {"warm": True, "limit": 3}}
     run = start(job(["python", str(tmp_path / "warm.py"), str(tmp_path / "go")], **warm))

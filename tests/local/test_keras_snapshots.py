@@ -1,4 +1,4 @@
-"""Keras' fit with snapshots: 9 batches an epoch, 4 epochs, killed where it hurts."""
+"""Keras' fit with snapshots: 9 batches per epoch, 4 epochs, killed at critical points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.runs import PROGRAMS, Run, Starter, kill, starter
 from support.tensorflows import LIMIT_S, start, steps
 
 PROGRAM = "keras_snapshots.py"
-# In one process, of which nothing is left after batch 15, in the middle of the second epoch; then in another one.
+# In one process, which is killed after batch 15, in the middle of the second epoch; then in another one.
 BEFORE = {"whole": {}, "mirrored": {"strategy": "mirrored"}, "killed": {"kill_at": 15}}
 AFTER = {
     "resumed": {"restore": "killed/step-12"},
@@ -34,13 +34,13 @@ AFTER = {
 
 @dataclass
 class Fits:
-    ended: dict[str, Any]
+    results: dict[str, Any]
     folder: Path
 
     def resumed(self, title: str, other: str = "whole") -> bool:
-        """Whether that fit went on, and ended with what the other, which had nothing to go on from, ended with."""
-        begin = self.ended[title]["begin"]
-        return begin > 0 and self.ended[title] == {**self.ended[other], "begin": begin}
+        """Whether that fit resumed, and ended with the result of the other one, which started from nothing."""
+        begin = self.results[title]["begin"]
+        return begin > 0 and self.results[title] == {**self.results[other], "begin": begin}
 
     def steps(self, title: str) -> list[int]:
         return steps(self.folder / title)
@@ -49,7 +49,7 @@ class Fits:
 @pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
 def fits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fits:
     folder = tmp_path_factory.mktemp(request.param)
-    ended: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for titles, code in ((BEFORE, -9), (AFTER, 0)):
         process = start(PROGRAM, request.param, folder, json.dumps(titles), env={})
         try:
@@ -57,17 +57,17 @@ def fits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         finally:
             process.kill()
         assert process.returncode == code, err[-6000:]
-        ended.update(zip(titles, map(json.loads, out.splitlines()), strict=False))
-    return Fits(ended, folder)
+        results.update(zip(titles, map(json.loads, out.splitlines()), strict=False))
+    return Fits(results, folder)
 
 
 def test_a_fit_killed_in_the_middle_of_an_epoch_resumes_bit_for_bit(fits: Fits) -> None:
     assert fits.steps("killed") == [4, 8, 9, 12]
-    where = json.loads((fits.folder / "killed" / "step-12" / "state.json").read_text())["order"]
-    assert (where["epoch"], where["position"]) == (1, 24)
-    assert fits.ended["resumed"]["begin"] == 1
+    order = json.loads((fits.folder / "killed" / "step-12" / "state.json").read_text())["order"]
+    assert (order["epoch"], order["position"]) == (1, 24)
+    assert fits.results["resumed"]["begin"] == 1
     assert fits.resumed("resumed")
-    assert fits.ended["resumed"]["steps"] == 36
+    assert fits.results["resumed"]["steps"] == 36
     assert fits.steps("resumed") == [16, 18, 20, 24, 27, 28, 32, 36]
 
 
@@ -80,13 +80,13 @@ def test_several_batches_at_once_make_no_difference(fits: Fits) -> None:
     assert fits.steps("resumed, four at once")[-1] == 36
 
 
-def test_so_it_is_with_several_replicas(fits: Fits) -> None:
+def test_it_resumes_with_several_replicas_too(fits: Fits) -> None:
     assert fits.resumed("resumed, mirrored", "mirrored")
-    assert fits.ended["mirrored"]["weights"] != fits.ended["whole"]["weights"]
+    assert fits.results["mirrored"]["weights"] != fits.results["whole"]["weights"]
 
 
-def test_when_somebody_has_to_go_a_snapshot_of_that_batch_is_taken(fits: Fits) -> None:
-    assert fits.ended["leaving"] == fits.ended["whole"]
+def test_a_snapshot_of_the_current_batch_is_taken_when_a_member_has_to_leave(fits: Fits) -> None:
+    assert fits.results["leaving"] == fits.results["whole"]
     assert 14 in fits.steps("leaving")
     assert fits.resumed("left")
 
@@ -94,27 +94,27 @@ def test_when_somebody_has_to_go_a_snapshot_of_that_batch_is_taken(fits: Fits) -
 def test_without_an_order_snapshots_are_taken_between_epochs(fits: Fits) -> None:
     assert fits.steps("whole without an order") == [9, 18, 27, 36]
     assert fits.resumed("resumed without an order", "whole without an order")
-    assert fits.ended["resumed without an order"]["begin"] == 2
+    assert fits.results["resumed without an order"]["begin"] == 2
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
-        ("data", "give fit the data of paceline.keras.batches(order, ...), as it is"),
+        ("data", "the data of fit does not match order; pass paceline.keras.batches(order, ...) unchanged"),
         (
             "epoch",
-            "fit begins with epoch 0, and the snapshot is of epoch 1: give it initial_epoch=snapshots.initial_epoch",
+            "fit starts with epoch 0, but the snapshot is of epoch 1; pass initial_epoch=snapshots.initial_epoch",
         ),
     ],
 )
-def test_what_would_train_on_the_wrong_examples_is_an_error(fits: Fits, wrong: str, said: str) -> None:
-    assert fits.ended[f"wrong {wrong}"]["error"] == said
+def test_a_fit_that_would_train_on_the_wrong_examples_is_an_error(fits: Fits, wrong: str, message: str) -> None:
+    assert fits.results[f"wrong {wrong}"]["error"] == message
 
 
-def test_of_a_snapshot_with_other_data_the_rest_is_restored_on_request(fits: Fits) -> None:
-    assert "different: order/size (70 in the snapshot, 64 here)" in fits.ended["other data"]["error"]
-    assert fits.ended["other data"]["steps"] == 0
-    in_part = fits.ended["other data, in part"]
+def test_a_snapshot_with_other_data_is_restored_partially_on_request(fits: Fits) -> None:
+    assert "different: order/size (70 in the snapshot, 64 here)" in fits.results["other data"]["error"]
+    assert fits.results["other data"]["steps"] == 0
+    in_part = fits.results["other data, in part"]
     assert (in_part["begin"], in_part["steps"], in_part["error"]) == (0, 12 + 4 * 8, "")
 
 
@@ -122,17 +122,17 @@ def test_of_a_snapshot_with_other_data_the_rest_is_restored_on_request(fits: Fit
 
 
 @pytest.fixture
-def run_of(tmp_path: Path) -> Iterator[Starter]:
-    with starter(tmp_path) as run_of:
-        yield run_of
+def start_run(tmp_path: Path) -> Iterator[Starter]:
+    with starter(tmp_path) as start_run:
+        yield start_run
 
 
-def two_workers(run_of: Starter, fit: dict[str, Any], words: str, **more: Any) -> Run:
-    return run_of(
+def two_workers(start_run: Starter, fit: dict[str, Any], keras_module: str, **more: Any) -> Run:
+    return start_run(
         {
             "name": "fit",
             "framework": "tensorflow",
-            "command": ["python", PROGRAM, words, ".", json.dumps({"": {"strategy": "workers", **fit}})],
+            "command": ["python", PROGRAM, keras_module, ".", json.dumps({"": {"strategy": "workers", **fit}})],
             "code": str(PROGRAMS),
             "env": {"TF_CPP_MIN_LOG_LEVEL": "2"},
             "roles": {"worker": {"replicas": 2}},
@@ -142,32 +142,32 @@ def two_workers(run_of: Starter, fit: dict[str, Any], words: str, **more: Any) -
     )
 
 
-def killed(run: Run) -> list[Any]:
-    """What its workers ended with, after one of them was killed in the middle of the second epoch."""
+def results_after_kill(run: Run) -> list[Any]:
+    """The results of its workers, after one of them was killed in the middle of the second epoch."""
     run.wait("committed", limit=90, step=12)
     kill(run.task("worker-1"))
     run.succeeds(limit=90)
     assert [event["restore"] for event in run.events("generation-formed")] == [None, "step-12-g1"]
-    return said(run)
+    return worker_results(run)
 
 
-def said(run: Run) -> list[Any]:
+def worker_results(run: Run) -> list[Any]:
     return [json.loads(run.log(task).splitlines()[-1].split(" | ", 1)[1]) for task in ("worker-0", "worker-1")]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fits", ["tf_keras"], indirect=True)
-def test_workers_of_which_one_is_killed_go_on_in_the_middle_of_an_epoch(fits: Fits, run_of: Starter) -> None:
-    """And end with what one process with as many replicas ends with, undisturbed."""
-    run = two_workers(run_of, {"hold_at": 15}, "tf.keras", tensorflow={"keras": "legacy"})
-    assert killed(run) == [{**fits.ended["mirrored"], "begin": 1}] * 2
+def test_workers_resume_in_the_middle_of_an_epoch_after_one_is_killed(fits: Fits, start_run: Starter) -> None:
+    """They end with the result of one undisturbed process with as many replicas."""
+    run = two_workers(start_run, {"hold_at": 15}, "tf.keras", tensorflow={"keras": "legacy"})
+    assert results_after_kill(run) == [{**fits.results["mirrored"], "begin": 1}] * 2
 
 
 @pytest.mark.long
-def test_so_do_those_of_keras_3(run_of: Starter) -> None:
-    """Their losses are added up in another order than in one process, so that they are compared with workers."""
-    undisturbed = two_workers(run_of, {}, "keras")
+def test_workers_with_keras_3_resume_in_the_middle_of_an_epoch(start_run: Starter) -> None:
+    """Their losses are summed in another order than in one process, so they are compared with other workers."""
+    undisturbed = two_workers(start_run, {}, "keras")
     undisturbed.succeeds(limit=90)
-    first, second = said(undisturbed)
+    first, second = worker_results(undisturbed)
     assert first == second and first["steps"] == 36
-    assert killed(two_workers(run_of, {"hold_at": 15}, "keras")) == [{**first, "begin": 1}] * 2
+    assert results_after_kill(two_workers(start_run, {"hold_at": 15}, "keras")) == [{**first, "begin": 1}] * 2

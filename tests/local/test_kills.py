@@ -1,6 +1,6 @@
-"""Training with the helpers of a framework, under kills: it ends with the bits of a run that nobody disturbed.
+"""Training with the helpers of a framework, under kills: it ends with the same bits as an undisturbed run.
 
-With those of torch: tests/local/test_torch_snapshots.py and tests/examples/test_torch.py.
+For torch, see tests/local/test_torch_snapshots.py and tests/examples/test_torch.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.storage.manifest import parse_id
+from paceline.storage.snapshots.manifest import parse_id
 from support.runs import PROGRAMS, Run, Starter, causes, eventually, kill
 
 pytestmark = pytest.mark.timeout(300)
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 SEED = 20261117
 KILLS = 5
 LEAST, MOST = 2, 10  # steps from one kill to the next
-STEPS, EVERY, PACE = 80, 3, 0.04  # so many that it does not end before the last kill
+STEPS, EVERY, PACE = 80, 3, 0.04  # so many steps that it does not end before the last kill
 LIMIT_S = 90.0
 TASKS = ("worker-0", "worker-1")
 OPTIONS = {"steps": STEPS, "every": EVERY, "pace": PACE}
@@ -29,11 +29,11 @@ COMMANDS = {
     "tensorflow": ["tf_snapshots.py", *(word for name, value in OPTIONS.items() for word in (f"--{name}", str(value)))],
     "jax": ["jax_snapshots.py", json.dumps(OPTIONS)],
 }
-SAID = re.compile(r" g(\d+) \| (step|restored|counter) (\d+) ?(\w*)$", re.MULTILINE)
+LOG_LINE = re.compile(r" g(\d+) \| (step|restored|counter) (\d+) ?(\w*)$", re.MULTILINE)
 
 
 def job(framework: str, snapshots: dict[str, str], **more: Any) -> dict[str, Any]:
-    made = {
+    fields = {
         "name": "kills",
         "framework": framework,
         "code": str(PROGRAMS),
@@ -42,11 +42,11 @@ def job(framework: str, snapshots: dict[str, str], **more: Any) -> dict[str, Any
         "roles": {"worker": {"replicas": 2}},
         "snapshots": snapshots,
     }
-    return {**made, **more}
+    return {**fields, **more}
 
 
-def ended(run: Run, task: str) -> Any:
-    """What the task ended with: digests of everything that it trains, and the next random numbers."""
+def final_state(run: Run, task: str) -> Any:
+    """What the task printed last: digests of everything that it trains, and its next random numbers."""
     return json.loads(run.log(task).splitlines()[-1].split(" | ", 1)[1])["ended"]
 
 
@@ -54,42 +54,42 @@ def steps_done(run: Run, task: str, generation: int) -> int:
     return run.log(task).count(f" g{generation} | step ")
 
 
-def disturb(run: Run, dice: random.Random) -> list[str]:
-    """Kills tasks, each a few steps after the last; their names."""
+def kill_tasks(run: Run, dice: random.Random) -> list[str]:
+    """Kills tasks, each a few steps after the previous one; returns their names."""
     killed = []
     for generation in range(1, KILLS + 1):
         task, steps = dice.choice(TASKS), dice.randint(LEAST, MOST)
-        words = f"{steps} steps of {task} in generation {generation}"
-        eventually(words, lambda: steps_done(run, task, generation) >= steps, LIMIT_S, run.story)  # noqa: B023
+        description = f"{steps} steps of {task} in generation {generation}"
+        eventually(description, lambda: steps_done(run, task, generation) >= steps, LIMIT_S, run.story)  # noqa: B023
         kill(run.wait("task-started", LIMIT_S, task=task, generation=generation)["pid"])
         killed.append(task)
     return killed
 
 
 @pytest.mark.parametrize("framework", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
-def test_it_ends_with_the_same_bits(framework: str, start: Starter, tmp_path: Path) -> None:
-    """Dropout or noise, a shuffled order that begins anew in the middle, and random numbers of Python and numpy."""
-    whole = start(job(framework, {"to": str(tmp_path / "whole")}, restart={"warm": False}))
-    assert whole.succeeds(LIMIT_S)["restarts"] == []
+def test_training_ends_with_the_same_bits_after_kills(framework: str, start: Starter, tmp_path: Path) -> None:
+    """Dropout or noise, a shuffled order that starts over in the middle, and random numbers of Python and numpy."""
+    undisturbed = start(job(framework, {"to": str(tmp_path / "whole")}, restart={"warm": False}))
+    assert undisturbed.succeeds(LIMIT_S)["restarts"] == []
     run = start(job(framework, {"to": str(tmp_path / "killed")}))
-    killed = disturb(run, random.Random(f"{SEED} {framework}"))
+    killed = kill_tasks(run, random.Random(f"{SEED} {framework}"))
     assert causes(run.succeeds(LIMIT_S)) == [("signal", task) for task in killed]
     for task in TASKS:
-        assert ended(run, task) == ended(whole, task), f"seed {SEED}\n{run.story()}"
+        assert final_state(run, task) == final_state(undisturbed, task), f"seed {SEED}\n{run.story()}"
     restored = [event["restore"] for event in run.events("generation-formed")]
     assert restored[0] is None
     assert len(set(filter(None, restored))) > 1, f"seed {SEED}: {restored}"
 
 
 def test_with_parameter_servers_no_committed_step_is_lost(start: Starter, tmp_path: Path) -> None:
-    """Two workers train as it comes, so there is no run to compare with. But each chief goes on from the newest
-    committed step, with the variables of that step to the bit, and a worker that dies takes nothing with it."""
-    steps, whole = 120, ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
+    """Two workers train asynchronously, so there is no run to compare with. But each chief resumes from the newest
+    committed step, with exactly the variables of that step, and nothing is lost with a worker that dies."""
+    steps, all_tasks = 120, ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1"]
     command = ["python", "tf_snapshots_ps.py", "--steps", str(steps), "--every", "2", "--pace", str(PACE)]
     roles: dict[str, Any] = {"chief": {}, "worker": {"replicas": 2}, "ps": {"replicas": 2}}
     more = {"strategy": "parameter-server", "roles": roles, "command": command, "restart": {"warm": False}}
     run = start(job("tensorflow", {"to": str(tmp_path / "place")}, **more))
-    scopes = {"worker-1": ["worker-1"], "ps-1": whole, "worker-0": ["worker-0"], "chief-0": whole}
+    scopes = {"worker-1": ["worker-1"], "ps-1": all_tasks, "worker-0": ["worker-0"], "chief-0": all_tasks}
     for task, scope in scopes.items():
         after = run.position()
         run.wait("committed", LIMIT_S, after)
@@ -98,50 +98,50 @@ def test_with_parameter_servers_no_committed_step_is_lost(start: Starter, tmp_pa
         run.wait("recovered", LIMIT_S, after)
     assert causes(run.succeeds(LIMIT_S)) == [("signal", task) for task in scopes]
 
-    told = [(int(g), what, int(n), rest) for g, what, n, rest in SAID.findall(run.log("chief-0"))]
-    digests = {(step, generation): digest for generation, what, step, digest in told if what == "step"}
-    begun, newest = [], None
+    lines = [(int(g), kind, int(n), rest) for g, kind, n, rest in LOG_LINE.findall(run.log("chief-0"))]
+    digests = {(step, generation): digest for generation, kind, step, digest in lines if kind == "step"}
+    generations, newest = [], None
     for event in run.events("committed", "generation-formed"):
         if event["event"] == "committed":
             newest = parse_id(event["snapshot"])
         elif newest and "chief-0" in event["tasks"]:
-            begun.append(event["generation"])
+            generations.append(event["generation"])
             restored = parse_id(event["restore"])
             assert restored and restored >= newest
-            first, second = [line for line in told if line[0] == begun[-1]][:2]
+            first, second = [line for line in lines if line[0] == generations[-1]][:2]
             assert first[1:] == ("restored", restored.step, digests[restored.step, restored.generation])
             assert second[1:3] == ("step", restored.step + 1)
-    assert begun == [2, 3]
-    # Two updates a step. What a worker had in hand when it was killed was done again, whether it had been done or not.
-    *_, (_, what, counted, _) = told
-    assert what == "counter"
-    assert 2 * steps <= counted <= 2 * steps + 2
+    assert generations == [2, 3]
+    # Two updates per step. The update in progress in a killed worker is repeated, whether it was completed or not.
+    *_, (_, kind, counter, _) = lines
+    assert kind == "counter"
+    assert 2 * steps <= counter <= 2 * steps + 2
 
 
 @pytest.mark.long
-def test_each_example_counts_once_an_epoch_however_many_workers_there_are(start: Starter, tmp_path: Path) -> None:
+def test_each_example_is_used_once_per_epoch_with_any_number_of_workers(start: Starter, tmp_path: Path) -> None:
     """Three workers, then two, then four, with a sharded model. Each run starts from a snapshot in the middle of an
-    epoch, and what the one before it did after that does not count. 60 examples in batches of 12: 5 steps an epoch."""
-    counted: dict[int, list[int]] = {}
-    before: dict[str, str] = {}
+    epoch; later steps of the previous run are ignored. 60 examples in batches of 12: 5 steps per epoch."""
+    examples_by_step: dict[int, list[int]] = {}
+    origin: dict[str, str] = {}
     for name, workers, steps in (("three", 3, 7), ("two", 2, 11), ("four", 4, 15)):
         options = {"kind": "fsdp", "steps": steps, "every": EVERY, "pace": PACE}
         command = ["python", "torch_snapshots.py", json.dumps(options)]
         roles = {"worker": {"replicas": workers}}
-        snapshots = {"to": str(tmp_path / "place"), **before}
-        made = job("torch", snapshots, command=command, roles=roles, restart={"warm": False})
-        run = start(made, "--run", name, home=tmp_path / "home")
+        snapshots = {"to": str(tmp_path / "place"), **origin}
+        fields = job("torch", snapshots, command=command, roles=roles, restart={"warm": False})
+        run = start(fields, "--run", name, home=tmp_path / "home")
         assert run.succeeds(LIMIT_S)["steps"] == steps
-        (begun,) = run.events("generation-formed")
-        restored = parse_id(begun["restore"]) if before else None
+        (formed,) = run.events("generation-formed")
+        restored = parse_id(formed["restore"]) if origin else None
         first = restored.step if restored else 0
-        counted = {step: seen for step, seen in counted.items() if step <= first}
+        examples_by_step = {step: indices for step, indices in examples_by_step.items() if step <= first}
         for task in range(workers):
-            for step, seen in re.findall(r" \| step (\d+) \[(.*)\]", run.log(f"worker-{task}")):
+            for step, indices in re.findall(r" \| step (\d+) \[(.*)\]", run.log(f"worker-{task}")):
                 assert int(step) > first
-                counted.setdefault(int(step), []).extend(map(int, seen.split(", ")))
-        before = {"from": name}
-    assert sorted(counted) == list(range(1, 16))
+                examples_by_step.setdefault(int(step), []).extend(map(int, indices.split(", ")))
+        origin = {"from": name}
+    assert sorted(examples_by_step) == list(range(1, 16))
     for epoch in range(3):
-        examples = [index for step in range(5 * epoch + 1, 5 * epoch + 6) for index in counted[step]]
+        examples = [index for step in range(5 * epoch + 1, 5 * epoch + 6) for index in examples_by_step[step]]
         assert sorted(examples) == list(range(60)), f"epoch {epoch}"

@@ -1,4 +1,4 @@
-"""How runs end: asked, insisted on, succeeded, out of time, or with their head cut off. Nothing is left behind."""
+"""How runs end: stopped, killed, succeeded, at a time limit, or without a supervisor. No process is left behind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from support.runs import Run, Starter, alive, eventually, job, misbehave, orders
 pytestmark = pytest.mark.timeout(180)
 
 FOREVER = misbehave("--steps", 10**6, "--report")
-WITH_FAMILY = [*FOREVER, "--children", "1", "--strays", "1"]
+WITH_CHILDREN = [*FOREVER, "--children", "1", "--strays", "1"]
 
 
-def family(run: Run, tasks: int = 2) -> set[int]:
-    """Pids of the processes that tasks have started, as they printed them."""
+def child_pids(run: Run, tasks: int = 2) -> set[int]:
+    """PIDs of the processes that tasks have started, as they printed them."""
 
     def check() -> set[int]:
         lines = [line for name in run.tasks() for line in run.log(name).splitlines()]
@@ -33,14 +33,14 @@ def family(run: Run, tasks: int = 2) -> set[int]:
     return eventually("tasks have started their children", check, more=run.story)
 
 
-# ---- asked to end
+# ---- stopped
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_first_signal_gives_tasks_a_sigterm_and_time(start: Starter, number: signal.Signals) -> None:
-    run = start(job([*WITH_FAMILY, "--slow-sigterm", "0.3"], limits={"grace": "20s"}))
+def test_a_first_signal_sends_tasks_a_sigterm_and_waits_for_them(start: Starter, number: signal.Signals) -> None:
+    run = start(job([*WITH_CHILDREN, "--slow-sigterm", "0.3"], limits={"grace": "20s"}))
     run.all_step()
-    pids = family(run)
+    pids = child_pids(run)
     run.cli.send_signal(number)
     assert run.wait("ending")["grace_s"] == 20
     code, report = run.end()
@@ -52,27 +52,27 @@ def test_a_first_signal_gives_tasks_a_sigterm_and_time(start: Starter, number: s
     assert run.wait("run-ended")["status"] == "stopped"
 
 
-def test_a_task_that_ignores_sigterm_is_ended_after_the_grace(start: Starter) -> None:
+def test_a_task_that_ignores_sigterm_is_killed_after_the_grace(start: Starter) -> None:
     run = start(job([*FOREVER, "--ignore-sigterm"], limits={"grace": "2s"}))
     run.all_step()
     pids = list(run.tasks().values())
     run.cli.send_signal(signal.SIGINT)
-    asked = datetime.fromisoformat(run.wait("ending")["at"]).timestamp()
+    ending_at = datetime.fromisoformat(run.wait("ending")["at"]).timestamp()
     eventually("the tasks are ended", lambda: not any(map(alive, pids)), more=run.story)
-    assert 1.5 < time.time() - asked < 20
+    assert 1.5 < time.time() - ending_at < 20
     code, report = run.end()
     assert (code, report["status"]) == (130, "stopped")
 
 
-def test_a_second_ctrl_c_ends_everything_at_once(start: Starter) -> None:
-    run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}))
+def test_a_second_ctrl_c_kills_everything_immediately(start: Starter) -> None:
+    run = start(job([*WITH_CHILDREN, "--ignore-sigterm"], limits={"grace": "10m"}))
     run.all_step()
-    family(run)
+    child_pids(run)
     run.cli.send_signal(signal.SIGINT)
     run.wait("ending")
-    asked = time.monotonic()
+    ending_at = time.monotonic()
     # Two signals within a moment count as one press.
-    eventually("a moment has passed", lambda: time.monotonic() - asked > 0.5)
+    eventually("a moment has passed", lambda: time.monotonic() - ending_at > 0.5)
     run.cli.send_signal(signal.SIGINT)
     code, report = run.end()
     assert (code, report["status"]) == (130, "stopped")
@@ -85,8 +85,8 @@ def test_ctrl_c_before_anything_has_started(start: Starter) -> None:
     assert (code, report["status"]) == (130, "stopped")
 
 
-def test_a_detached_run_outlives_its_command_line_and_ends_when_told(start: Starter) -> None:
-    run = start(job([*WITH_FAMILY, "--slow-sigterm", "0.1"], limits={"grace": "20s"}), "--detach")
+def test_a_detached_run_outlives_its_command_line_and_ends_on_request(start: Starter) -> None:
+    run = start(job([*WITH_CHILDREN, "--slow-sigterm", "0.1"], limits={"grace": "20s"}), "--detach")
     assert run.cli.wait(runs.LIMIT_S) == 0
     run.all_step()
     pids = run.tasks()
@@ -104,11 +104,11 @@ def test_a_detached_run_outlives_its_command_line_and_ends_when_told(start: Star
     assert "| leaving" in run.log("worker-0")
 
 
-def test_stop_now_gives_no_time(start: Starter) -> None:
-    run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}), "--detach")
+def test_stop_now_kills_tasks_immediately(start: Starter) -> None:
+    run = start(job([*WITH_CHILDREN, "--ignore-sigterm"], limits={"grace": "10m"}), "--detach")
     assert run.cli.wait(runs.LIMIT_S) == 0
     run.all_step()
-    family(run)
+    child_pids(run)
     stopped = run.call("stop", "--now", run.folder.name)
     assert stopped.returncode == 0, stopped.stderr
     run.nothing_left()
@@ -119,10 +119,10 @@ def test_stop_now_gives_no_time(start: Starter) -> None:
 
 
 @pytest.mark.parametrize("victims", ["cli", "supervisor", "cli supervisor", "supervisor cli"])
-def test_nothing_outlives_the_head_of_a_run(start: Starter, victims: str) -> None:
-    run = start(job([*WITH_FAMILY, "--ignore-sigterm"], limits={"grace": "10m"}))
+def test_nothing_outlives_the_command_line_or_the_supervisor_of_a_run(start: Starter, victims: str) -> None:
+    run = start(job([*WITH_CHILDREN, "--ignore-sigterm"], limits={"grace": "10m"}))
     run.all_step()
-    family(run)
+    child_pids(run)
     spares = [run.spare("worker-host-0"), run.spare("worker-host-1")]
     everything = {process.pid for process in run.left()}
     assert everything >= {*spares, *run.tasks().values(), run.supervisor, run.agent("captain"), run.cli.pid}
@@ -135,10 +135,10 @@ def test_nothing_outlives_the_head_of_a_run(start: Starter, victims: str) -> Non
 
 @pytest.mark.parametrize("milliseconds", [1, 2, 4, 8, 16])
 def test_a_supervisor_killed_while_it_ends_the_run(start: Starter, milliseconds: int) -> None:
-    """Whoever was to end the others may die in the middle of it: what it has not reached must end all the same."""
-    run = start(job([*WITH_FAMILY, "--ignore-sigterm"]))
+    """The process that ends the others may die in the middle of it: those that it has not reached must end anyway."""
+    run = start(job([*WITH_CHILDREN, "--ignore-sigterm"]))
     run.all_step()
-    family(run)
+    child_pids(run)
     supervisor = run.supervisor
     run.cli.kill()
     killed = time.monotonic()
@@ -149,7 +149,7 @@ def test_a_supervisor_killed_while_it_ends_the_run(start: Starter, milliseconds:
     run.nothing_left()
 
 
-def test_nothing_outlives_all_processes_of_paceline_killed_at_once(start: Starter) -> None:
+def test_nothing_outlives_the_processes_of_paceline_if_all_are_killed(start: Starter) -> None:
     run = start(job([*FOREVER, "--children", "1"], limits={"grace": "10m"}))
     run.all_step()
     spare = run.spare("worker-host-0")
@@ -164,17 +164,19 @@ def test_nothing_outlives_all_processes_of_paceline_killed_at_once(start: Starte
 
 @pytest.mark.parametrize("victim", ["agent", "keeper", "both"])
 def test_nothing_of_a_host_outlives_its_agent(start: Starter, victim: str) -> None:
-    run = start(job([*WITH_FAMILY, "--ignore-sigterm"]))
+    run = start(job([*WITH_CHILDREN, "--ignore-sigterm"]))
     run.all_step()
-    family(run)
+    child_pids(run)
     run.spare("worker-host-0")
     agent, keeper = run.agent("worker-host-0"), run.keeper("worker-host-0")
-    below = run.below(agent)
-    assert len(below) >= 4, "a task, its two children and a spare"
+    descendants = run.below(agent)
+    assert len(descendants) >= 4, "a task, its two children and a spare"
     before = run.position()
     for pid in {"agent": [agent], "keeper": [keeper], "both": [agent, keeper]}[victim]:
         runs.kill(pid)
-    eventually("all of the host is gone", lambda: not any(map(alive, [agent, *below])), runs.GONE_S, run.story)
+    eventually(
+        "all processes of the host are gone", lambda: not any(map(alive, [agent, *descendants])), runs.GONE_S, run.story
+    )
     restart = run.wait("restart", after=before)
     assert (restart["cause"], restart["task"]) == ("host-lost", "worker-0")
     run.wait("generation-formed", after=before)
@@ -199,21 +201,23 @@ def test_a_killed_spare_is_replaced_and_training_does_not_notice(start: Starter)
 
 
 def test_a_stray_ends_with_its_task(start: Starter, tmp_path: Path) -> None:
-    """What a task started in a session of its own goes when the task does, and the run is not over yet."""
+    """A process that a task started in its own session ends with the task, while the run continues."""
     fault = ["--fail-at", "4", "--fail-when", str(tmp_path / "go"), "--fail-how", "SIGKILL", "--fail-rank", "0"]
-    run = start(job([*WITH_FAMILY, *fault], workers=2))
-    family(run)
+    run = start(job([*WITH_CHILDREN, *fault], workers=2))
+    child_pids(run)
     (tmp_path / "go").touch()
     restart = run.wait("restart")
     assert restart["cause"] == "signal"
-    old = [event["pid"] for event in run.events("task-started") if event["generation"] == 1]
+    old_tasks = [event["pid"] for event in run.events("task-started") if event["generation"] == 1]
     logs = "".join(run.log(task) for task in ("worker-0", "worker-1"))
     strays = [int(line.rpartition(" ")[2]) for line in logs.splitlines() if " g1 | child " in line]
     assert len(strays) == 4
-    eventually("the first generation is gone", lambda: not any(map(alive, [*old, *strays])), runs.GONE_S, run.story)
+    eventually(
+        "the first generation is gone", lambda: not any(map(alive, [*old_tasks, *strays])), runs.GONE_S, run.story
+    )
 
 
-# ---- ends by itself
+# ---- ends on its own
 
 
 def test_two_runs_in_one_home_do_not_disturb_each_other(start: Starter, tmp_path: Path) -> None:
@@ -251,10 +255,10 @@ def test_the_runtime_limit_ends_a_run_with_its_own_reason(start: Starter) -> Non
 def test_the_success_of_the_chief_ends_the_workers(start: Starter) -> None:
     roles = {
         "chief": {"replicas": 1, "command": misbehave("--steps", 3)},
-        "worker": {"replicas": 2, "command": [*WITH_FAMILY, "--slow-sigterm", "0"]},
+        "worker": {"replicas": 2, "command": [*WITH_CHILDREN, "--slow-sigterm", "0"]},
     }
-    made = {"name": "attack", "framework": "tensorflow", "strategy": "multi-worker", "limits": {"grace": "2s"}}
-    run = start({**made, "roles": roles})
+    fields = {"name": "attack", "framework": "tensorflow", "strategy": "multi-worker", "limits": {"grace": "2s"}}
+    run = start({**fields, "roles": roles})
     report = run.succeeds()
     assert report["restarts"] == []
 
@@ -265,7 +269,7 @@ def test_a_run_succeeds_when_all_workers_do(start: Starter) -> None:
     assert (report["steps"], report["generations"]) == (3, 1)
 
 
-def test_only_their_owner_can_read_a_run(start: Starter) -> None:
+def test_only_its_owner_can_read_a_run(start: Starter) -> None:
     run = start(job(FOREVER))
     run.all_step()
 
@@ -279,18 +283,18 @@ def test_only_their_owner_can_read_a_run(start: Starter) -> None:
     assert not list(run.folder.glob("**/ca.key"))
     for process in run.left():
         with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
-            words = [*process.cmdline(), *process.environ().values()]
-            assert not [word for word in words if "PRIVATE KEY" in word]
+            texts = [*process.cmdline(), *process.environ().values()]
+            assert not [text for text in texts if "PRIVATE KEY" in text]
 
 
 def test_a_run_does_not_keep_the_terminal_or_the_session_of_its_command_line(start: Starter) -> None:
     run = start(job(FOREVER))
     run.all_step()
-    session, seen = os.getsid(run.cli.pid), 0
+    session, checked = os.getsid(run.cli.pid), 0
     for process in run.left():
         with contextlib.suppress(psutil.Error, ProcessLookupError):  # it may have ended meanwhile
             if process.pid != run.cli.pid:
                 assert os.getsid(process.pid) != session
                 assert process.terminal() is None
-                seen += 1
-    assert seen
+                checked += 1
+    assert checked

@@ -1,4 +1,4 @@
-"""`paceline try` and `paceline export`, as a person uses them: with programs that know no framework, and with each."""
+"""`paceline try` and `paceline export`, as a user runs them: with programs without a framework and with each one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime import exporting
+from paceline.runtime import model_folder
 from support import person
 from support.model_servers import serving
 from support.person import Person
 from support.runs import PROGRAMS
 from support.stores.servers import Store
 
-# Saves steps 1 and 2 by the contract alone; to try it tells what it was given, to export it writes what it is told to.
+# Saves steps 1 and 2 by the contract alone. `try` prints what it was given, `export` writes the file named by MODEL.
 PROGRAM = """
 import os, signal, sys, time, json
 from pathlib import Path
@@ -44,8 +44,8 @@ if mode == "try" and rest == ["wait"]:
     signal.pause()
 if mode == "try":
     forbidden = {"TF_CONFIG", "RANK", "WORLD_SIZE", "PACELINE_SNAPSHOT_DIR", "PACELINE_RANK"} & set(os.environ)
-    told = [state, os.environ["PACELINE_RUN"], os.environ["COLOUR"], Path.cwd().name, rest, sorted(forbidden)]
-    print(json.dumps(told), flush=True)
+    received = [state, os.environ["PACELINE_RUN"], os.environ["COLOUR"], Path.cwd().name, rest, sorted(forbidden)]
+    print(json.dumps(received), flush=True)
     sys.stdout.write(sys.stdin.read().upper())
     print("words", file=sys.stderr)
     sys.exit(3 if rest == ["fail"] else 0)
@@ -62,13 +62,13 @@ sys.exit(int(os.environ.get("HOW", 0)))
 
 @pytest.fixture
 def me(tmp_path: Path) -> Iterator[Person]:
-    someone = Person(tmp_path)
-    with person.nothing_left(someone.home):
-        yield someone
+    user = Person(tmp_path)
+    with person.nothing_left(user.home):
+        yield user
 
 
 def trained(me: Person, to: str, more: str = "", **env: str) -> str:
-    """The id of a run with two snapshots there."""
+    """Trains a run with two snapshots at `to`; returns its ID."""
     (me.folder / "code").mkdir()
     (me.folder / "code" / "program.py").write_text(PROGRAM)
     (me.folder / "job.yaml").write_text(
@@ -76,96 +76,97 @@ def trained(me: Person, to: str, more: str = "", **env: str) -> str:
         f"env: {{COLOUR: blue, COMMITTED: {env.pop('COMMITTED', to)}}}\n"
         f"snapshots: {{to: '{to}', best: {{metric: loss, mode: min}}}}\n{more}"
     )
-    done = me.call("run", **env)
-    assert done.returncode == 0, done.stderr
+    result = me.call("run", **env)
+    assert result.returncode == 0, result.stderr
     return me.run_folder().name
 
 
 BOTH = "try: {command: [python, program.py, try]}\nexport: {command: [python, program.py, export]}\n"
 
 
-def left(folder: Path) -> set[str]:
+def file_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_try_gives_the_program_a_snapshot_and_is_the_program_from_then_on(me: Person) -> None:
-    place = me.folder / "kept"
-    place.mkdir()
-    run = trained(me, str(place), BOTH)
-    words = person.words_of("try", run, "--", "a b", "--snapshot")
+def test_try_gives_the_program_a_snapshot_and_is_replaced_by_it(me: Person) -> None:
+    location = me.folder / "kept"
+    location.mkdir()
+    run = trained(me, str(location), BOTH)
+    command = person.words_of("try", run, "--", "a b", "--snapshot")
     env = person.environment(me.home, TF_CONFIG="{}", RANK="3", PACELINE_RANK="3")
-    done = subprocess.run(words, cwd="/", env=env, input="typed", capture_output=True, text=True, timeout=60)
-    told, rest = done.stdout.split("\n", 1)
-    assert json.loads(told) == ["state of step 2", run, "blue", "code", ["a b", "--snapshot"], []]
-    assert (rest, done.stderr, done.returncode) == ("TYPED", "words\n", 0)
+    result = subprocess.run(command, cwd="/", env=env, input="typed", capture_output=True, text=True, timeout=60)
+    received, output = result.stdout.split("\n", 1)
+    assert json.loads(received) == ["state of step 2", run, "blue", "code", ["a b", "--snapshot"], []]
+    assert (output, result.stderr, result.returncode) == ("TYPED", "words\n", 0)
     assert me.call("try", run, "--", "fail").returncode == 3
 
-    def state(*words: str) -> str:
-        done = me.call("try", *words)
-        assert done.returncode == 0, done.stderr
-        return str(json.loads(done.stdout)[0])
+    def state(*arguments: str) -> str:
+        result = me.call("try", *arguments)
+        assert result.returncode == 0, result.stderr
+        return str(json.loads(result.stdout)[0])
 
     assert state("--snapshot", "1") == state(run, "--snapshot", "step-1-g1") == "state of step 1"
     assert state(run, "--snapshot", "best") == "state of step 1"
     assert state(run, "--snapshot", "newest") == "state of step 2"
     # What was fetched once is not fetched again.
-    for path in place.glob("*/step-2-g1/*/state"):
+    for path in location.glob("*/step-2-g1/*/state"):
         path.write_text("another")
     assert state(run) == "state of step 2"
     shutil.rmtree(me.home / "restored")
-    done = me.call("try", run)
-    assert (done.returncode, done.stdout) == (1, "") and "step-2-g1/worker-0/state is damaged" in done.stderr
-    assert left(next((me.home / "restored").iterdir())) == {"step-2-g1.lock"}
+    result = me.call("try", run)
+    assert (result.returncode, result.stdout) == (1, "") and "step-2-g1/worker-0/state is damaged" in result.stderr
+    assert file_names(next((me.home / "restored").iterdir())) == {"step-2-g1.lock"}
     assert state(run, "--snapshot", "1") == "state of step 1"
     assert me.call("delete", run, "--yes").returncode == 0
-    assert left(me.home / "restored") == set()
+    assert file_names(me.home / "restored") == set()
 
 
-def test_what_is_missing_is_told(me: Person) -> None:
-    place = me.folder / "kept"
-    place.mkdir()
-    done = me.call("try", "digits", "--", "a")
-    assert (done.returncode, done.stdout) == (2, "") and "there are no runs yet" in done.stderr
-    run = trained(me, str(place))
+def test_missing_commands_snapshots_and_code_are_reported(me: Person) -> None:
+    location = me.folder / "kept"
+    location.mkdir()
+    result = me.call("try", "digits", "--", "a")
+    assert (result.returncode, result.stdout) == (2, "") and "there are no runs yet" in result.stderr
+    run = trained(me, str(location))
     (me.folder / "with.yaml").write_text((me.folder / "job.yaml").read_text() + BOTH)
 
-    def fails(*words: str) -> str:
-        done = me.call(*words)
-        assert (done.returncode, done.stdout) == (2, ""), done
-        return done.stderr
+    def fails(*arguments: str) -> str:
+        result = me.call(*arguments)
+        assert (result.returncode, result.stdout) == (2, ""), result
+        return result.stderr
 
     assert fails("try", run) == (
-        f"error: the job of {run} says nothing of `try`: write `try: {{command: [python, try.py]}}` into the job file, "
-        "and give that with --job FILE\n"
+        f"error: the job of {run} has no `try`; add `try: {{command: [python, try.py]}}` to the job file "
+        "and pass it with --job FILE\n"
     )
     assert fails("export", run, "--to", "model", "--job", "job.yaml") == (
-        "error: job.yaml says nothing of `export`: write `export: {command: [python, export.py]}` into the job file\n"
+        "error: job.yaml has no `export`; add `export: {command: [python, export.py]}` to the job file\n"
     )
-    assert fails("export", run) == "error: say where to: --to DIR\n"
-    # A job file that has the command does for a run that was started without it, or from another machine.
+    assert fails("export", run) == "error: --to DIR is required\n"
+    # A job file with the command works for a run that was started without it, or from another machine.
     assert me.call("try", run, "--job", "with.yaml").returncode == 0
     assert "has no snapshot '7'; the nearest: step-2-g1" in fails("try", run, "--snapshot", "7", "--job", "with.yaml")
-    assert "--code nowhere: there is no such folder" in fails("try", run, "--job", "with.yaml", "--code", "nowhere")
+    assert "--code nowhere: no such folder" in fails("try", run, "--job", "with.yaml", "--code", "nowhere")
     (me.folder / "other").mkdir()
     other = Person(me.folder / "other")
-    done = other.call("try", f"{place}/{run}")
-    assert done.returncode == 2 and f"{run} was not started from this machine" in done.stderr
-    done = other.call("try", f"{place}/{run}", "--job", str(me.folder / "with.yaml"))
-    assert done.returncode == 0 and json.loads(done.stdout)[0] == "state of step 2"
+    result = other.call("try", f"{location}/{run}")
+    assert result.returncode == 2 and f"the job file of {run} is not on this machine" in result.stderr
+    result = other.call("try", f"{location}/{run}", "--job", str(me.folder / "with.yaml"))
+    assert result.returncode == 0 and json.loads(result.stdout)[0] == "state of step 2"
     (me.folder / "code").rename(me.folder / "moved")
-    planned = me.home / "runs" / run / "plan.json"
+    plan = me.home / "runs" / run / "plan.json"
     programs = {"try": {"command": ["python", "program.py", "try"], "env": {"COLOUR": "red"}}}
-    planned.write_text(json.dumps({**json.loads(planned.read_text()), "programs": programs}))
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "programs": programs}))
     assert fails("try", run) == (
-        f"error: the job's code folder {me.folder}/code is not here: say which one has it, with --code DIR\n"
+        f"error: the job's code folder {me.folder}/code does not exist on this machine; "
+        "pass a folder that contains the code with --code DIR\n"
     )
-    done = me.call("try", run, "--code", "moved")
-    assert json.loads(done.stdout)[2:4] == ["red", "moved"]
-    shutil.rmtree(place / run)
-    assert f"{run} has no snapshot at {place}/{run}" in fails("try", run, "--code", "moved")
+    result = me.call("try", run, "--code", "moved")
+    assert json.loads(result.stdout)[2:4] == ["red", "moved"]
+    shutil.rmtree(location / run)
+    assert f"{run} has no snapshot at {location}/{run}" in fails("try", run, "--code", "moved")
 
 
-def test_ctrl_c_ends_the_program_that_is_tried(me: Person) -> None:
+def test_ctrl_c_ends_the_program_that_try_runs(me: Person) -> None:
     (me.folder / "kept").mkdir()
     trained(me, str(me.folder / "kept"), BOTH)
     terminal = me.terminal("try", "--", "wait")
@@ -174,54 +175,54 @@ def test_ctrl_c_ends_the_program_that_is_tried(me: Person) -> None:
     assert terminal.end() == 7
 
 
-def test_an_export_is_there_when_it_is_whole_and_not_before(me: Person) -> None:
-    place = me.folder / "kept"
-    place.mkdir()
-    run = trained(me, str(place), BOTH)
+def test_an_export_exists_only_once_it_is_complete(me: Person) -> None:
+    location = me.folder / "kept"
+    location.mkdir()
+    run = trained(me, str(location), BOTH)
     target = me.folder / "models" / "digits"
-    before = left(me.folder)
-    for how, words in {
-        "5": "the job's export ended with exit code 5; nothing was exported\n",
-        "-9": "the job's export ended with exit code 247; nothing was exported\n",
+    before = file_names(me.folder)
+    for exit_code, message in {
+        "5": "the job's export.command ended with exit code 5; nothing was exported\n",
+        "-9": "the job's export.command ended with exit code 247; nothing was exported\n",
     }.items():
-        done = me.call("export", run, "--to", str(target), HOW=how)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"exporting\nhalf way\nerror: {words}" and left(me.folder) == before
-    done = me.call("export", run, "--to", str(target), MODEL="weights")
-    assert done.returncode == 1 and left(me.folder) == before
+        result = me.call("export", run, "--to", str(target), HOW=exit_code)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr == f"exporting\nhalf way\nerror: {message}" and file_names(me.folder) == before
+    result = me.call("export", run, "--to", str(target), MODEL="weights")
+    assert result.returncode == 1 and file_names(me.folder) == before
     assert (
-        "has left no model in PACELINE_EXPORT_DIR: a SavedModel (saved_model.pb), model.pt2 or model.stablehlo is "
-        in done.stderr
+        "did not write exactly one model to PACELINE_EXPORT_DIR: expected a SavedModel (saved_model.pb), "
+        in result.stderr
     )
-    assert "looked for, weights found\n" in done.stderr
+    assert "model.pt2 or model.stablehlo, found weights\n" in result.stderr
 
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         person.words_of("export", run, "--to", str(target)), cwd=me.folder, stdin=subprocess.DEVNULL, text=True,
         env=person.environment(me.home, HOW="wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert started.stderr is not None
-    with contextlib.closing(started.stderr):
-        for line in started.stderr:
+    assert process.stderr is not None
+    with contextlib.closing(process.stderr):
+        for line in process.stderr:
             if line == "half way\n":
                 break
-        assert not target.exists() and len(left(me.folder / "models")) == 1
-        started.send_signal(signal.SIGTERM)
-        assert started.wait(60) == 130 and left(me.folder) == before
-    assert started.stdout is not None
-    started.stdout.close()
+        assert not target.exists() and len(file_names(me.folder / "models")) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130 and file_names(me.folder) == before
+    assert process.stdout is not None
+    process.stdout.close()
 
     target.mkdir(parents=True)
-    done = me.call("export", run, "--snapshot", "1", "--to", str(target))
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr == f"exporting\nhalf way\nstep-1-g1 of {run} is exported to {target}: pt2\n"
-    assert left(target) == {"model.pt2", "paceline.json"} and left(me.folder / "models") == {"digits"}
+    result = me.call("export", run, "--snapshot", "1", "--to", str(target))
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    assert result.stderr == f"exporting\nhalf way\nexported step-1-g1 of {run} to {target}: pt2\n"
+    assert file_names(target) == {"model.pt2", "paceline.json"} and file_names(me.folder / "models") == {"digits"}
     assert (target / "model.pt2").read_text() == "state of step 1"
     assert target.stat().st_mode & 0o777 == 0o777 & ~umask()
     assert json.loads((target / "paceline.json").read_text()) == {
         "format": "pt2", "run": run, "step": 1, "signatures": {},
     }  # fmt: skip
-    done = me.call("export", run, "--to", str(target))
-    assert (done.returncode, done.stderr) == (1, f"error: {target} is there already, and not an empty folder\n")
+    result = me.call("export", run, "--to", str(target))
+    assert (result.returncode, result.stderr) == (1, f"error: {target} already exists and is not an empty folder\n")
 
 
 def umask() -> int:
@@ -232,21 +233,21 @@ def umask() -> int:
 
 @pytest.mark.timeout(180)
 def test_a_run_is_tried_and_exported_from_its_bucket(me: Person, s3: Store, tmp_path: Path) -> None:
-    shown = me.folder / "shown"
-    (shown / "a" / "step-1-g1").mkdir(parents=True)
-    (shown / "a" / "step-1-g1" / "manifest.json").touch()  # the program need not wait here
-    run = trained(me, s3.url, BOTH, COMMITTED=str(shown), **s3.options)
-    done = me.call("try", run, **s3.options)
-    assert json.loads(done.stdout)[0] == "state of step 2", done.stderr
+    committed = me.folder / "shown"
+    (committed / "a" / "step-1-g1").mkdir(parents=True)
+    (committed / "a" / "step-1-g1" / "manifest.json").touch()  # the program need not wait here
+    run = trained(me, s3.url, BOTH, COMMITTED=str(committed), **s3.options)
+    result = me.call("try", run, **s3.options)
+    assert json.loads(result.stdout)[0] == "state of step 2", result.stderr
     (tmp_path / "other").mkdir()
     other = Person(tmp_path / "other")
-    words = [f"{s3.url}/{run}", "--job", str(me.folder / "job.yaml")]
-    done = other.call("try", *words, **s3.options)
-    assert json.loads(done.stdout)[0] == "state of step 2", done.stderr
-    assert other.call("export", *words, "--to", "model", **s3.options).returncode == 0
+    arguments = [f"{s3.url}/{run}", "--job", str(me.folder / "job.yaml")]
+    result = other.call("try", *arguments, **s3.options)
+    assert json.loads(result.stdout)[0] == "state of step 2", result.stderr
+    assert other.call("export", *arguments, "--to", "model", **s3.options).returncode == 0
     assert (other.folder / "model" / "model.pt2").read_text() == "state of step 2"
-    # Nothing is asked of the bucket but which snapshot is the newest.
-    assert left(other.home / "restored") and not list((other.home / "restored").glob("*/.*"))
+    # The bucket is only queried for the newest snapshot.
+    assert file_names(other.home / "restored") and not list((other.home / "restored").glob("*/.*"))
 
 
 SIGNATURE = {
@@ -260,36 +261,36 @@ FORMATS = {"tensorflow": "saved_model", "torch": "pt2", "jax": "stablehlo"}
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", FORMATS)
-def test_an_exported_model_gives_what_the_program_itself_gives(me: Person, framework: str) -> None:
+def test_an_exported_model_predicts_the_same_as_the_program(me: Person, framework: str) -> None:
     program = ["python", str(PROGRAMS / "models.py"), framework]
     job: dict[str, Any] = {"name": "small", "framework": framework, "command": [*program, "train", *NUMBERS]}
     job |= {"try": {"command": [*program, "try"]}, "export": {"command": [*program, "export"]}}
     (me.folder / "job.yaml").write_text(json.dumps(job))
 
-    def call(*words: str) -> str:
-        done = subprocess.run(
-            words, cwd=me.folder, env=person.environment(me.home, TF_CPP_MIN_LOG_LEVEL="3"), capture_output=True,
+    def call(*command: str) -> str:
+        result = subprocess.run(
+            command, cwd=me.folder, env=person.environment(me.home, TF_CPP_MIN_LOG_LEVEL="3"), capture_output=True,
             text=True, timeout=120,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     call(*person.words_of("run"))
     run = me.run_folder().name
-    trained = (me.run_folder() / "logs" / "worker-0.log").read_text().splitlines()[-1].partition(" | ")[2]
-    assert call(*person.words_of("try", "--", *NUMBERS)).strip() == trained
+    predictions = (me.run_folder() / "logs" / "worker-0.log").read_text().splitlines()[-1].partition(" | ")[2]
+    assert call(*person.words_of("try", "--", *NUMBERS)).strip() == predictions
     call(*person.words_of("export", "--to", "model"))
     model = me.folder / "model"
-    assert json.loads((model / exporting.ABOUT).read_text()) == {
+    assert json.loads((model / model_folder.ABOUT).read_text()) == {
         "format": FORMATS[framework], "run": run, "step": 3, "signatures": {"serving_default": SIGNATURE},
     }  # fmt: skip
     loaded = call(sys.executable, str(PROGRAMS / "models.py"), framework, "load", str(model), *NUMBERS)
-    expected = [pytest.approx(row, rel=1e-6, abs=1e-7) for row in json.loads(trained)]
+    expected = [pytest.approx(row, rel=1e-6, abs=1e-7) for row in json.loads(predictions)]
     assert json.loads(loaded) == expected
     model.rename(me.folder / "3")
     with serving(me.folder) as server:
         rows = [[float(number) * scale for scale in (1.0, 0.5, -1.0)] for number in NUMBERS]
         assert server.predict({"instances": rows}, "/versions/3").body["predictions"] == expected
         dim = [{"size": "-1", "name": ""}, {"size": "3", "name": ""}]
-        known = server.get("/metadata").body["metadata"]["signature_def"]["signature_def"]["serving_default"]
-        assert known["inputs"]["image"]["tensor_shape"]["dim"] == dim
+        signature = server.get("/metadata").body["metadata"]["signature_def"]["signature_def"]["serving_default"]
+        assert signature["inputs"]["image"]["tensor_shape"]["dim"] == dim

@@ -1,4 +1,4 @@
-"""Runs that start from what another has left: its snapshots, in a folder or a bucket, or any folder of files."""
+"""Runs that start from the snapshots of another run, in a folder or a bucket, or from any folder of files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ def state_of(tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
-def paceline(home: Path, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = without("PACELINE", "PYTEST")
-    kept |= {"PACELINE_HOME": str(home), "PYTHONPATH": str(SOURCE), **env}
-    command = [sys.executable, "-m", "paceline.cli", *words]
-    return subprocess.run(command, env=kept, cwd=cwd, capture_output=True, text=True, timeout=60)
+def paceline(home: Path, *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = without("PACELINE", "PYTEST")
+    environment |= {"PACELINE_HOME": str(home), "PYTHONPATH": str(SOURCE), **env}
+    command = [sys.executable, "-m", "paceline.cli", *arguments]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
-def ended(start: Starter, tmp_path: Path, place: Place | None, *steps: int) -> Run:
+def run_to_end(start: Starter, tmp_path: Path, location: Place | None, *steps: int) -> Run:
     """A run that has committed these steps."""
     state = state_of(tmp_path, "first")
-    run = start(a_job(state, place, env=place.env if place else {}), "--run", "first-1", home=tmp_path / "home")
+    run = start(
+        a_job(state, location, env=location.env if location else {}), "--run", "first-1", home=tmp_path / "home"
+    )
     commit(run, state, *steps)
     finish(run, state)
     return run
@@ -41,88 +43,94 @@ def ended(start: Starter, tmp_path: Path, place: Place | None, *steps: int) -> R
 
 @pytest.mark.parametrize("kind", ["own folder", "folder", "s3"])
 def test_a_run_starts_from_another(start: Starter, tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    place = {
+    location = {
         "own folder": lambda: None,
         "folder": lambda: folder(tmp_path / "place"),
         "s3": lambda: bucket(request.getfixturevalue("s3")),
     }[kind]()
-    first = ended(start, tmp_path, place, 3, 7)
-    env = place.env if place else {}
+    first = run_to_end(start, tmp_path, location, 3, 7)
+    env = location.env if location else {}
     state = state_of(tmp_path, "second")
-    wanted = a_job(state, place, workers=3, env=env, snapshots={"from": "first-1"})
-    (tmp_path / "second.yaml").write_text(json.dumps(wanted))
-    planned = json.loads(paceline(first.home, "plan", "-o", "json", "second.yaml", cwd=tmp_path).stdout)
-    assert planned["snapshots"]["origin"].endswith("/first-1")
-    run = start(wanted, "--run", "second-1", home=first.home)
+    fields = a_job(state, location, workers=3, env=env, snapshots={"from": "first-1"})
+    (tmp_path / "second.yaml").write_text(json.dumps(fields))
+    plan = json.loads(paceline(first.home, "plan", "-o", "json", "second.yaml", cwd=tmp_path).stdout)
+    assert plan["snapshots"]["origin"].endswith("/first-1")
+    run = start(fields, "--run", "second-1", home=first.home)
     tasks = [f"worker-{index}" for index in range(3)]
     eventually("all have started", lambda: all(starts(run, task) for task in tasks), more=run.story)
-    gone = paceline(first.home, "delete", "--yes", "--snapshots", "first-1", **env)
-    assert gone.returncode == 0, gone.stderr
+    deleted = paceline(first.home, "delete", "--yes", "--snapshots", "first-1", **env)
+    assert deleted.returncode == 0, deleted.stderr
     kill(run.task("worker-2"))
     run.wait("generation-formed", generation=2)
-    eventually("all go on", lambda: all(len(starts(run, task)) == 2 for task in tasks), more=run.story)
+    eventually("all tasks resume", lambda: all(len(starts(run, task)) == 2 for task in tasks), more=run.story)
     commit(run, state, 9)
     assert finish(run, state)["status"] == "succeeded"
     assert restores(run) == ["step-7-g0", "step-7-g0"]
     assert [starts(run, task) for task in tasks] == [[7, 7]] * 3
-    shown = paceline(run.home, "status", "second-1").stdout
-    listed = paceline(run.home, "snapshots", "ls", "-o", "json", "second-1", **env)
-    told = {each["snapshot"]: each for each in json.loads(listed.stdout)}
-    assert list(told) == ["step-9-g2", "step-7-g0"]
-    assert told["step-7-g0"]["origin"].endswith("/first-1/step-7-g1") and told["step-7-g0"]["world"] == 2
-    assert f"from         {told['step-7-g0']['origin'].removesuffix('/step-7-g1')}" in shown, shown
+    status = paceline(run.home, "status", "second-1").stdout
+    listing = paceline(run.home, "snapshots", "ls", "-o", "json", "second-1", **env)
+    snapshots = {each["snapshot"]: each for each in json.loads(listing.stdout)}
+    assert list(snapshots) == ["step-9-g2", "step-7-g0"]
+    assert snapshots["step-7-g0"]["origin"].endswith("/first-1/step-7-g1") and snapshots["step-7-g0"]["world"] == 2
+    assert f"from         {snapshots['step-7-g0']['origin'].removesuffix('/step-7-g1')}" in status, status
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_an_id_that_its_place_knows_is_not_used_again(
+def test_a_run_id_that_exists_at_the_location_is_not_used_again(
     start: Starter, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    place = folder(tmp_path / "place") if kind == "folder" else bucket(request.getfixturevalue("s3"))
-    first = ended(start, tmp_path, place, 3, 7)
-    assert paceline(first.home, "delete", "--yes", "first-1", **place.env).returncode == 0
-    before = listed(first.home, place)
-    (tmp_path / "job.yaml").write_text(json.dumps(a_job(state_of(tmp_path, "second"), place, env=place.env)))
+    location = folder(tmp_path / "place") if kind == "folder" else bucket(request.getfixturevalue("s3"))
+    first = run_to_end(start, tmp_path, location, 3, 7)
+    assert paceline(first.home, "delete", "--yes", "first-1", **location.env).returncode == 0
+    before = listed(first.home, location)
+    (tmp_path / "job.yaml").write_text(json.dumps(a_job(state_of(tmp_path, "second"), location, env=location.env)))
     for home in (first.home, tmp_path / "another machine"):
-        done = paceline(home, "run", "job.yaml", "--run", "first-1", cwd=tmp_path)
-        assert (done.returncode, f"error: there is another run first-1 at {place.to}: " in done.stderr) == (2, True)
+        result = paceline(home, "run", "job.yaml", "--run", "first-1", cwd=tmp_path)
+        assert (
+            result.returncode,
+            f"error: another run first-1 already exists at {location.to}; " in result.stderr,
+        ) == (
+            2,
+            True,
+        )
         assert not list((home / "runs").iterdir())
-    assert listed(first.home, place) == before == ["step-7-g1", "step-3-g1"]
+    assert listed(first.home, location) == before == ["step-7-g1", "step-3-g1"]
 
 
-def listed(home: Path, place: Place) -> list[str]:
-    return paceline(home, "snapshots", "ls", "-o", "name", f"{place.to}/first-1", **place.env).stdout.split()
+def listed(home: Path, location: Place) -> list[str]:
+    return paceline(home, "snapshots", "ls", "-o", "name", f"{location.to}/first-1", **location.env).stdout.split()
 
 
-def test_a_folder_of_files_and_what_it_may_do(start: Starter, tmp_path: Path) -> None:
-    given = tmp_path / "weights"
-    (given / "model").mkdir(parents=True)
-    (given / "model" / "w.txt").write_text("0.5")
-    reads = "open(os.environ['PACELINE_RESTORE'] + '/model/w.txt').read()"
-    tells = f"import os; print({reads}, os.environ.get('PACELINE_TRUST'))"
-    run = start(job([sys.executable, "-c", tells], snapshots={"from": "../weights", "trust": True}))
+def test_a_run_starts_from_a_trusted_folder_of_files(start: Starter, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    (weights / "model").mkdir(parents=True)
+    (weights / "model" / "w.txt").write_text("0.5")
+    expression = "open(os.environ['PACELINE_RESTORE'] + '/model/w.txt').read()"
+    program = f"import os; print({expression}, os.environ.get('PACELINE_TRUST'))"
+    run = start(job([sys.executable, "-c", program], snapshots={"from": "../weights", "trust": True}))
     run.succeeds()
     assert "0.5 1" in run.log("worker-0") and "0.5 1" in run.log("worker-1")
-    assert (given / "model" / "w.txt").read_text() == "0.5"
+    assert (weights / "model" / "w.txt").read_text() == "0.5"
 
 
 REFUSED = [
     ("firzt-1", 2, "no run 'firzt-1'; did you mean 'first-1'?"),
-    ("./nowhere", 1, "there is no folder {cwd}/nowhere to start from"),
-    ("{home}/runs/first-1/snapshots", 1, "holds runs and is none: first-1; write"),
+    ("./nowhere", 1, "the folder {cwd}/nowhere to start from does not exist"),
+    ("{home}/runs/first-1/snapshots", 1, "contains runs but is not one: first-1; use"),
     ("{home}/runs/first-1/snapshots/first-1/step-4-g1", 1, "/first-1/step-4-g1 to start from"),
-    ("a b", 2, "snapshots.from: is no id of a run; write ./a b for a folder"),
-    ("claim://kept/first-1", 2, "snapshots.from: is a volume claim, and this machine has none"),
+    ("a b", 2, "snapshots.from: is not a run id; write ./a b for a folder"),
+    ("claim://kept/first-1", 2, "snapshots.from: is a volume claim, which only a cluster has"),
 ]
 
 
-def test_what_cannot_be_started_from_is_said_before_anything_starts(start: Starter, tmp_path: Path) -> None:
-    first = ended(start, tmp_path, None, 7)
-    where = {"home": first.home, "cwd": tmp_path}
-    for origin, code, says in REFUSED:
-        wanted = job(["python", "-c", "pass"], snapshots={"from": origin.format(**where)})
-        (tmp_path / "job.yaml").write_text(json.dumps(wanted))
-        done = paceline(first.home, "run", "job.yaml", cwd=tmp_path)
-        assert (done.returncode, says.format(**where) in done.stderr) == (code, True), done.stderr
+def test_an_unusable_origin_is_reported_before_anything_starts(start: Starter, tmp_path: Path) -> None:
+    first = run_to_end(start, tmp_path, None, 7)
+    paths = {"home": first.home, "cwd": tmp_path}
+    for origin, code, message in REFUSED:
+        fields = job(["python", "-c", "pass"], snapshots={"from": origin.format(**paths)})
+        (tmp_path / "job.yaml").write_text(json.dumps(fields))
+        result = paceline(first.home, "run", "job.yaml", cwd=tmp_path)
+        assert (result.returncode, message.format(**paths) in result.stderr) == (code, True), result.stderr
     assert [folder.name for folder in (first.home / "runs").iterdir()] == ["first-1"]
 
 
@@ -131,7 +139,7 @@ def unreachable(server: Server) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda server: {"to": server.url, "env": unreachable(server)}, "no answer from http://127.0.0.1:9"),
         (
@@ -142,14 +150,14 @@ def unreachable(server: Server) -> dict[str, str]:
     ],
     ids=["unreachable", "wrong credentials", "no bucket"],
 )
-def test_a_bucket_that_does_not_answer_is_said_before_anything_starts(
-    tmp_path: Path, s3: Server, change: Any, says: str
+def test_an_unusable_bucket_is_reported_before_anything_starts(
+    tmp_path: Path, s3: Server, change: Any, message: str
 ) -> None:
-    given = change(s3)
-    wanted = job(["python", "-c", "pass"], snapshots={"to": given["to"]}, env=given["env"])
-    (tmp_path / "job.yaml").write_text(json.dumps(wanted))
-    done = paceline(tmp_path / "home", "run", "job.yaml", cwd=tmp_path)
-    assert (done.returncode, says in done.stderr) == (1, True), done.stderr
+    settings = change(s3)
+    fields = job(["python", "-c", "pass"], snapshots={"to": settings["to"]}, env=settings["env"])
+    (tmp_path / "job.yaml").write_text(json.dumps(fields))
+    result = paceline(tmp_path / "home", "run", "job.yaml", cwd=tmp_path)
+    assert (result.returncode, message in result.stderr) == (1, True), result.stderr
     assert not (tmp_path / "home" / "runs").exists()
 
 
@@ -163,13 +171,15 @@ saves = pathlib.Path(os.environ["PACELINE_SNAPSHOT_DIR"])
 
 
 @pytest.mark.parametrize("named", ["where the command is typed", "in the job file"])
-def test_a_file_of_credentials_is_found_by_agents_which_work_elsewhere(tmp_path: Path, gcs: Server, named: str) -> None:
-    typed = named == "where the command is typed"
+def test_a_credentials_file_is_found_by_agents_that_run_in_another_folder(
+    tmp_path: Path, gcs: Server, named: str
+) -> None:
+    is_in_shell = named == "where the command is typed"
     settings, key = dict(gcs.options), {"GOOGLE_APPLICATION_CREDENTIALS": "key.json"}
     (tmp_path / "work").mkdir()
-    (tmp_path / ("" if typed else "work") / "key.json").write_text(settings.pop("GOOGLE_SERVICE_ACCOUNT_KEY"))
-    wanted = job(["python", "-c", SAVES], snapshots={"to": gcs.url}, env={} if typed else key)
-    (tmp_path / "work" / "job.yaml").write_text(json.dumps(wanted))
-    settings |= key if typed else {}
-    done = paceline(tmp_path / "home", "run", "work/job.yaml", cwd=tmp_path, **settings)
-    assert done.returncode == 0 and "step 1 committed: gs://" in done.stderr, done.stderr
+    (tmp_path / ("" if is_in_shell else "work") / "key.json").write_text(settings.pop("GOOGLE_SERVICE_ACCOUNT_KEY"))
+    fields = job(["python", "-c", SAVES], snapshots={"to": gcs.url}, env={} if is_in_shell else key)
+    (tmp_path / "work" / "job.yaml").write_text(json.dumps(fields))
+    settings |= key if is_in_shell else {}
+    result = paceline(tmp_path / "home", "run", "work/job.yaml", cwd=tmp_path, **settings)
+    assert result.returncode == 0 and "step 1 committed: gs://" in result.stderr, result.stderr

@@ -1,4 +1,4 @@
-"""Programs that people already have run unchanged, with the frameworks they are written for, and do the right thing."""
+"""Programs that users already have run unchanged, with the frameworks they are written for, and behave correctly."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from support.runs import PROGRAMS, Report, Run, Starter, kill, processes
 
 pytestmark = pytest.mark.timeout(400)
 
-LIMIT_S = 120.0  # for a framework to start twice, beside another
+LIMIT_S = 120.0  # for a framework to start twice, while another runs
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 LINE = re.compile(r"^\S+Z g\d+ [|~] (.*)$")
 UNEQUAL = [{"replicas": 1, "tasks_per_host": 1}, {"replicas": 1, "tasks_per_host": 2}]
 
 
-def job(framework: str, *command: object, **more: Any) -> dict[str, Any]:
-    """Two workers that run a program of this folder, started cold; `more` wins."""
-    made: dict[str, Any] = {"name": "program", "framework": framework, "code": str(PROGRAMS)}
+def job(framework: str, *command: object, **overrides: Any) -> dict[str, Any]:
+    """Two workers that run a program of this folder, started cold; `overrides` replace these fields."""
+    fields: dict[str, Any] = {"name": "program", "framework": framework, "code": str(PROGRAMS)}
     if command:
-        made["command"] = [str(word) for word in command]
+        fields["command"] = [str(word) for word in command]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    return {**made, "env": quiet, "roles": {"worker": {"replicas": 2}}, "restart": {"warm": False}, **more}
+    return {**fields, "env": quiet, "roles": {"worker": {"replicas": 2}}, "restart": {"warm": False}, **overrides}
 
 
 def lines(folder: Path, task: str) -> list[str]:
-    """What the task printed, in all generations."""
-    written = (folder / "logs" / f"{task}.log").read_text().split("\n")[:-1]
-    found = [LINE.match(line) for line in written]
-    assert all(found), f"not in the form of a log line: {written[found.index(None)]!r}"
-    return [line[1] for line in found if line]
+    """The lines that the task printed, in all generations."""
+    log_lines = (folder / "logs" / f"{task}.log").read_text().split("\n")[:-1]
+    matches = [LINE.match(line) for line in log_lines]
+    assert all(matches), f"not in the form of a log line: {log_lines[matches.index(None)]!r}"
+    return [line[1] for line in matches if line]
 
 
-def said(folder: Path, task: str, word: str) -> str:
-    """The rest of the last line of the task that begins with this word."""
-    rest = [line[len(word) + 1 :] for line in lines(folder, task) if line.startswith(f"{word} ")]
-    assert rest, f"{task} printed no line with {word!r}:\n" + "\n".join(lines(folder, task)[-20:])
-    return rest[-1]
+def printed_value(folder: Path, task: str, label: str) -> str:
+    """The text after this label in the last line of the task that begins with it."""
+    values = [line[len(label) + 1 :] for line in lines(folder, task) if line.startswith(f"{label} ")]
+    assert values, f"{task} printed no line with {label!r}:\n" + "\n".join(lines(folder, task)[-20:])
+    return values[-1]
 
 
-def agreed(folder: Path, *tasks: str) -> str:
-    """The digest of the weights, which all these tasks have to have printed."""
-    digests = {said(folder, task, "weights") for task in tasks}
+def common_digest(folder: Path, *tasks: str) -> str:
+    """The digest of the weights, which all these tasks must have printed."""
+    digests = {printed_value(folder, task, "weights") for task in tasks}
     assert len(digests) == 1, f"the tasks do not agree on the weights: {digests}"
     return digests.pop()
 
 
 def variables(folder: Path, task: str) -> dict[str, str]:
-    given: dict[str, str] = json.loads(said(folder, task, "environment"))["variables"]
-    return given
+    environment: dict[str, str] = json.loads(printed_value(folder, task, "environment"))["variables"]
+    return environment
 
 
 @pytest.mark.long
 def test_tensorflow_workers_agree_on_the_weights(start: Starter) -> None:
     run = start(job("tensorflow", "python", "tf_multiworker.py", "--steps", 60, strategy="multi-worker"))
     run.succeeds(LIMIT_S)
-    agreed(run.folder, "worker-0", "worker-1")
+    common_digest(run.folder, "worker-0", "worker-1")
     for task in ("worker-0", "worker-1"):
-        assert said(run.folder, task, "replicas") == "2"
-        assert said(run.folder, task, "step") == "60"
-        assert float(said(run.folder, task, "error")) < 0.01
+        assert printed_value(run.folder, task, "replicas") == "2"
+        assert printed_value(run.folder, task, "step") == "60"
+        assert float(printed_value(run.folder, task, "error")) < 0.01
 
 
 @pytest.mark.long
@@ -85,12 +85,12 @@ def test_a_tensorflow_parameter_server_program_trains_saves_and_is_evaluated(sta
     roles = {role: {"replicas": count} for role, count in counts.items()}
     run = start(job("tensorflow", *command, strategy="parameter-server", roles=roles))
     run.succeeds(LIMIT_S)
-    assert said(run.folder, "chief-0", "counter") == "300"
-    error = said(run.folder, "chief-0", "error")
+    assert printed_value(run.folder, "chief-0", "counter") == "300"
+    error = printed_value(run.folder, "chief-0", "error")
     assert float(error) < 0.001
-    assert said(run.folder, "evaluator-0", "evaluated") == f"300 error {error}"
+    assert printed_value(run.folder, "evaluator-0", "evaluated") == f"300 error {error}"
     for server in ("ps 0", "worker 0", "worker 1"):
-        assert said(run.folder, server.replace(" ", "-"), "serving") == server
+        assert printed_value(run.folder, server.replace(" ", "-"), "serving") == server
 
 
 @pytest.mark.long
@@ -99,7 +99,7 @@ def test_a_program_for_cluster_config_and_pod_name_needs_no_chief(start: Starter
     command = ["python", "cluster_config.py", "--steps", 20]
     run = start(job("tensorflow", *command, strategy="parameter-server", roles=roles))
     run.succeeds(LIMIT_S)
-    assert [said(run.folder, task, "counter") for task in ("worker-0", "worker-1")] == ["40", "40"]
+    assert [printed_value(run.folder, task, "counter") for task in ("worker-0", "worker-1")] == ["40", "40"]
 
 
 @pytest.mark.long
@@ -115,21 +115,23 @@ def test_a_torch_program_needs_no_job_file_and_a_kill_does_not_change_its_weight
     assert [line for line in lines(killed.folder, "worker-0") if line.startswith("start ")] == ["start 0", "start 5"]
 
     shape = ["--framework", "torch", "--workers", "2", "--save", "saved.yaml", "--set", "restart.warm=false"]
-    whole = ended(killed, "run", *shape, "-o", "json", "--", *program, str(tmp_path / "whole"))
-    assert agreed(whole, "worker-0", "worker-1") == agreed(killed.folder, "worker-0", "worker-1")
-    assert said(whole, "worker-0", "rank") == "0 of 2, local rank 0, gloo"
-    assert said(whole, "worker-1", "rank") == "1 of 2, local rank 0, gloo"
+    undisturbed = run_to_success(killed, "run", *shape, "-o", "json", "--", *program, str(tmp_path / "whole"))
+    assert common_digest(undisturbed, "worker-0", "worker-1") == common_digest(killed.folder, "worker-0", "worker-1")
+    assert printed_value(undisturbed, "worker-0", "rank") == "0 of 2, local rank 0, gloo"
+    assert printed_value(undisturbed, "worker-1", "rank") == "1 of 2, local rank 0, gloo"
 
-    again = ended(killed, "run", "saved.yaml", "-o", "json", "--set", "command=[python, -c, 'print(\"again 2\")']")
-    assert [said(again, task, "again") for task in ("worker-0", "worker-1")] == ["2", "2"]
+    repeated = run_to_success(
+        killed, "run", "saved.yaml", "-o", "json", "--set", "command=[python, -c, 'print(\"again 2\")']"
+    )
+    assert [printed_value(repeated, task, "again") for task in ("worker-0", "worker-1")] == ["2", "2"]
 
 
-def ended(run: Run, *words: str) -> Path:
-    """The folder of a further run in the home of this one, which has to succeed and leave nothing."""
-    done = run.call(*words, limit=LIMIT_S)
-    assert done.returncode == 0, done.stderr
+def run_to_success(run: Run, *arguments: str) -> Path:
+    """The folder of another run in the home of this one, which must succeed and leave no process."""
+    result = run.call(*arguments, limit=LIMIT_S)
+    assert result.returncode == 0, result.stderr
     assert not processes(run.home)
-    report: Report = json.loads(done.stdout)
+    report: Report = json.loads(result.stdout)
     assert report["status"] == "succeeded"
     return Path(report["folder"])
 
@@ -138,18 +140,18 @@ def test_unequal_hosts_are_used_in_full_by_equal_tasks(start: Starter) -> None:
     run = start(job("torch", "python", "torch_ddp.py", "--steps", 5, roles={"worker": UNEQUAL}))
     run.succeeds(LIMIT_S)
     tasks = ("worker-0", "worker-1", "worker-2")
-    agreed(run.folder, *tasks)
+    common_digest(run.folder, *tasks)
     ranks = [f"{rank} of 3, local rank {local}, gloo" for rank, local in ((0, 0), (1, 0), (2, 1))]
-    assert [said(run.folder, task, "rank") for task in tasks] == ranks
+    assert [printed_value(run.folder, task, "rank") for task in tasks] == ranks
 
 
 def test_jax_finds_its_peers_without_arguments(start: Starter) -> None:
     run = start(job("jax", "python", "jax_allreduce.py", "--steps", 60))
     run.succeeds(LIMIT_S)
-    agreed(run.folder, "worker-0", "worker-1")
-    assert said(run.folder, "worker-0", "rank") == "0 of 2, 2 devices"
-    assert said(run.folder, "worker-1", "rank") == "1 of 2, 2 devices"
-    assert float(said(run.folder, "worker-0", "error")) < 0.001
+    common_digest(run.folder, "worker-0", "worker-1")
+    assert printed_value(run.folder, "worker-0", "rank") == "0 of 2, 2 devices"
+    assert printed_value(run.folder, "worker-1", "rank") == "1 of 2, 2 devices"
+    assert float(printed_value(run.folder, "worker-0", "error")) < 0.001
 
 
 @pytest.mark.parametrize("command", [["python", "plain.py"], ["./plain.sh"], ["sh", "plain.sh"]], ids=" ".join)
@@ -182,8 +184,8 @@ def test_tf_config_is_json_and_the_evaluator_is_not_in_the_cluster(start: Starte
     command = ["python", "environment.py", "two words", "1"]
     run = start(job("tensorflow", *command, strategy="multi-worker", roles=roles, env=env))
     run.succeeds()
-    given = {task: variables(run.folder, task) for task in ("worker-0", "worker-1", "evaluator-0")}
-    configs = [json.loads(seen["TF_CONFIG"]) for seen in given.values()]
+    environments = {task: variables(run.folder, task) for task in ("worker-0", "worker-1", "evaluator-0")}
+    configs = [json.loads(environment["TF_CONFIG"]) for environment in environments.values()]
     cluster = configs[0]["cluster"]
     assert list(cluster) == ["worker"]
     assert len(set(cluster["worker"])) == 2
@@ -193,35 +195,38 @@ def test_tf_config_is_json_and_the_evaluator_is_not_in_the_cluster(start: Starte
         {"type": "worker", "index": 1},
         {"type": "evaluator", "index": 0},
     ]
-    for task, seen in given.items():
-        assert seen["POD_NAME"] == seen["PACELINE_TASK"] == task
-        assert json.loads(seen["CLUSTER_CONFIG"]) == cluster
-        assert (seen["FOR_ALL"], seen["FOR_ONE"]) == ("all", "evaluator" if task == "evaluator-0" else "all")
-        assert (seen["PACELINE_RUN"], seen["PACELINE_GENERATION"], seen["PACELINE_RESTORE"]) == (
+    for task, environment in environments.items():
+        assert environment["POD_NAME"] == environment["PACELINE_TASK"] == task
+        assert json.loads(environment["CLUSTER_CONFIG"]) == cluster
+        assert (environment["FOR_ALL"], environment["FOR_ONE"]) == (
+            "all",
+            "evaluator" if task == "evaluator-0" else "all",
+        )
+        assert (environment["PACELINE_RUN"], environment["PACELINE_GENERATION"], environment["PACELINE_RESTORE"]) == (
             run.folder.name,
             "1",
             "",
         )
-        assert Path(seen["PACELINE_SNAPSHOT_DIR"]) == run.folder / "staging" / task / "g1"
-        assert ("PACELINE_COMMITTED_DIR" in seen) == (task == "evaluator-0")
-        assert Path(seen["PACELINE_TENSORBOARD_DIR"]) == run.folder / "tensorboard"
-        assert int(seen["OMP_NUM_THREADS"]) >= 1
-        assert seen["PYTHONUNBUFFERED"] == "1"
-    rest = json.loads(said(run.folder, "worker-0", "environment"))
-    assert (rest["arguments"], rest["folder"]) == (["two words", "1"], str(PROGRAMS))
+        assert Path(environment["PACELINE_SNAPSHOT_DIR"]) == run.folder / "staging" / task / "g1"
+        assert ("PACELINE_COMMITTED_DIR" in environment) == (task == "evaluator-0")
+        assert Path(environment["PACELINE_TENSORBOARD_DIR"]) == run.folder / "tensorboard"
+        assert int(environment["OMP_NUM_THREADS"]) >= 1
+        assert environment["PYTHONUNBUFFERED"] == "1"
+    printed = json.loads(printed_value(run.folder, "worker-0", "environment"))
+    assert (printed["arguments"], printed["folder"]) == (["two words", "1"], str(PROGRAMS))
 
 
-def test_a_torch_task_is_given_what_torchrun_sets(start: Starter, tmp_path: Path) -> None:
+def test_a_torch_task_gets_the_variables_that_torchrun_sets(start: Starter, tmp_path: Path) -> None:
     run = start(job("torch", "python", "environment.py", roles={"worker": UNEQUAL}))
     run.succeeds()
-    given = [variables(run.folder, f"worker-{index}") for index in range(3)]
+    environments = [variables(run.folder, f"worker-{index}") for index in range(3)]
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
-    assert [[seen[name] for name in names] for seen in given] == [
+    assert [[environment[name] for name in names] for environment in environments] == [
         ["0", "3", "0", "1", "0", "2", "0"],
         ["1", "3", "0", "2", "1", "2", "1"],
         ["2", "3", "1", "2", "1", "2", "2"],
     ]
-    assert len({(seen["MASTER_ADDR"], seen["MASTER_PORT"]) for seen in given}) == 1
+    assert len({(environment["MASTER_ADDR"], environment["MASTER_PORT"]) for environment in environments}) == 1
 
     torchrun = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(PROGRAMS / "environment.py")],
@@ -230,10 +235,10 @@ def test_a_torch_task_is_given_what_torchrun_sets(start: Starter, tmp_path: Path
     line = next(line for line in torchrun.stdout.splitlines() if line.startswith("environment "))
     expected = set(json.loads(line.removeprefix("environment "))["variables"]) - {*run.env, "TMPDIR"}
     assert set(names) < expected
-    # Through these two torchrun and its children talk to each other: where to write an error, which signals to expect.
+    # torchrun uses these two to communicate with its children: where to write an error, which signals to expect.
     expected -= {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
-    for seen in given:
-        assert expected - set(seen) == set()
+    for environment in environments:
+        assert expected - set(environment) == set()
 
 
 @pytest.mark.long
@@ -247,10 +252,10 @@ def test_the_demo_reads_digits_even_when_a_worker_is_killed(start: Starter) -> N
     restored = [event["restore"] for event in run.events("generation-formed")]
     assert restored[0] is None
     steps = [event["step"] for event in run.events("step") if event["generation"] == 2 and event["task"] == "worker-0"]
-    # The very first steps may be told together: that none was left out is told by what the program says every 40.
-    done = int(restored[1].split("-")[1])
-    assert restored[1].endswith("-g1") and done < steps[0] <= done + 40
-    assert re.findall(r" g2 \| step (\d+) of 400", run.log("worker-0"))[0] == str(done + 40)
+    # The very first steps may be reported together; what the program prints every 40 steps shows that none is missing.
+    restored_step = int(restored[1].split("-")[1])
+    assert restored[1].endswith("-g1") and restored_step < steps[0] <= restored_step + 40
+    assert re.findall(r" g2 \| step (\d+) of 400", run.log("worker-0"))[0] == str(restored_step + 40)
     assert report["steps"] == 400
     assert report["metrics"]["evaluator-0"]["accuracy"] >= 0.95
     assert report["metrics"]["worker-0"] == report["metrics"]["worker-1"]

@@ -1,4 +1,4 @@
-"""A real captain, and a real member, against peers that say what they should not: none of it harms the run."""
+"""A real captain and a real member, against peers that send what they should not: none of it harms the run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 from paceline import plan as plans
-from paceline.agent.link import SERVER_NAME, context
+from paceline.agent.net.frames import Decoder, Message, WireError, encode, encode_packed
+from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.agent.options import Options
-from paceline.agent.wire import Decoder, Message, WireError, encode, encode_packed
 from paceline.backends import certificates
 from support import runs
 from support.runs import eventually
@@ -39,7 +39,7 @@ HOSTS = ("worker-host-0", "worker-host-1")
 AGENT = runs.SOURCE / "paceline" / "agent" / "__main__.py"
 
 
-def a_plan(command: list[str]) -> plans.Plan:
+def make_plan(command: list[str]) -> plans.Plan:
     role = plans.Role("worker", tuple(command), {}, plans.GROUP, True, True)
     hosts = tuple(plans.Host(f"worker-host-{i}", "worker", i, 0, 0, None, None, (f"worker-{i}",)) for i in (0, 1))
     tasks = tuple(plans.Task(f"worker-{i}", "worker", i, f"worker-host-{i}", 0, i) for i in (0, 1))
@@ -59,7 +59,7 @@ class Agent:
     def __init__(self, folder: Path, host: str, port: int, command: list[str] | None = None) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.port, self.tls = folder, port, folder / "tls"
-        (folder / "plan.json").write_text(plans.to_json(a_plan(command or ["true"])))
+        (folder / "plan.json").write_text(plans.to_json(make_plan(command or ["true"])))
         if not self.tls.exists():
             certificates.make(self.tls)
         paths = (str(folder / "plan.json"), str(folder), str(self.tls))
@@ -70,14 +70,14 @@ class Agent:
             stderr=self._log, env={**os.environ, "PACELINE_HOME": str(folder)},
         )  # fmt: skip
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return (self.folder / "agents.log").read_text(errors="replace")[-3000:]
 
     @property
     def pid(self) -> int:
-        """Of the agent itself."""
+        """The pid of the agent itself."""
         keeper = psutil.Process(self.keeper.pid)
-        return eventually("the agent", lambda: next((child.pid for child in keeper.children()), 0), more=self.said)
+        return eventually("the agent", lambda: next((child.pid for child in keeper.children()), 0), more=self.log_tail)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         path = self.folder / "events.jsonl"
@@ -88,15 +88,15 @@ class Agent:
         until = time.monotonic() + runs.GONE_S
         self.keeper.kill()
         self.keeper.wait(runs.LIMIT_S)
-        while (left := runs.processes(self.folder)) and time.monotonic() < until:
-            for process in left:
+        while (remaining := runs.processes(self.folder)) and time.monotonic() < until:
+            for process in remaining:
                 runs.kill(process.pid)
             time.sleep(0.02)
         self._log.close()
 
 
 class Peer:
-    """One connection, of a member or of a captain, in the words of the protocol."""
+    """One connection of a member or a captain, which speaks the protocol."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self.sock = sock
@@ -120,12 +120,12 @@ class Peer:
             assert data, f"the connection ended before {kind}"
             self._inbox += self._decoder.feed(data)
 
-    def refused(self, limit: float = INTRODUCTION_S - 1) -> None:
-        """The other side has closed, and has not said a word of ours."""
+    def assert_closed(self, limit: float = INTRODUCTION_S - 1) -> None:
+        """The other side closes the connection without sending a message."""
         self.sock.settimeout(limit)
         try:
             while data := self.sock.recv(65536):
-                assert not self._decoder.feed(data), "it was answered"
+                assert not self._decoder.feed(data), "the other side has answered"
         except TimeoutError:
             raise AssertionError(f"the connection is still open after {limit:g} s") from None
         except (OSError, WireError):
@@ -143,15 +143,15 @@ def dial(port: int) -> socket.socket | None:
         return None
 
 
-def join(at: str, **more: Any) -> Message:
-    """What a member says first; `more` is said instead."""
-    task = at.replace("-host", "")
-    words: Message = {
-        "type": "join", "protocol": 1, "run": RUN, "host": at, "instance": uuid.uuid4().hex, "agent": 1,
-        "replaces": True, "generation": 0, "running": {}, "exits": [], "held": [],
+def join(host_name: str, **overrides: Any) -> Message:
+    """The first message of a member; `overrides` replace its fields."""
+    task = host_name.replace("-host", "")
+    message: Message = {
+        "type": "join", "protocol": 1, "run": RUN, "host": host_name, "instance": uuid.uuid4().hex, "agent": 1,
+        "replaces": True, "place": "", "generation": 0, "running": {}, "exits": [], "held": [],
         "offers": {task: f"127.0.0.1:{free_port()}"},
     }  # fmt: skip
-    return {**words, **more}
+    return {**message, **overrides}
 
 
 class Captain(Agent):
@@ -159,19 +159,19 @@ class Captain(Agent):
         super().__init__(folder, "captain", free_port())
 
     def peer(self, tls: ssl.SSLContext | None = None) -> Peer:
-        plain = eventually("the captain listens", lambda: dial(self.port), more=self.said)
+        plain = eventually("the captain listens", lambda: dial(self.port), more=self.log_tail)
         assert plain is not None
         tls = tls or context(str(self.tls), "member", server=False)
         return Peer(tls.wrap_socket(plain, server_hostname=SERVER_NAME))
 
-    def member(self, host: str, **more: Any) -> Peer:
+    def member(self, host: str, **overrides: Any) -> Peer:
         peer = self.peer()
-        peer.send(join(host, **more))
+        peer.send(join(host, **overrides))
         peer.read("welcome")
         return peer
 
     def still_leads(self, *members: Peer) -> None:
-        """Two members in good order form a generation, train and end the run; the captain is the one it was."""
+        """Two valid members form a generation, train and end the run; the captain is still the same process."""
         peers = list(members) or [self.member(host) for host in HOSTS]
         generations = set()
         for peer, host in zip(peers, HOSTS, strict=True):
@@ -183,19 +183,27 @@ class Captain(Agent):
             peer.send({"type": "started", "task": task, "attempt": attempt, "pid": 1, "warm": False})
             peer.send({"type": "beat", "n": 77, "tasks": {task: [3, 0.0, 0.0, {"loss": 0.5}]}, "memory": 0.1})
             assert peer.read("beat")["n"] == 77
-            done = {"code": 0, "signal": None, "expected": False, "cause": "", "detail": "", "place": "", "age": 0.0}
-            peer.send({"type": "exited", "exit": {"task": task, "attempt": attempt, **done}})
+            exit_fields = {
+                "code": 0,
+                "signal": None,
+                "expected": False,
+                "cause": "",
+                "detail": "",
+                "place": "",
+                "age": 0.0,
+            }
+            peer.send({"type": "exited", "exit": {"task": task, "attempt": attempt, **exit_fields}})
         assert len(generations) == 1
         for peer in peers:
             assert peer.read("finish")["status"] == "succeeded"
             peer.send({"type": "left"})
-        assert self.keeper.wait(20) == 0, self.said()
+        assert self.keeper.wait(20) == 0, self.log_tail()
         report = json.loads((self.folder / "report.json").read_text())
         assert (report["status"], report["steps"]) == ("succeeded", 3)
-        assert not self.events("captain-returned"), self.said()
+        assert not self.events("captain-returned"), self.log_tail()
 
         def strict(text: str) -> Any:
-            raise AssertionError(f"{text} is no JSON")
+            raise AssertionError(f"{text} is not JSON")
 
         for line in (self.folder / "events.jsonl").read_text().splitlines():
             json.loads(line, parse_constant=strict)
@@ -211,36 +219,36 @@ def captain(tmp_path: Path) -> Iterator[Captain]:
 
 
 def careless() -> ssl.SSLContext:
-    """A client that trusts anybody."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.check_hostname = False
-    made.verify_mode = ssl.CERT_NONE
-    return made
+    """A client that trusts any server."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname = False
+    tls.verify_mode = ssl.CERT_NONE
+    return tls
 
 
 def with_certificate(folder: Path, name: str = "member") -> ssl.SSLContext:
-    made = careless()
-    made.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
-    return made
+    tls = careless()
+    tls.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return tls
 
 
 # ---- strangers
 
 
-def turned_away(captain: Captain, tls: ssl.SSLContext) -> None:
-    """Its handshake fails, or the first thing it hears is that the connection is over."""
+def assert_turned_away(captain: Captain, tls: ssl.SSLContext) -> None:
+    """Its handshake fails, or its connection is closed without an answer."""
     try:
         peer = captain.peer(tls)
         with contextlib.suppress(OSError):
             peer.send(join(HOSTS[0]))
             peer.send({"type": "stop", "reason": "because"})
-        peer.refused()
+        peer.assert_closed()
     except (ssl.SSLError, ConnectionError):
         pass
 
 
 def test_a_stranger_without_a_certificate_is_refused(captain: Captain) -> None:
-    turned_away(captain, careless())
+    assert_turned_away(captain, careless())
     assert not captain.events("member-joined")
     captain.still_leads()
 
@@ -248,18 +256,18 @@ def test_a_stranger_without_a_certificate_is_refused(captain: Captain) -> None:
 def test_a_certificate_of_another_run_is_refused(captain: Captain, tmp_path: Path) -> None:
     certificates.make(tmp_path / "other")
     for name in ("member", "captain"):
-        turned_away(captain, with_certificate(tmp_path / "other", name))
+        assert_turned_away(captain, with_certificate(tmp_path / "other", name))
     assert not captain.events("member-joined")
     captain.still_leads()
 
 
 def test_an_expired_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    keys: list[Any] = []
     generate = certificates.ec.generate_private_key
 
     def same_authority(curve: Any) -> Any:
-        made.append(made[0] if len(made) == 3 else generate(curve))
-        return made[-1]
+        keys.append(keys[0] if len(keys) == 3 else generate(curve))
+        return keys[-1]
 
     monkeypatch.setattr(certificates.ec, "generate_private_key", same_authority)
     (tmp_path / "run").mkdir()
@@ -267,7 +275,7 @@ def test_an_expired_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.M
     certificates.make(tmp_path / "expired", valid=datetime.timedelta(minutes=-1))
     captain = Captain(tmp_path / "run")
     try:
-        turned_away(captain, with_certificate(tmp_path / "expired"))
+        assert_turned_away(captain, with_certificate(tmp_path / "expired"))
         assert not captain.events("member-joined")
         captain.still_leads()
     finally:
@@ -279,7 +287,7 @@ def test_an_old_protocol_is_refused(captain: Captain) -> None:
     old = context(str(captain.tls), "member", server=False)
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     old.maximum_version = ssl.TLSVersion.TLSv1_1
-    turned_away(captain, old)
+    assert_turned_away(captain, old)
     captain.still_leads()
 
 
@@ -295,7 +303,7 @@ def test_plain_garbage_is_refused(captain: Captain) -> None:
     captain.still_leads()
 
 
-# ---- what is no message
+# ---- data that is not a message
 
 
 def bomb() -> bytes:
@@ -320,32 +328,32 @@ NOT_A_MESSAGE: dict[str, Callable[[], bytes]] = {
     "deep objects": lambda: frame(b'{"type": "join", "x": ' + b'{"a":' * 300_000 + b"1" + b"}" * 300_000 + b"}"),
     "a huge number": lambda: frame(b'{"type": "join", "protocol": ' + b"9" * 1_000_000 + b"}"),
     "a bomb": bomb,
-    "a packed message that is cut": lambda: frame(zlib.compress(b'{"type": "join"}')[:-4], packed=True),
-    "no JSON": lambda: frame(b"join"),
-    "no UTF-8": lambda: frame(b'{"type": "\xff\xfe"}'),
-    "no object": lambda: frame(b'["join"]'),
+    "a truncated packed message": lambda: frame(zlib.compress(b'{"type": "join"}')[:-4], packed=True),
+    "not JSON": lambda: frame(b"join"),
+    "not UTF-8": lambda: frame(b'{"type": "\xff\xfe"}'),
+    "not an object": lambda: frame(b'["join"]'),
     "no type": lambda: frame(b'{"kind": "join"}'),
-    "a type that is no text": lambda: frame(b'{"type": ["join"]}'),
+    "a type that is not a string": lambda: frame(b'{"type": ["join"]}'),
     "an empty message": lambda: frame(b""),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", NOT_A_MESSAGE)
-def test_what_is_no_message_ends_the_connection_and_nothing_else(captain: Captain, what: str) -> None:
+@pytest.mark.parametrize("case", NOT_A_MESSAGE)
+def test_an_invalid_message_ends_only_its_connection(captain: Captain, case: str) -> None:
     agent = captain.pid
-    data = NOT_A_MESSAGE[what]()
+    data = NOT_A_MESSAGE[case]()
     for joined in (False, True):
         peer = captain.member(HOSTS[0]) if joined else captain.peer()
         with contextlib.suppress(OSError):
             peer.sock.sendall(data)
-        peer.refused()
+        peer.assert_closed()
     with open(f"/proc/{agent}/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    assert peak < 400 * 1024, f"the captain took {peak >> 10} MiB"
+    assert peak < 400 * 1024, f"the captain used {peak >> 10} MiB"
     captain.still_leads()
 
 
-# ---- messages out of place
+# ---- unexpected and invalid messages
 
 
 @pytest.mark.parametrize(
@@ -375,7 +383,7 @@ def test_what_is_no_message_ends_the_connection_and_nothing_else(captain: Captai
 def test_a_wrong_first_message_ends_the_connection(captain: Captain, message: Message) -> None:
     peer = captain.peer()
     peer.send(message)
-    peer.refused()
+    peer.assert_closed()
     assert not captain.events("member-joined")
     captain.still_leads()
 
@@ -390,30 +398,30 @@ def nested(depth: int) -> Any:
     return value
 
 
-WRONG_WORDS: dict[str, list[Message]] = {
+WRONG_MESSAGES: dict[str, list[Message]] = {
     "unknown types": [{"type": kind} for kind in ("", "join", "welcome", "start", "roster", "finish", "x" * 1000)],
-    "ends of what never ran": [
+    "exits of tasks that never ran": [
         {"type": "exited", "exit": {**EXIT, "place": "", "age": 0}},
         {"type": "exited", "exit": {**EXIT, "task": "worker-9", "place": "", "age": 0}},
         {"type": "ended", "tasks": {"worker-0": 1, "worker-9": 2}, "offers": {"worker-9": "127.0.0.1:1"}},
-        {"type": "ended", "tasks": {}, "stacks": {"worker-9": "x"}, "states": {"worker-9": "busy"}},
-        {"type": "started", "task": "worker-1", "attempt": 4, "pid": 1},
-        {"type": "started", "task": "worker-9", "attempt": 1, "pid": 1},
-        {"type": "beat", "tasks": {"worker-1": [5, 0, 0, {}], "worker-9": [5, 0, 0, {}]}},
+        {"type": "ended", "tasks": {}, "offers": {}, "stacks": {"worker-9": "x"}, "states": {"worker-9": "busy"}},
+        {"type": "started", "task": "worker-1", "attempt": 4, "pid": 1, "warm": False},
+        {"type": "started", "task": "worker-9", "attempt": 1, "pid": 1, "warm": False},
+        {"type": "beat", "n": 1, "tasks": {"worker-1": [5, 0, 0, {}], "worker-9": [5, 0, 0, {}]}},
     ],
-    "a start that is no message": [{"type": "started"}],
-    "an exit that is no object": [{"type": "exited", "exit": "now"}],
+    "a start without fields": [{"type": "started"}],
+    "an exit that is not an object": [{"type": "exited", "exit": "now"}],
     "a negative age": [{"type": "exited", "exit": {**EXIT, "place": "", "age": -1}}],
-    "an endless age": [{"type": "exited", "exit": {**EXIT, "place": "", "age": float("inf")}}],
-    "progress that is none": [{"type": "beat", "tasks": {"worker-0": 5}}],
-    "a step that is a text": [{"type": "beat", "tasks": {"worker-0": ["5", 0, 0, {}]}}],
-    "a metric without a number": [{"type": "beat", "tasks": {"worker-0": [5, 0, 0, {"loss": float("nan")}]}}],
-    "a metric without an end": [{"type": "beat", "tasks": {"worker-0": [5, 0, 0, {"loss": float("inf")}]}}],
-    "a metric beyond floats": [{"type": "beat", "tasks": {"worker-0": [5, 0, 0, {"loss": 10**400}]}}],
-    "memory beyond floats": [{"type": "beat", "tasks": {}, "memory": 10**400}],
-    "memory without a number": [{"type": "beat", "tasks": {}, "memory": float("nan")}],
-    "a step beyond all": [{"type": "beat", "tasks": {"worker-0": [10**400, 0, 0, {}]}}],
-    "snapshots of what never ran": [
+    "an infinite age": [{"type": "exited", "exit": {**EXIT, "place": "", "age": float("inf")}}],
+    "invalid progress": [{"type": "beat", "n": 1, "tasks": {"worker-0": 5}}],
+    "a step that is a string": [{"type": "beat", "n": 1, "tasks": {"worker-0": ["5", 0, 0, {}]}}],
+    "a metric that is NaN": [{"type": "beat", "n": 1, "tasks": {"worker-0": [5, 0, 0, {"loss": float("nan")}]}}],
+    "an infinite metric": [{"type": "beat", "n": 1, "tasks": {"worker-0": [5, 0, 0, {"loss": float("inf")}]}}],
+    "a metric beyond floats": [{"type": "beat", "n": 1, "tasks": {"worker-0": [5, 0, 0, {"loss": 10**400}]}}],
+    "memory beyond floats": [{"type": "beat", "n": 1, "tasks": {}, "memory": 10**400}],
+    "memory that is NaN": [{"type": "beat", "n": 1, "tasks": {}, "memory": float("nan")}],
+    "a step that is too large": [{"type": "beat", "n": 1, "tasks": {"worker-0": [10**400, 0, 0, {}]}}],
+    "snapshots of tasks that never ran": [
         {"type": "saved", "task": "worker-9", "snapshot": [5, 1], "parts": 1, "metrics": {}, "versions": {}},
         {"type": "saved", "task": "worker-1", "snapshot": [5, 1], "parts": 1, "metrics": {}, "versions": {}},
         {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [], "at": 0},
@@ -421,23 +429,25 @@ WRONG_WORDS: dict[str, list[Message]] = {
         {"type": "prepared", "snapshot": [5, 1]},
         {"type": "prepared", "snapshot": [5, 1], "error": {"kind": "damaged", "text": "x"}},
     ],
-    "a file that leads out": [
+    "a path that leads out": [
         {"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["../a", 1, "0" * 64]], "at": 0}
     ],
-    "files that are none": [{"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["a", 1]], "at": 0}],
-    "an error that is none": [{"type": "prepared", "snapshot": [5, 1], "error": "x"}],
-    "parts without end": [{"type": "saved", "task": "worker-0", "snapshot": [5, 1], "parts": 10**9}],
-    "snapshots beyond all": [{"type": "saved", "task": "worker-0", "snapshot": [-1, 10**400], "parts": 1}],
+    "invalid files": [{"type": "stored", "task": "worker-0", "snapshot": [5, 1], "files": [["a", 1]], "at": 0}],
+    "an invalid error": [{"type": "prepared", "snapshot": [5, 1], "error": "x"}],
+    "too many parts": [{"type": "saved", "task": "worker-0", "snapshot": [5, 1], "parts": 10**9}],
+    "snapshot numbers that are too large": [
+        {"type": "saved", "task": "worker-0", "snapshot": [-1, 10**400], "parts": 1}
+    ],
     "half a character": [{"type": "said", "text": "\ud800 \x00 \x1b[31m"}, {"type": "leaving", "reason": "\udfff"}],
     "a number of beats that is a list": [{"type": "beat", "n": nested(200), "tasks": {}}],
 }
 
 
-@pytest.mark.parametrize("what", WRONG_WORDS)
-def test_wrong_words_of_a_member_do_no_harm(captain: Captain, what: str) -> None:
-    """Said before the generation and again in it: a step is reported by a good member, and the run ends well."""
+@pytest.mark.parametrize("case", WRONG_MESSAGES)
+def test_wrong_messages_of_a_member_do_no_harm(captain: Captain, case: str) -> None:
+    """Sent before the generation and again during it; after that, valid members can still train."""
     agent = captain.pid
-    for message in WRONG_WORDS[what]:
+    for message in WRONG_MESSAGES[case]:
         peer = captain.member(HOSTS[0])
         with contextlib.suppress(OSError):
             peer.send(message)
@@ -446,21 +456,21 @@ def test_wrong_words_of_a_member_do_no_harm(captain: Captain, what: str) -> None
             peer.read("beat", 1)
         peer.close()
     members = [captain.member(host) for host in HOSTS]
-    assert captain.pid == agent, captain.said()
+    assert captain.pid == agent, captain.log_tail()
     for peer, host in zip(members, HOSTS, strict=True):
         start = peer.read("start")
         assert start["generation"] == 1
         with contextlib.suppress(OSError):
-            for message in WRONG_WORDS[what] if host == HOSTS[0] else ():
-                if message["type"] not in ("exited", "ended"):  # those would be the truth now
+            for message in WRONG_MESSAGES[case] if host == HOSTS[0] else ():
+                if message["type"] not in ("exited", "ended"):  # those would be true now
                     peer.send(message)
         peer.close()
     captain_leads_again(captain)
-    assert captain.pid == agent, captain.said()
+    assert captain.pid == agent, captain.log_tail()
 
 
 def captain_leads_again(captain: Captain, generations: tuple[int, ...] = (2,)) -> None:
-    """As still_leads, for hosts that were replaced in the middle of a generation: it is numbered higher."""
+    """Like still_leads, for hosts that were replaced during a generation: the next one has a higher number."""
     members = [captain.member(host) for host in HOSTS]
     generation = {peer.read("start")["generation"] for peer in members}
     assert len(generation) == 1 and generation <= {*generations}, captain.events("restart", "generation-formed")
@@ -469,14 +479,14 @@ def captain_leads_again(captain: Captain, generations: tuple[int, ...] = (2,)) -
         assert peer.read("beat")["n"] == 9
 
     def strict(text: str) -> Any:
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     for line in (captain.folder / "events.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=strict)
 
 
 def test_lists_just_deep_enough_to_be_read(captain: Captain) -> None:
-    """What can be read can be too deep to be written: the captain repeats a beat's number."""
+    """Data that can be decoded may be too deep to encode: the captain repeats a beat's number."""
     agent = captain.pid
     for depth in range(940, 1000, 2):
         peer = captain.member(HOSTS[0])
@@ -486,7 +496,7 @@ def test_lists_just_deep_enough_to_be_read(captain: Captain) -> None:
             peer.read("beat", 0.2)
         peer.close()
     members = [captain.member(host) for host in HOSTS]
-    assert captain.pid == agent, captain.said()
+    assert captain.pid == agent, captain.log_tail()
     captain.still_leads(*members)
 
 
@@ -501,8 +511,8 @@ def test_one_member_cannot_speak_for_another(captain: Captain) -> None:
     assert not [event for event in captain.events("task-exited") if event["task"] == "worker-1"]
 
 
-def test_words_of_a_member_that_ends_tasks_nobody_asked_for_lead_to_a_restart(captain: Captain) -> None:
-    """A member that lost its lease ends its tasks by itself and says so: the group must not wait for ever."""
+def test_a_member_that_ends_its_tasks_on_its_own_causes_a_restart(captain: Captain) -> None:
+    """A member that lost its lease ends its tasks on its own and reports it: the group must not wait forever."""
     members = [captain.member(host) for host in HOSTS]
     for peer in members:
         peer.read("start")
@@ -523,35 +533,35 @@ def test_words_of_a_member_that_ends_tasks_nobody_asked_for_lead_to_a_restart(ca
 # ---- joining again
 
 
-def test_a_member_that_joins_twice_takes_its_own_place(captain: Captain) -> None:
-    words = join(HOSTS[0])
+def test_a_member_that_joins_twice_replaces_its_own_connection(captain: Captain) -> None:
+    message = join(HOSTS[0])
     first = captain.peer()
-    first.send(words)
+    first.send(message)
     first.read("welcome")
-    first.send(words)
+    first.send(message)
     first.send({"type": "beat", "n": 4, "tasks": {}})
     assert first.read("beat")["n"] == 4
     second = captain.peer()
-    second.send(words)
+    second.send(message)
     second.read("welcome")
-    first.refused()
+    first.assert_closed()
     captain.still_leads(second, captain.member(HOSTS[1]))
 
 
-def test_a_member_that_dials_again_in_a_generation_keeps_its_task(captain: Captain) -> None:
-    words = join(HOSTS[0])
+def test_a_member_that_reconnects_during_a_generation_keeps_its_task(captain: Captain) -> None:
+    message = join(HOSTS[0])
     first = captain.peer()
-    first.send(words)
+    first.send(message)
     other = captain.member(HOSTS[1])
     attempt = first.read("start")["tasks"]["worker-0"]
     other.read("start")
     first.close()
-    eventually("it is missed", lambda: captain.events("member-lost"), more=captain.said)
+    eventually("the loss is noticed", lambda: captain.events("member-lost"), more=captain.log_tail)
     again = captain.peer()
-    again.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    again.send({**message, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
     again.read("welcome")
     for number, peer in enumerate((again, other)):
-        done = {
+        exit_fields = {
             "task": f"worker-{number}",
             "attempt": 1,
             "code": 0,
@@ -560,7 +570,7 @@ def test_a_member_that_dials_again_in_a_generation_keeps_its_task(captain: Capta
             "detail": "",
             "place": "",
         }
-        peer.send({"type": "exited", "exit": {**done, "age": 0.0}})
+        peer.send({"type": "exited", "exit": {**exit_fields, "age": 0.0}})
     for peer in (again, other):
         assert peer.read("finish")["status"] == "succeeded"
         peer.send({"type": "left"})
@@ -568,13 +578,13 @@ def test_a_member_that_dials_again_in_a_generation_keeps_its_task(captain: Capta
     assert not captain.events("restart") and len(captain.events("generation-formed")) == 1
 
 
-def test_an_old_instance_is_sent_away_once_it_was_replaced(captain: Captain) -> None:
+def test_an_old_instance_is_dismissed_once_it_was_replaced(captain: Captain) -> None:
     old = join(HOSTS[0], replaces=False)
     first = captain.peer()
     first.send(old)
     first.read("welcome")
     new = captain.member(HOSTS[0])
-    first.refused()
+    first.assert_closed()
     ghost = captain.peer()
     ghost.send({**old, "generation": 5, "running": {"worker-0": 1}})
     assert ghost.read("finish")["status"] == "replaced"
@@ -583,23 +593,23 @@ def test_an_old_instance_is_sent_away_once_it_was_replaced(captain: Captain) -> 
 
 
 def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(captain: Captain) -> None:
-    """Another instance of a host came, and nobody says that the old one is gone: two groups must not train at once."""
+    """Another instance of a host joins, and the old one may not have ended: two groups must not train at once."""
     members = [captain.member(host, replaces=False) for host in HOSTS]
     for peer in members:
         peer.read("start")
     began = time.monotonic()
-    members[1].send({"type": "beat", "n": 1, "tasks": {}})  # from here on it has its lease
+    members[1].send({"type": "beat", "n": 1, "tasks": {}})  # its lease starts here
     members[1].read("beat")
     members[1].close()
     replacement = captain.peer()
     replacement.send(join(HOSTS[1], replaces=False))
     replacement.read("wait")
 
-    def given_up() -> bool:
+    def lease_expired() -> bool:
         members[0].send({"type": "beat", "n": 1, "tasks": {}})
         return bool(captain.events("task-exited"))
 
-    eventually("its lease has run out", given_up, more=captain.said)
+    eventually("its lease has expired", lease_expired, more=captain.log_tail)
     end = members[0].read("end")
     assert end["tasks"] == {"worker-0": 1}
     offers = {"worker-0": f"127.0.0.1:{free_port()}"}
@@ -609,26 +619,26 @@ def test_the_next_generation_waits_for_the_lease_of_a_host_that_may_still_run(ca
     assert time.monotonic() - began > LEASE_S - 1.5
 
 
-def test_a_host_that_dials_again_keeps_its_place_before_who_waits_for_it(captain: Captain) -> None:
-    words = join(HOSTS[0], replaces=False)
+def test_a_host_that_reconnects_comes_before_an_instance_that_waits_to_replace_it(captain: Captain) -> None:
+    message = join(HOSTS[0], replaces=False)
     first = captain.peer()
-    first.send(words)
+    first.send(message)
     other = captain.member(HOSTS[1])
     attempt = first.read("start")["tasks"]["worker-0"]
     waiting = captain.peer()
     waiting.send(join(HOSTS[0], replaces=False))
     waiting.read("wait")
     again = captain.peer()  # before the captain knows that the first connection has ended
-    again.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    again.send({**message, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
     again.read("welcome")
     again.close()
-    eventually("it is missed", lambda: captain.events("member-lost"), more=captain.said)
+    eventually("the loss is noticed", lambda: captain.events("member-lost"), more=captain.log_tail)
     third = captain.peer()
-    third.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    third.send({**message, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
     third.read("welcome")
     for number, peer in enumerate((third, other)):
-        done = {**EXIT, "task": f"worker-{number}", "code": 0, "cause": "", "place": "", "age": 0.0}
-        peer.send({"type": "exited", "exit": done})
+        exit_fields = {**EXIT, "task": f"worker-{number}", "code": 0, "cause": "", "place": "", "age": 0.0}
+        peer.send({"type": "exited", "exit": exit_fields})
     for peer in (third, other):
         assert peer.read("finish")["status"] == "succeeded"
         peer.send({"type": "left"})
@@ -636,26 +646,26 @@ def test_a_host_that_dials_again_keeps_its_place_before_who_waits_for_it(captain
     assert captain.keeper.wait(20) == 0 and not captain.events("restart")
 
 
-def test_who_trains_comes_before_who_was_first_at_a_captain_that_has_returned(captain: Captain) -> None:
-    words = join(HOSTS[0], replaces=False)
+def test_the_training_instance_comes_before_one_that_joined_a_returned_captain_first(captain: Captain) -> None:
+    message = join(HOSTS[0], replaces=False)
     first = captain.peer()
-    first.send(words)
+    first.send(message)
     captain.member(HOSTS[1], replaces=False).read("start")
     attempt = first.read("start")["tasks"]["worker-0"]
     os.kill(captain.pid, signal.SIGKILL)
-    eventually("it returns", lambda: captain.events("captain-returned"), more=captain.said)
+    eventually("the captain returns", lambda: captain.events("captain-returned"), more=captain.log_tail)
     early = captain.member(HOSTS[0], replaces=False)
     first = captain.peer()
-    first.send({**words, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
+    first.send({**message, "generation": 1, "running": {"worker-0": attempt}, "offers": {}})
     first.read("welcome")
-    early.refused()
+    early.assert_closed()
     again = captain.peer()
     again.send(join(HOSTS[0], replaces=False))
     again.read("wait")
 
 
-def test_who_comes_for_a_host_that_is_there_waits_until_it_has_left(captain: Captain) -> None:
-    """It trains, or its tasks have their grace; once it has said how they ended nobody waits for its lease."""
+def test_a_replacement_waits_until_the_current_instance_has_left(captain: Captain) -> None:
+    """It trains, or its tasks have their grace; once it has reported how they ended, its lease does not matter."""
     members = [captain.member(host, replaces=False) for host in HOSTS]
     for peer in members:
         peer.read("start")
@@ -665,8 +675,8 @@ def test_who_comes_for_a_host_that_is_there_waits_until_it_has_left(captain: Cap
     members[1].send({"type": "beat", "n": 5, "tasks": {}})
     assert members[1].read("beat")["n"] == 5
     assert len(captain.events("member-joined")) == 2 and not captain.events("restart")
-    done = {**EXIT, "task": "worker-1", "attempt": 1, "cause": "preempted", "place": "", "age": 0.0}
-    members[1].send({"type": "exited", "exit": done})
+    exit_fields = {**EXIT, "task": "worker-1", "attempt": 1, "cause": "preempted", "place": "", "age": 0.0}
+    members[1].send({"type": "exited", "exit": exit_fields})
     members[1].send({"type": "left"})
     members[1].close()
     replacement.read("welcome")
@@ -686,26 +696,28 @@ def test_a_slow_sender_is_dropped_in_time_and_others_do_not_wait(captain: Captai
     slow, member = captain.peer(), captain.member(HOSTS[0])
     data = encode(join(HOSTS[1]))
     half = encode({"type": "beat", "n": 1, "tasks": {}})
-    gone: dict[str, float] = {}
-    at = 0
+    closed_after: dict[str, float] = {}
+    position = 0
     until = began + 2 * INTRODUCTION_S
-    while len(gone) < 2 and time.monotonic() < until:
+    while len(closed_after) < 2 and time.monotonic() < until:
         for name, peer, bytes_ in (("slow", slow, data), ("member", member, half)):
-            if name not in gone:
+            if name not in closed_after:
                 try:
                     peer.sock.sendall(
-                        bytes_[at % (len(bytes_) - 1) : at % (len(bytes_) - 1) + 1] if at < len(bytes_) - 1 else b""
+                        bytes_[position % (len(bytes_) - 1) : position % (len(bytes_) - 1) + 1]
+                        if position < len(bytes_) - 1
+                        else b""
                     )
                     peer.sock.settimeout(0.05)
                     if peer.sock.recv(65536) == b"":
-                        gone[name] = time.monotonic() - began
+                        closed_after[name] = time.monotonic() - began
                 except TimeoutError:
                     pass
                 except OSError:
-                    gone[name] = time.monotonic() - began
-        at += 1
-    assert LEASE_S - 1 < gone["member"] < LEASE_S + 5
-    assert INTRODUCTION_S - 1 < gone["slow"] < INTRODUCTION_S + 8
+                    closed_after[name] = time.monotonic() - began
+        position += 1
+    assert LEASE_S - 1 < closed_after["member"] < LEASE_S + 5
+    assert INTRODUCTION_S - 1 < closed_after["slow"] < INTRODUCTION_S + 8
     for sock in silent:
         assert sock is not None
         sock.settimeout(5)
@@ -715,13 +727,13 @@ def test_a_slow_sender_is_dropped_in_time_and_others_do_not_wait(captain: Captai
     captain.still_leads()
 
 
-def test_a_peer_that_does_not_read_is_no_burden(captain: Captain) -> None:
+def test_a_peer_that_does_not_read_does_no_harm(captain: Captain) -> None:
     deaf = captain.member(HOSTS[0])
     deaf.sock.settimeout(2)
-    beat = encode({"type": "beat", "n": "x" * 200_000, "tasks": {}})
+    beats = 1000 * encode({"type": "beat", "n": 2**53, "tasks": {}})
     with contextlib.suppress(OSError):
-        for _ in range(200):
-            deaf.sock.sendall(beat)
+        for _ in range(20):
+            deaf.sock.sendall(beats)
     good = captain.member(HOSTS[1])
     good.send({"type": "beat", "n": 8, "tasks": {}})
     assert good.read("beat")["n"] == 8
@@ -733,14 +745,14 @@ def test_a_peer_that_does_not_read_is_no_burden(captain: Captain) -> None:
     captain_leads_again(captain, generations=(1, 2))
 
 
-def test_200_idle_connections_are_no_burden(captain: Captain) -> None:
+def test_200_idle_connections_do_no_harm(captain: Captain) -> None:
     idle = [captain.peer() for _ in range(100)]
     plain = [eventually("the captain listens", lambda: dial(captain.port)) for _ in range(100)]
     began = time.monotonic()
     members = [captain.member(host) for host in HOSTS]
     for peer in members:
         assert peer.read("start")["generation"] == 1
-    assert time.monotonic() - began < INTRODUCTION_S - 1  # after which the captain is rid of them
+    assert time.monotonic() - began < INTRODUCTION_S - 1  # by then the captain would have dropped them
     for peer in idle:
         peer.close()
     for sock in plain:
@@ -764,13 +776,13 @@ class FakeCaptain:
         peer = Peer(self._tls.wrap_socket(plain, server_side=True))
         return peer, peer.read("join")
 
-    def is_refused(self, times: int = 3) -> None:
-        """Whoever dials leaves in the handshake or right after it, without a word, and tries again."""
+    def assert_refused(self, times: int = 3) -> None:
+        """Every client leaves during the handshake or right after it, without a message, and tries again."""
         for _ in range(times):
             try:
                 self.accept()
             except TimeoutError:
-                raise AssertionError("nobody dials") from None
+                raise AssertionError("no client connects") from None
             except (OSError, AssertionError):
                 continue
             raise AssertionError("a member has joined")
@@ -793,7 +805,7 @@ def welcome(peer: Peer) -> None:
 
 
 def begin(peer: Peer, attempt: int = 1) -> int:
-    """Has the member start its task: the pid."""
+    """Makes the member start its task; returns the pid."""
     welcome(peer)
     roster = {"worker-0": "127.0.0.1:20001", "worker-1": "127.0.0.1:20002"}
     peer.sock.sendall(encode_packed({"type": "roster", "generation": 1, "roster": roster}))
@@ -815,7 +827,7 @@ def test_a_captain_with_a_wrong_certificate_is_refused(member: Agent, tmp_path: 
     wrong.load_cert_chain(tmp_path / "other" / "captain.pem", tmp_path / "other" / "captain.key")
     fake = FakeCaptain(wrong, member.port)
     with fake.listener:
-        fake.is_refused()
+        fake.assert_refused()
 
 
 def test_a_member_that_claims_to_be_the_captain_is_refused(member: Agent) -> None:
@@ -824,7 +836,7 @@ def test_a_member_that_claims_to_be_the_captain_is_refused(member: Agent) -> Non
     wrong.load_cert_chain(member.tls / "member.pem", member.tls / "member.key")
     fake = FakeCaptain(wrong, member.port)
     with fake.listener:
-        fake.is_refused()
+        fake.assert_refused()
 
 
 def test_an_expired_captain_is_refused(tmp_path: Path) -> None:
@@ -836,12 +848,12 @@ def test_an_expired_captain_is_refused(tmp_path: Path) -> None:
         careless_server.load_cert_chain(member.tls / "captain.pem", member.tls / "captain.key")
         fake = FakeCaptain(careless_server, member.port)
         with fake.listener:
-            fake.is_refused()
+            fake.assert_refused()
     finally:
         member.clean_up()
 
 
-def test_a_member_whose_captain_vanishes_dials_again_and_keeps_its_task(member: Agent) -> None:
+def test_a_member_whose_captain_vanishes_reconnects_and_keeps_its_task(member: Agent) -> None:
     fake = fake_captain(member)
     with fake.listener:
         peer, _ = fake.accept()
@@ -852,11 +864,11 @@ def test_a_member_whose_captain_vanishes_dials_again_and_keeps_its_task(member: 
         welcome(again)
         assert again.read("beat")["tasks"].keys() == {"worker-0"}
         assert runs.alive(pid)
-        # Without an answer to its beats, the lease runs out.
-        eventually("the member ends its task by itself", lambda: not runs.alive(pid), 3 * LEASE_S, member.said)
+        # Without an answer to its beats, the lease expires.
+        eventually("the member ends its task on its own", lambda: not runs.alive(pid), 3 * LEASE_S, member.log_tail)
 
 
-def test_what_happens_between_the_join_and_the_welcome_is_told_after_it(member: Agent) -> None:
+def test_events_between_join_and_welcome_are_reported_after_the_welcome(member: Agent) -> None:
     fake = fake_captain(member)
     with fake.listener:
         peer, _ = fake.accept()
@@ -866,23 +878,23 @@ def test_what_happens_between_the_join_and_the_welcome_is_told_after_it(member: 
         assert (joined["running"], joined["held"]) == ({"worker-0": 1}, [])
         (member.folder / "staging" / "worker-0" / "g1" / "step-5").mkdir()
         runs.kill(pid)
-        eventually("the member has seen its end", lambda: not psutil.pid_exists(pid), more=member.said)
-        held = member.folder / "held" / "worker-0" / "step-5-g1"
-        eventually("the member has taken the snapshot", held.exists, more=member.said)
+        eventually("the member has noticed its end", lambda: not psutil.pid_exists(pid), more=member.log_tail)
+        held_copy = member.folder / "held" / "worker-0" / "step-5-g1"
+        eventually("the member has taken the snapshot", held_copy.exists, more=member.log_tail)
         welcome(again)
         assert again.read("saved")["snapshot"] == [5, 1]
         exit = again.read("exited")["exit"]
         assert (exit["task"], exit["signal"]) == ("worker-0", "SIGKILL")
 
 
-def test_a_member_that_nobody_answers_ends_its_task_after_the_lease(member: Agent) -> None:
+def test_a_member_without_an_answer_ends_its_task_after_the_lease(member: Agent) -> None:
     fake = fake_captain(member)
     peer, _ = fake.accept()
     began = time.monotonic()  # its lease counts from its join, a moment before
     pid = begin(peer)
     peer.close()
     fake.listener.close()
-    eventually("the member ends its task by itself", lambda: not runs.alive(pid), 3 * LEASE_S, member.said)
+    eventually("the member ends its task on its own", lambda: not runs.alive(pid), 3 * LEASE_S, member.log_tail)
     assert LEASE_S - 1.5 < time.monotonic() - began < LEASE_S + 6
 
 
@@ -905,8 +917,8 @@ def test_a_member_that_nobody_answers_ends_its_task_after_the_lease(member: Agen
     ],
     ids=json.dumps,
 )
-def test_wrong_words_of_a_captain_do_no_harm_to_a_task(member: Agent, message: Message) -> None:
-    """The member goes on, or dials again; its task runs all the while."""
+def test_wrong_messages_of_a_captain_do_not_harm_a_task(member: Agent, message: Message) -> None:
+    """The member continues or reconnects; its task keeps running."""
     fake = fake_captain(member)
     with fake.listener:
         peer, _ = fake.accept()
@@ -920,6 +932,6 @@ def test_wrong_words_of_a_captain_do_no_harm_to_a_task(member: Agent, message: M
                 pass
         except (OSError, AssertionError):
             _, joined = fake.accept()
-            assert joined["running"] == {"worker-0": 1}, member.said()
-        assert runs.alive(pid), member.said()
-        assert member.pid == agent, member.said()
+            assert joined["running"] == {"worker-0": 1}, member.log_tail()
+        assert runs.alive(pid), member.log_tail()
+        assert member.pid == agent, member.log_tail()

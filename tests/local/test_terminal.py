@@ -1,4 +1,4 @@
-"""At a real terminal: colours, the live line, progress bars in place, Ctrl-C, a terminal that closes."""
+"""At a real terminal: colors, the live line, progress bars in place, Ctrl-C, a terminal that closes."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage.folder import Folder
+from paceline.storage.stores.folder import FolderStore
 from support import committed, person, recorded
 from support.person import BAR, DEAF, SHORT, STEADY, Person, rendered
 
@@ -20,12 +20,12 @@ STAYS = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\
 
 @pytest.fixture
 def me(tmp_path: Path) -> Iterator[Person]:
-    someone = Person(tmp_path)
-    with person.nothing_left(someone.home):
-        yield someone
+    user = Person(tmp_path)
+    with person.nothing_left(user.home):
+        yield user
 
 
-def test_prefixes_are_coloured_and_the_live_line_is_gone_in_the_end(me: Person) -> None:
+def test_prefixes_are_colored_and_the_live_line_is_removed_at_the_end(me: Person) -> None:
     me.job(SHORT + STAYS, workers=2)
     terminal = me.terminal("run")
     terminal.wait_for(r"digits-[0-9a-z]{6}: generation 1, step 5, loss 0\.2, .*0 restarts, 0:\d\d")
@@ -34,13 +34,13 @@ def test_prefixes_are_coloured_and_the_live_line_is_gone_in_the_end(me: Person) 
     assert "\x1b[36mworker-0 |\x1b[0m step 1" in terminal.raw and "\x1b[32mworker-1 |\x1b[0m step 1" in terminal.raw
     assert not [line for line in terminal.screen if "generation 1, step" in line]
     run = me.run_folder().name
-    shown = [line for line in terminal.screen if line]
-    assert [line for line in shown if line.startswith("worker-0")] == [f"worker-0 | step {i}" for i in range(1, 6)]
-    assert shown[-1].split() == ["next", "paceline", "status", run]
+    lines = [line for line in terminal.screen if line]
+    assert [line for line in lines if line.startswith("worker-0")] == [f"worker-0 | step {i}" for i in range(1, 6)]
+    assert lines[-1].split() == ["next", "paceline", "status", run]
 
 
 @pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
-def test_colours_can_be_turned_off(me: Person, setting: dict[str, str]) -> None:
+def test_colors_can_be_turned_off(me: Person, setting: dict[str, str]) -> None:
     me.job("print('\\x1b[31mred\\x1b[0m')")
     terminal = me.terminal("run", **setting)
     assert terminal.end() == 0
@@ -49,7 +49,7 @@ def test_colours_can_be_turned_off(me: Person, setting: dict[str, str]) -> None:
     assert not re.search(r"\x1b\[[0-9;]*m", own)
 
 
-def test_what_a_program_prints_cannot_get_at_the_terminal(me: Person) -> None:
+def test_output_of_a_program_cannot_control_the_terminal(me: Person) -> None:
     me.job("print('\\x1b[2J\\x1b]0;title\\x07\\x1b[5Aclean \\x1b[32mgreen')")
     terminal = me.terminal("run")
     assert terminal.end() == 0
@@ -76,8 +76,8 @@ def test_logs_at_a_terminal(me: Person) -> None:
     me.call("run", "--detach")
     terminal = me.terminal("logs", "-f")
     assert terminal.end() == 0
-    shown = [line for line in terminal.screen if line]
-    assert sorted(shown) == sorted(
+    lines = [line for line in terminal.screen if line]
+    assert sorted(lines) == sorted(
         f"worker-{i} | {text}" for i in (0, 1) for text in ("100% of the bar", "after the bar")
     )
     assert "\x1b[36mworker-0 |\x1b[0m after" in terminal.raw
@@ -90,24 +90,24 @@ def test_ctrl_c_lets_tasks_finish(me: Person) -> None:
         terminal.wait_for(rf"{task} \|\S* step 3")
     terminal.type(CTRL_C)
     assert terminal.end() == 130
-    shown = terminal.screen
-    assert any("stopping: tasks have 30 s; Ctrl-C again ends them at once" in line for line in shown)
-    assert {"worker-0 | asked to end", "worker-1 | asked to end"} <= set(shown)
+    lines = terminal.screen
+    assert any("stopping: tasks have 30 s to finish; press Ctrl-C again to kill them" in line for line in lines)
+    assert {"worker-0 | asked to end", "worker-1 | asked to end"} <= set(lines)
     assert json.loads((me.run_folder() / "report.json").read_text())["status"] == "stopped"
 
 
-def test_ctrl_c_twice_ends_at_once(me: Person) -> None:
+def test_ctrl_c_twice_kills_immediately(me: Person) -> None:
     me.job(DEAF)
     terminal = me.terminal("run")
     terminal.wait_for("step 3")
     terminal.type(CTRL_C)
-    terminal.wait_for("Ctrl-C again ends them at once")
-    begun = time.monotonic()
-    person.a_moment_later(begun)
+    terminal.wait_for("press Ctrl-C again to kill them")
+    began = time.monotonic()
+    person.a_moment_later(began)
     terminal.type(CTRL_C)
     assert terminal.end() == 130
-    assert time.monotonic() - begun < 25  # and not 30, which is the grace
-    assert any("ending all tasks at once" in line for line in terminal.screen)
+    assert time.monotonic() - began < 25  # less than the grace of 30 s
+    assert any("killing all tasks" in line for line in terminal.screen)
 
 
 def test_a_terminal_that_closes_stops_the_run(me: Person) -> None:
@@ -131,13 +131,13 @@ def test_ctrl_c_ends_a_reader_and_not_the_run(me: Person, verb: str) -> None:
     assert me.call("stop").returncode == 0
 
 
-def test_delete_asks(me: Person) -> None:
+def test_delete_asks_for_confirmation(me: Person) -> None:
     me.job(SHORT)
     me.call("run")
     for answer, code in (("n", 1), ("", 1), ("y", 0)):
         terminal = me.terminal("delete", "digits")
         terminal.wait_for(
-            r"delete digits-[0-9a-z]{6} with all logs and TensorBoard files\? Committed snapshots stay\. \[y/N\] "
+            r"delete digits-[0-9a-z]{6} with all logs and TensorBoard files\? Committed snapshots are kept\. \[y/N\] "
         )
         terminal.type(answer + "\n")
         assert terminal.end() == code
@@ -146,13 +146,13 @@ def test_delete_asks(me: Person) -> None:
 
 @pytest.fixture
 def snapshots(me: Person) -> Path:
-    """Those of a run that has ended, in its own folder."""
+    """The snapshots of a run that has ended, in its own folder."""
     folder = recorded.write(me.home, committed.RUN, report=recorded.REPORT)
-    committed.life(Folder(str(folder / "snapshots")), me.folder / "scratch")
+    committed.life(FolderStore(str(folder / "snapshots")), me.folder / "scratch")
     return folder / "snapshots"
 
 
-def test_delete_with_snapshots_asks_for_them(me: Person, snapshots: Path) -> None:
+def test_delete_with_snapshots_asks_for_confirmation(me: Person, snapshots: Path) -> None:
     for answer, code in (("n", 1), ("y", 0)):
         terminal = me.terminal("delete", "--snapshots", "digits")
         terminal.wait_for(r"delete digits-3f9a with all logs, TensorBoard files and snapshots\? \[y/N\] ")
@@ -161,7 +161,7 @@ def test_delete_with_snapshots_asks_for_them(me: Person, snapshots: Path) -> Non
         assert snapshots.exists() == (code == 1)
 
 
-def test_what_is_left_of_a_run_is_asked_for_as_snapshots(me: Person, snapshots: Path) -> None:
+def test_deleting_remaining_snapshots_of_a_run_asks_for_confirmation(me: Person, snapshots: Path) -> None:
     me.call("delete", "digits", "--yes")
     terminal = me.terminal("delete", "--snapshots", "digits")
     terminal.wait_for(r"delete all snapshots of digits-3f9a\? \[y/N\] ")
@@ -170,17 +170,17 @@ def test_what_is_left_of_a_run_is_asked_for_as_snapshots(me: Person, snapshots: 
     assert not snapshots.exists()
 
 
-def test_delete_says_which_snapshots_cannot_stay(me: Person) -> None:
+def test_delete_says_which_snapshots_cannot_be_kept(me: Person) -> None:
     folder = recorded.write(me.home, committed.RUN, report=recorded.REPORT)
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**info, "on": "kubernetes"}))
     terminal = me.terminal("delete", "digits")
-    terminal.wait_for(r"Committed snapshots stay, but for those in the captain's pod of digits-3f9a\. \[y/N\] ")
+    terminal.wait_for(r"Committed snapshots are kept, except those in the captain's pod of digits-3f9a\. \[y/N\] ")
     terminal.type("n\n")
     assert terminal.end() == 1 and folder.exists()
 
 
-def test_snapshots_rm_asks(me: Person, snapshots: Path) -> None:
+def test_snapshots_rm_asks_for_confirmation(me: Person, snapshots: Path) -> None:
     for answer, code in (("n", 1), ("y", 0)):
         terminal = me.terminal("snapshots", "rm", "digits", "10", "step-20-g2")
         terminal.wait_for(r"delete step-10-g1 and step-20-g2 of digits-3f9a \(37 KiB\) at ")
@@ -190,11 +190,11 @@ def test_snapshots_rm_asks(me: Person, snapshots: Path) -> None:
         assert (snapshots / committed.RUN / "step-10-g1").exists() == (code == 1)
 
 
-def test_a_copy_says_how_far_it_is_and_ctrl_c_leaves_nothing_half(me: Person, snapshots: Path) -> None:
+def test_a_copy_shows_its_progress_and_ctrl_c_leaves_nothing_behind(me: Person, snapshots: Path) -> None:
     weights = snapshots / committed.RUN / "step-40-g2" / "worker-0" / "variables" / "weights"
     data = weights.read_bytes()
     weights.unlink()
-    os.mkfifo(weights)  # whoever reads it waits
+    os.mkfifo(weights)  # reading it blocks
     terminal = me.terminal("snapshots", "get", "digits", "--to", "new/copy")
     terminal.wait_for("step-40-g2: 2 B of 19 KiB")
     assert [path.name for path in (me.folder / "new").iterdir()] != ["copy"]
@@ -205,8 +205,8 @@ def test_a_copy_says_how_far_it_is_and_ctrl_c_leaves_nothing_half(me: Person, sn
     weights.write_bytes(data)
     terminal = me.terminal("snapshots", "get", "digits", "--to", "new/copy")
     assert terminal.end() == 0
-    [said] = [line for line in terminal.screen if line]
-    assert said == f"step-40-g2 of digits-3f9a is in {me.folder}/new/copy: 2 files, 19 KiB"
+    [message] = [line for line in terminal.screen if line]
+    assert message == f"copied step-40-g2 of digits-3f9a to {me.folder}/new/copy: 2 files, 19 KiB"
 
 
 def test_a_narrow_terminal_cuts_the_live_line(me: Person) -> None:

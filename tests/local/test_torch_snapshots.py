@@ -1,4 +1,4 @@
-"""Snapshots of torch: real groups on gloo that are killed, resized and held up."""
+"""Snapshots of torch: real groups on gloo that are killed, resized and delayed."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_group_that_was_killed_ends_with_the_same_bits(kind: str, world: int, 
 
 @pytest.mark.long
 def test_the_very_first_step_can_be_resumed_too(tmp_path: Path) -> None:
-    """DDP packs its buckets anew after that."""
+    """DDP rebuilds its buckets after it."""
     whole = group(tmp_path / "whole", PROGRAM, 3, kind="ddp", steps=3, every=1)
     resumed = group(tmp_path / "resumed", PROGRAM, 3, whole.merged(1), kind="ddp", steps=3)
     assert resumed.result()["start"] == 1
     assert resumed.result()["state"] == whole.result()["state"]
 
 
-def test_sharded_tensors_go_to_groups_of_other_sizes(tmp_path: Path) -> None:
+def test_sharded_tensors_are_restored_by_groups_of_other_sizes(tmp_path: Path) -> None:
     options: dict[str, Any] = {"kind": "fsdp", "last": True}
     two = group(tmp_path / "two", PROGRAM, 2, **options, steps=3)
     assert [two.steps(rank) for rank in (0, 1)] == [[3], [3]]
@@ -61,7 +61,7 @@ def test_sharded_tensors_go_to_groups_of_other_sizes(tmp_path: Path) -> None:
         *(f"shard-{rank:05}-of-00003.pt" for rank in range(3)),
         "state.pt",
     ]
-    # Anybody can read it.
+    # Any program can read it.
     saved = torch.load(tmp_path / "three/merged/step-6/state.pt", weights_only=True)
     assert saved["model"]["first.weight"] == {"paceline.sharded": "model/first.weight", "shape": [700, 24]}
     names = sorted((tmp_path / "three/merged/step-6").glob("shard-*"))
@@ -74,57 +74,62 @@ def test_sharded_tensors_go_to_groups_of_other_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [6, 7])
-def test_training_goes_on_while_a_snapshot_is_written(last: int, tmp_path: Path) -> None:
-    """It is held up in rank 0 from step 2 to 6: 4 and 6 are due meanwhile, and all ranks go without them. The next one
-    is taken after step 7; where there is none, 6 is, at the end."""
-    done = group(tmp_path / "held", PROGRAM, 2, kind="held", steps=last)
-    assert [done.result(rank)["skipped"] for rank in (0, 1)] == [2, 2]
-    assert done.steps() == [2, last]
-    for step in done.steps():
-        saved = torch.load(done.merged(step) / "state.pt", weights_only=True)["model"]
-        assert [saved["weight"].tolist(), saved["bias"].tolist()] == done.result()["states"][str(step)]
+def test_training_continues_while_a_snapshot_is_written(last: int, tmp_path: Path) -> None:
+    """Writing is delayed in rank 0 from step 2 to 6: snapshots 4 and 6 are due meanwhile, and all ranks skip them. The
+    next one is taken after step 7; if there is no step 7, that of step 6 is taken at the end."""
+    finished = group(tmp_path / "held", PROGRAM, 2, kind="held", steps=last)
+    assert [finished.result(rank)["skipped"] for rank in (0, 1)] == [2, 2]
+    assert finished.steps() == [2, last]
+    for step in finished.steps():
+        saved = torch.load(finished.merged(step) / "state.pt", weights_only=True)["model"]
+        assert [saved["weight"].tolist(), saved["bias"].tolist()] == finished.result()["states"][str(step)]
 
 
-def test_what_cannot_be_written_is_told_and_training_goes_on(tmp_path: Path) -> None:
-    done = group(tmp_path / "failing", PROGRAM, 1, kind="failing")
-    assert done.result() == {"kept": ["step-2"], "raised": "NotADirectoryError"}
-    told = [words for words in done.told if words["_"] != "asks"]
-    assert [words["_"] for words in told] == ["warning", "saved", "warning"]
-    assert told[0]["text"].startswith("the snapshot of step 1 could not be written: ")
+def test_training_continues_if_a_snapshot_cannot_be_written(tmp_path: Path) -> None:
+    finished = group(tmp_path / "failing", PROGRAM, 1, kind="failing")
+    assert finished.result() == {"kept": ["step-2"], "raised": "NotADirectoryError"}
+    messages = [message for message in finished.told if message.get("_", "asks") != "asks"]  # without step reports
+    assert [message["_"] for message in messages] == ["warning", "saved", "warning"]
+    assert messages[0]["text"].startswith("the snapshot of step 1 could not be written: ")
 
 
 # ---- alone, in this process
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def snapshot_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("PACELINE_RESTORE", "PACELINE_TRUST", "PACELINE_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PACELINE_SNAPSHOT_DIR", str(tmp_path / "snapshots"))
     return tmp_path / "snapshots"
 
 
-def saved(place: Path, monkeypatch: pytest.MonkeyPatch, step: int = 1, **items: Any) -> Path:
-    """A snapshot of these, which is the one to restore from now on."""
+def save_snapshot(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int = 1, **items: Any) -> Path:
+    """Saves a snapshot of these items, and makes it the one to restore."""
     with Snapshots(items) as snapshots:
         snapshots.save(step, loss=torch.tensor(0.5), accuracy=1)
-    monkeypatch.setenv("PACELINE_RESTORE", str(place / f"step-{step}"))
-    return place / f"step-{step}"
+    monkeypatch.setenv("PACELINE_RESTORE", str(snapshot_dir / f"step-{step}"))
+    return snapshot_dir / f"step-{step}"
 
 
-def test_metrics_and_versions_are_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = json.loads((saved(place, monkeypatch, model=nn.Linear(2, 2)) / "paceline.json").read_text())
+def test_metrics_and_versions_are_stored_with_a_snapshot(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = json.loads((save_snapshot(snapshot_dir, monkeypatch, model=nn.Linear(2, 2)) / "paceline.json").read_text())
     assert (about["parts"], about["metrics"]) == (1, {"loss": 0.5, "accuracy": 1.0})
     assert about["versions"]["torch"] == torch.__version__
 
 
-def test_what_does_not_fit_is_named_and_the_rest_is_restored_on_request(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_mismatches_are_listed_and_the_rest_is_restored_on_request(
+    snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.Linear(3, 3), c=nn.Linear(3, 1)))
     optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
-    saved(
-        place, monkeypatch, 7, model=old, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    save_snapshot(
+        snapshot_dir,
+        monkeypatch,
+        7,
+        model=old,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1),
     )
     new = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.Linear(3, 5), d=nn.Linear(5, 1)))
     new.a.bias = nn.Parameter(torch.zeros(3, dtype=torch.float16))
@@ -132,9 +137,9 @@ def test_what_does_not_fit_is_named_and_the_rest_is_restored_on_request(
     snapshots = Snapshots({"model": new, "optimizer": torch.optim.SGD(new.parameters()), "scaler": old})
     with pytest.raises(SnapshotMismatch) as error:
         snapshots.restore()
-    told = (
+    differences = (
         " not in the snapshot: model/d.weight, model/d.bias, scaler;"
-        " in the snapshot alone: scheduler, model/c.weight, model/c.bias;"
+        " only in the snapshot: scheduler, model/c.weight, model/c.bias;"
         " different: model/a.bias (float32[3] in the snapshot, float16[3] here),"
         " model/b.weight (float32[3, 3] in the snapshot, float32[5, 3] here),"
         " model/b.bias (float32[3] in the snapshot, float32[5] here),"
@@ -142,36 +147,39 @@ def test_what_does_not_fit_is_named_and_the_rest_is_restored_on_request(
         " optimizer/group 0/parameter 3 (shape [3] in the snapshot, [5] here),"
         " optimizer/group 0/parameter 4 (shape [1, 3] in the snapshot, [1, 5] here)"
     )
-    assert str(error.value) == f"the snapshot of step 7 does not fit:{told}"
+    assert str(error.value) == f"the snapshot of step 7 does not match the program:{differences}"
     assert error.value.step == 7
     assert all(torch.equal(value, before[name]) for name, value in new.state_dict().items())
     assert snapshots.restore(partial=True) == 7
-    assert capsys.readouterr().err == f"paceline: the snapshot of step 7 is restored in part; left as it is:{told}\n"
+    assert (
+        capsys.readouterr().err
+        == f"paceline: the snapshot of step 7 is restored partially; not restored:{differences}\n"
+    )
     assert [name for name, value in new.state_dict().items() if not torch.equal(value, before[name])] == ["a.weight"]
     assert torch.equal(new.a.weight, old.a.weight)
 
 
-def test_another_optimizer_is_a_mismatch(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_optimizer_is_a_mismatch(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
-    saved(place, monkeypatch, optimizer=torch.optim.SGD(model.parameters()))
+    save_snapshot(snapshot_dir, monkeypatch, optimizer=torch.optim.SGD(model.parameters()))
     with pytest.raises(SnapshotMismatch, match=r"optimizer \(SGD in the snapshot, AdamW here\)"):
         Snapshots({"optimizer": torch.optim.AdamW(model.parameters())}).restore()
 
 
 @pytest.mark.parametrize(
-    ("folder", "lr", "rate", "said"),
+    ("folder", "lr", "rate", "used"),
     [
-        ("step-3-g1", 0.1, 0.025, ""),  # by now the schedule has it at a quarter, which is no difference
-        ("step-3-g1", 0.2, 0.025, "those in the snapshot count"),
-        ("step-3-g0", 0.2, 0.05, "those of the program count"),
+        ("step-3-g1", 0.1, 0.025, ""),  # the schedule has reduced it to a quarter, which is not a difference
+        ("step-3-g1", 0.2, 0.025, "those of the snapshot"),
+        ("step-3-g0", 0.2, 0.05, "those of the program"),
     ],
 )
-def test_other_settings_are_told_and_count_where_a_run_starts_from_another(
+def test_other_settings_are_reported_and_used_if_a_run_starts_from_another_run(
     folder: str,
     lr: float,
     rate: float,
-    said: str,
-    place: Path,
+    used: str,
+    snapshot_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -186,13 +194,13 @@ def test_other_settings_are_told_and_count_where_a_run_starts_from_another(
             first.step()
             schedule.step()
         snapshots.save(3)
-    (place / "step-3").rename(place / folder)
-    monkeypatch.setenv("PACELINE_RESTORE", str(place / folder))
+    (snapshot_dir / "step-3").rename(snapshot_dir / folder)
+    monkeypatch.setenv("PACELINE_RESTORE", str(snapshot_dir / folder))
     optimizer, schedule = items(lr)
     assert Snapshots({"optimizer": optimizer, "schedule": schedule}).restore() == 3
     assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
     assert capsys.readouterr().err == (
-        said and f"paceline: settings differ, and {said}: optimizer/group 0/lr (0.1 in the snapshot, 0.2 here)\n"
+        used and f"paceline: settings differ; using {used}: optimizer/group 0/lr (0.1 in the snapshot, 0.2 here)\n"
     )
     optimizer.step()
     schedule.step()
@@ -200,53 +208,53 @@ def test_other_settings_are_told_and_count_where_a_run_starts_from_another(
 
 
 class Foreign:
-    """Something that only pickle can bring back."""
+    """An object that only pickle can restore."""
 
 
 class Keeper:
-    def __init__(self, kept: Any = None) -> None:
-        self.kept = kept
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kept": self.kept}
+        return {"kept": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.kept = state["kept"]
+        self.value = state["kept"]
 
 
 @other_positions
-def test_another_position_in_the_data_does_not_fit(
-    theirs: Shards | None, ours: Shards | None, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_position_in_the_data_is_a_mismatch(
+    theirs: Shards | None, ours: Shards | None, said: str, snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Snapshots({}, order=theirs) as snapshots:
         snapshots.save(1)
-    monkeypatch.setenv("PACELINE_RESTORE", str(place / "step-1"))
+    monkeypatch.setenv("PACELINE_RESTORE", str(snapshot_dir / "step-1"))
     with pytest.raises(SnapshotMismatch, match=said):
         Snapshots({}, order=ours).restore()
 
 
-def test_a_file_that_needs_pickle_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = place / "step-4"
+def test_a_file_that_needs_pickle_is_refused(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = snapshot_dir / "step-4"
     folder.mkdir(parents=True)
     torch.save({"item": {"kept": Foreign()}}, folder / "state.pt")
     monkeypatch.setenv("PACELINE_RESTORE", str(folder))
     item = Keeper()
-    with pytest.raises(
-        SnapshotRefused, match=r"state\.pt can only be read by running code .* say snapshots\.trust: true"
-    ):
+    with pytest.raises(SnapshotRefused, match=r"state\.pt: reading it would run code .* set snapshots\.trust: true"):
         Snapshots({"item": item}).restore()
-    assert item.kept is None
+    assert item.value is None
     monkeypatch.setenv("PACELINE_TRUST", "1")
     assert Snapshots({"item": item}).restore() == 4
-    assert isinstance(item.kept, Foreign)
+    assert isinstance(item.value, Foreign)
 
 
-def test_a_state_that_would_need_pickle_is_refused_when_it_is_taken(place: Path) -> None:
-    with pytest.raises(SnapshotUnsafe, match=r"item/kept is a .*Foreign: it cannot be read back without pickle"):
+def test_a_state_that_would_need_pickle_is_refused_when_it_is_saved(snapshot_dir: Path) -> None:
+    with pytest.raises(SnapshotUnsafe, match=r"item/kept: a .*Foreign cannot be restored without pickle"):
         Snapshots({"item": Keeper(Foreign())}).save(1)
 
 
-def test_plain_values_and_all_kinds_of_tensors_come_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_values_and_all_kinds_of_tensors_are_restored(
+    snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tied = torch.randn(3, 4)
     values: dict[str, Any] = {
         "plain": [None, True, 1, 0.1, "text", b"bytes", (1, 2), {3}, float("inf")],
@@ -257,37 +265,37 @@ def test_plain_values_and_all_kinds_of_tensors_come_back(place: Path, monkeypatc
         "shapes": [torch.tensor(1.5), torch.empty(0, 3), torch.randn(2, 3).T, torch.randn(6)[::2], tied, tied],
         1: OrderedDict(x=1),
     }
-    folder = saved(place, monkeypatch, item=Keeper(values))
+    folder = save_snapshot(snapshot_dir, monkeypatch, item=Keeper(values))
     assert (folder / "state.pt").stat().st_size < 60_000
     item = Keeper()
     assert Snapshots({"item": item}).restore() == 1
-    assert item.kept["plain"] == values["plain"]
-    assert item.kept["of torch"] == values["of torch"]
+    assert item.value["plain"] == values["plain"]
+    assert item.value["of torch"] == values["of torch"]
     for name in ("tensors", "shapes"):
-        for ours, theirs in zip(values[name], item.kept[name], strict=True):
+        for ours, theirs in zip(values[name], item.value[name], strict=True):
             assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             assert torch.equal(ours.float(), theirs.float())
-    assert item.kept["shapes"][2].stride() == values["shapes"][2].stride()
+    assert item.value["shapes"][2].stride() == values["shapes"][2].stride()
 
 
-def test_a_loss_as_it_is_can_be_a_metric(place: Path) -> None:
+def test_a_loss_tensor_can_be_a_metric(snapshot_dir: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
             snapshots.save(1, loss=torch.ones(1, requires_grad=True).sum())
-    assert json.loads((place / "step-1/paceline.json").read_text())["metrics"] == {"loss": 1.0}
+    assert json.loads((snapshot_dir / "step-1/paceline.json").read_text())["metrics"] == {"loss": 1.0}
 
 
-def test_when_the_group_is_leaving_a_snapshot_is_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.torch.leaving", lambda _: True)
+def test_a_snapshot_is_taken_when_the_group_is_leaving(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.torch.should_save", lambda _: True)
     with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
         assert snapshots.step(3) is True
-    assert [path.name for path in place.iterdir()] == ["step-3"]
+    assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
 
 
-def test_tasks_that_have_not_met_are_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uninitialized_process_group_is_an_error(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match=r"2 tasks train together, and torch\.distributed is not initialised"):
+    with pytest.raises(RuntimeError, match=r"2 tasks train together, but torch\.distributed is not initialized"):
         Snapshots({"model": nn.Linear(1, 1)}).save(1)
 
 
@@ -299,10 +307,10 @@ def test_outside_a_run_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
         snapshots.save(1)
 
 
-def test_mistakes_are_told_at_once() -> None:
-    with pytest.raises(TypeError, match="model has no state_dict and load_state_dict: it is a int"):
+def test_mistakes_are_reported_immediately() -> None:
+    with pytest.raises(TypeError, match="model has no state_dict and load_state_dict: its type is int"):
         Snapshots({"model": 3})
-    with pytest.raises(ValueError, match="the name 'paceline' is taken"):
+    with pytest.raises(ValueError, match="the name 'paceline' is reserved"):
         Snapshots({"paceline": nn.Linear(1, 1)})
-    with pytest.raises(ValueError, match="every 0 steps: at least 1"):
+    with pytest.raises(ValueError, match="every=0: must be at least 1"):
         Snapshots({}, every=0)

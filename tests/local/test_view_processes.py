@@ -1,4 +1,4 @@
-"""The verbs that read runs, as processes: what they load, how much memory they take, how they end."""
+"""The verbs that read runs, as processes: what they load, how much memory they use, how they end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage.folder import Folder
+from paceline.storage.stores.folder import FolderStore
 from support import committed, recorded
 from support.recorded import REPORT, at
 
@@ -19,9 +19,9 @@ LOGS = {"worker-0": f"{at(1)} g1 | hello\n", "worker-1": f"{at(2)} g1 | again\n"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """With one run and its snapshots."""
+    """Contains one run and its snapshots."""
     folder = recorded.write(tmp_path, "digits-3f9a", report=REPORT, logs=LOGS)
-    committed.life(Folder(str(folder / "snapshots")), tmp_path / "scratch")
+    committed.life(FolderStore(str(folder / "snapshots")), tmp_path / "scratch")
     return tmp_path
 
 
@@ -58,7 +58,7 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["logs", "events", "ls"])
-def test_a_closed_pipe_ends_a_reader_without_a_word(tmp_path: Path, verb: str) -> None:
+def test_a_closed_pipe_ends_a_reader_silently(tmp_path: Path, verb: str) -> None:
     folder = recorded.write(
         tmp_path, events=recorded.LIFE * 3000, logs={"worker-0": f"{at(1)} g1 | {'x' * 100}\n" * 50_000}
     )
@@ -90,50 +90,50 @@ def test_a_closed_pipe_ends_a_reader_without_a_word(tmp_path: Path, verb: str) -
     ],
 )
 def test_completion(home: Path, shell: str, variables: dict[str, str], expected: str) -> None:
-    def said(**variables: str) -> str:
+    def complete(**variables: str) -> str:
         env = {**recorded.environment(home), **variables}
-        done = subprocess.run(recorded.paceline_command(), env=env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = subprocess.run(recorded.paceline_command(), env=env, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
-    assert "paceline" in said(_PACELINE_COMPLETE=f"source_{shell}")
-    assert expected in said(_PACELINE_COMPLETE=f"complete_{shell}", **variables)
+    assert "paceline" in complete(_PACELINE_COMPLETE=f"source_{shell}")
+    assert expected in complete(_PACELINE_COMPLETE=f"complete_{shell}", **variables)
 
 
-def test_help_loads_nothing_that_is_slow(home: Path) -> None:
+def test_help_and_views_load_no_slow_modules(home: Path) -> None:
     slow = ("pydantic", "ruamel", "cryptography", "rich", "asyncio", "paceline.job", "paceline.backends")
-    for words in (["--help"], ["stop", "--help"], ["ls"], ["status"], ["logs"], ["events"]):
-        python = ["-X", "importtime", "-m", "paceline.cli", *words]
-        done = subprocess.run(
+    for arguments in (["--help"], ["stop", "--help"], ["ls"], ["status"], ["logs"], ["events"]):
+        python = ["-X", "importtime", "-m", "paceline.cli", *arguments]
+        result = subprocess.run(
             [sys.executable, *python],
             env=recorded.environment(home),
             capture_output=True,
             text=True,
             timeout=60,
         )
-        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
         assert "paceline.cli.app" in loaded
         assert not {name for name in loaded if name.startswith(slow)}
 
 
-def test_a_folder_is_read_without_anything_that_is_slow(home: Path) -> None:
+def test_snapshots_in_a_folder_are_read_without_slow_modules(home: Path) -> None:
     slow = ("pydantic", "obstore", "lightkube", "cryptography", "rich", "asyncio", "paceline.job", "paceline.backends")
-    for words in (["--help"], ["ls", "--help"], ["ls"], ["show"]):
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "paceline.cli", "snapshots", *words],
+    for arguments in (["--help"], ["ls", "--help"], ["ls"], ["show"]):
+        result = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "paceline.cli", "snapshots", *arguments],
             env=recorded.environment(home), capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
         assert "paceline.cli.app" in loaded
         assert not {name for name in loaded if name.startswith(slow)}
 
 
 def test_importing_is_cheap() -> None:
     code = "import sys, paceline.job; print([name for name in ('pydantic', 'ruamel.yaml') if name in sys.modules])"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}
     )
-    assert done.stdout == "[]\n"
+    assert result.stdout == "[]\n"
 
 
 def test_a_log_larger_than_the_memory_allowed_is_read(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_a_log_larger_than_the_memory_allowed_is_read(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (120 << 20, 120 << 20))
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", count, str(folder)], env=recorded.environment(tmp_path), preexec_fn=limit,
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert done.stdout == "220000\n", done.stderr
+    assert result.stdout == "220000\n", result.stderr

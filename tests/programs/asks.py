@@ -1,4 +1,4 @@
-"""Trains by counting, asks once a step whether to save, and saves its part of a snapshot when told so, only then."""
+"""Trains by counting, asks at each step whether to save, and saves its part of a snapshot only if the answer is yes."""
 
 import json
 import os
@@ -21,7 +21,7 @@ while not Path(os.environ["FINISH"]).exists():
     paceline.report(step=step)
     if step == int(os.environ.get("SAVE_NOW_AT", "-1")) and rank == 0:
         paceline.save_now()
-    if paceline.leaving():
+    if paceline.should_save():
         print(f"saves {step}", flush=True)
         partial = saves / "x.partial"
         partial.mkdir()

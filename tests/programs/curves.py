@@ -1,4 +1,4 @@
-"""Writes a curve for TensorBoard, saves snapshots, and kills itself where it is told to: each place once."""
+"""Writes a curve for TensorBoard, saves snapshots, and kills itself at every 16th step, once per step."""
 
 import os
 import signal
@@ -9,27 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.runtime import contract
+from paceline.runtime import snapshot_folders
 
 LAST = 60
 
 
 def writer(kind: str, folder: Path) -> Any:
-    """A function of step and tag."""
+    """A function that writes a value for a step and tag."""
     if kind == "torch":
-        sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")  # or it imports TensorFlow, where that is
+        sys.modules["tensorboard.compat.notf"] = types.ModuleType(
+            "notf"
+        )  # otherwise it imports TensorFlow, if installed
         from torch.utils.tensorboard import SummaryWriter
 
-        made = SummaryWriter(str(folder))
-        return lambda step, tag: (made.add_scalar(tag, float(step), step), made.flush())
+        summary_writer = SummaryWriter(str(folder))
+        return lambda step, tag: (summary_writer.add_scalar(tag, float(step), step), summary_writer.flush())
     import tensorflow as tf
 
-    opened = tf.summary.create_file_writer(str(folder))
+    file_writer = tf.summary.create_file_writer(str(folder))
 
     def write(step: int, tag: str) -> None:
-        with opened.as_default(step):
+        with file_writer.as_default(step):
             tf.summary.scalar(tag, float(step))
-        opened.flush()
+        file_writer.flush()
 
     return write
 
@@ -38,14 +40,14 @@ def main(kind: str, state: Path, saves: bool) -> None:
     folder = Path(os.environ["PACELINE_TENSORBOARD_DIR"])
     if os.environ["PACELINE_ROLE"] == "evaluator":
         write = writer(kind, folder / "eval")
-        for step in range(1000, 1020):  # it counts on its own
+        for step in range(1000, 1020):  # it has its own step numbers
             write(step, "accuracy")
         while not (state / "finish").exists():
             time.sleep(0.02)
         write(1020, "accuracy")
         return
     write = writer(kind, folder / "train")
-    restored = contract.restored()
+    restored = snapshot_folders.restored()
     step = int((restored / "step").read_text()) if restored else 0
     while step < LAST:
         step += 1
@@ -53,11 +55,11 @@ def main(kind: str, state: Path, saves: bool) -> None:
         if step % 20 == 0:
             write(step // 20, "epoch")
         if saves and step % 10 == 0:
-            with contract.writing(step) as to:
-                (to / "step").write_text(str(step))
+            with snapshot_folders.writing(step) as target:
+                (target / "step").write_text(str(step))
         paceline.report(step=step)
         while step == 16 and "--shown" in sys.argv and not (state / "seen").exists():
-            time.sleep(0.02)  # until somebody has seen it
+            time.sleep(0.02)  # until the test has seen it
         if step % 16 == 0 and not (state / str(step)).exists():
             (state / str(step)).touch()
             os.kill(os.getpid(), signal.SIGKILL)

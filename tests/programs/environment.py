@@ -1,9 +1,9 @@
-"""Says what it was given: `environment {...}` with every variable, and its arguments and working folder."""
+"""Prints its environment: `environment {...}` with every variable, its arguments and its working folder."""
 
 import json
 import os
 import sys
 from pathlib import Path
 
-given = {"variables": dict(os.environ), "arguments": sys.argv[1:], "folder": str(Path.cwd())}
-print("environment " + json.dumps(given, sort_keys=True), flush=True)
+context = {"variables": dict(os.environ), "arguments": sys.argv[1:], "folder": str(Path.cwd())}
+print("environment " + json.dumps(context, sort_keys=True), flush=True)

@@ -1,6 +1,6 @@
-"""Writes small SavedModels: FOLDER/1 and FOLDER/2 answer with once and twice their input, FOLDER/reads reads files.
+"""Writes small SavedModels: FOLDER/1 and FOLDER/2 return their input once and twice, FOLDER/reads reads files.
 
-Their signature `count` takes as long as it is told to: it counts to its largest input.
+The duration of their signature `count` depends on its input: it counts to the largest number.
 """
 
 import sys
@@ -24,8 +24,8 @@ class Toy(tf.Module):
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="to")])
     def count(self, to: tf.Tensor) -> dict[str, tf.Tensor]:
-        most = tf.reduce_max(to)
-        (counted,) = tf.while_loop(lambda n: n < most, lambda n: (n + 1,), (0,), parallel_iterations=1)
+        largest = tf.reduce_max(to)
+        (counted,) = tf.while_loop(lambda n: n < largest, lambda n: (n + 1,), (0,), parallel_iterations=1)
         return {"counted": tf.fill(tf.shape(to), counted)}
 
 

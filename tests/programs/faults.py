@@ -1,4 +1,4 @@
-"""The ways to fail that the programs here share: what happens, before which step, in which rank, how often."""
+"""Failures shared by the programs here: which kind, before which step, in which rank, how often."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Injected(Exception):
-    """The exception that a test asked for."""
+    """The exception that a test requested."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,23 +20,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-how", default="raise", help="raise, exit:CODE, SIGNAME, gil, sleep, memory, port or lose:FOLDER"
     )
-    often = parser.add_mutually_exclusive_group()
-    often.add_argument("--fail-once", type=Path, metavar="FILE", help="only while FILE is absent; it is made then")
-    often.add_argument("--fail-always", action="store_true", help="every time, which is the default")
+    frequency = parser.add_mutually_exclusive_group()
+    frequency.add_argument("--fail-once", type=Path, metavar="FILE", help="only if FILE does not exist; it is created")
+    frequency.add_argument("--fail-always", action="store_true", help="every time (the default)")
 
 
-def before_step(step: int, rank: int, given: argparse.Namespace) -> None:
-    if step != given.fail_at or rank != given.fail_rank:
+def before_step(step: int, rank: int, options: argparse.Namespace) -> None:
+    if step != options.fail_at or rank != options.fail_rank:
         return
-    if given.fail_once:
+    if options.fail_once:
         try:
-            given.fail_once.touch(exist_ok=False)
+            options.fail_once.touch(exist_ok=False)
         except FileExistsError:
             return
-    while given.fail_when and not given.fail_when.exists():
+    while options.fail_when and not options.fail_when.exists():
         time.sleep(0.01)
-    print(f"fault {given.fail_how} before step {step}", flush=True)
-    fail(given.fail_how)
+    print(f"fault {options.fail_how} before step {step}", flush=True)
+    fail(options.fail_how)
 
 
 def fail(how: str) -> None:
@@ -47,12 +47,12 @@ def fail(how: str) -> None:
     elif how.startswith("SIG"):
         os.kill(os.getpid(), signal.Signals[how])
     elif how == "gil":
-        # One call into C that runs for hours and lets neither another thread nor a Python signal handler run.
+        # One call into C that runs for hours and blocks all other threads and Python signal handlers.
         sum(range(10**13))
     elif how == "sleep":
         time.sleep(10**6)
     elif how.startswith("lose:"):
-        shutil.rmtree(how[5:])  # as if the machine were gone
+        shutil.rmtree(how[5:])  # as if the machine were lost
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "memory":
         eat_memory()
@@ -63,9 +63,9 @@ def fail(how: str) -> None:
 
 
 def eat_memory(limit: float = float("inf")) -> None:
-    """Takes 16 MiB at a time, written to so that they are really used, up to `limit` MiB."""
-    taken: list[bytearray] = []
-    while len(taken) * 16 < limit:
-        taken.append(bytearray(b"x") * (16 << 20))
+    """Allocates 16 MiB at a time and writes to them, so that they are really used, up to `limit` MiB."""
+    blocks: list[bytearray] = []
+    while len(blocks) * 16 < limit:
+        blocks.append(bytearray(b"x") * (16 << 20))
         time.sleep(0.005)
     time.sleep(10**6)

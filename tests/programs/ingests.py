@@ -1,5 +1,5 @@
-"""Makes data: words.txt of the code folder in upper case, and 2 files beside. By files in a folder it is told to wait,
-or to fail; each start is noted there.
+"""Creates data: words.txt of the code folder in upper case, and 2 more files. Files in the folder argv[1] make it wait
+or fail; it records each start there.
 """
 
 import os

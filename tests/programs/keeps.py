@@ -1,9 +1,9 @@
-"""Keeps its checkpoints in a folder of its own and knows nothing of Paceline: one file of each rank that has something
-to save, written anew in place, piece by piece. A file that is not whole is the end of it.
+"""Keeps its checkpoints in its own folder and does not use Paceline: one file for each rank that saves, overwritten in
+place, piece by piece. It exits with an error if it loads an incomplete file.
 
 It does the step whose number is in the file `step` of another folder, saves it, and waits for the next; with --every it
-does steps by itself. It ends when there is a file `finish` and nothing else to do. A file `fail-<rank>` has it fail at
-once, or in the middle of its next save, as that file says.
+does steps on its own. It ends when the file `finish` exists and nothing is left to do. A file `fail-<rank>` makes it
+fail immediately, or in the middle of its next save, as that file says.
 """
 
 import argparse
@@ -26,27 +26,27 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, metavar="S", help="between two pieces of a file")
     parser.add_argument("--savers", type=int, default=1, help="how many ranks save a file")
     parser.add_argument("--on-sigterm", action="store_true", help="save once more on SIGTERM, and end well")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rank = int(os.environ["PACELINE_RANK"])
-    step = load(given)
-    together(given, rank)
+    step = load(options)
+    together(options, rank)
     print(f"start {step}", flush=True)
     terminated: list[int] = []
     failure = ""
-    if given.on_sigterm:
+    if options.on_sigterm:
         signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     while True:
         last = bool(terminated)
-        wanted = step + 1 if last else target(given, step)
-        failure = failure or order(given, rank)  # after the step, which comes later: whoever sees that one sees both
+        next_step = step + 1 if last else target(options, step)
+        failure = failure or order(options, rank)  # read after the step: tests write the order before the step
         if failure and not failure.endswith("while it writes"):
-            fail(failure, given.folder)
-        if wanted != step:
-            step = wanted
-            if rank < given.savers:
-                save(given, rank, step, failure)
+            fail(failure, options.folder)
+        if next_step != step:
+            step = next_step
+            if rank < options.savers:
+                save(options, rank, step, failure)
             print(f"step {step}", flush=True)
-        elif (given.orders / "finish").exists():
+        elif (options.orders / "finish").exists():
             break
         if last:
             break
@@ -54,34 +54,34 @@ def main() -> None:
     print("done", flush=True)
 
 
-def target(given: argparse.Namespace, step: int) -> int:
-    if given.every is not None and not (given.orders / "finish").exists():
-        time.sleep(given.every)
+def target(options: argparse.Namespace, step: int) -> int:
+    if options.every is not None and not (options.orders / "finish").exists():
+        time.sleep(options.every)
         return step + 1
     try:
-        return max(step, int((given.orders / "step").read_text()))
+        return max(step, int((options.orders / "step").read_text()))
     except FileNotFoundError:
         return step
 
 
-def save(given: argparse.Namespace, rank: int, step: int, failure: str) -> None:
+def save(options: argparse.Namespace, rank: int, step: int, failure: str) -> None:
     body = f"{step} of {rank}\n".encode() * 1000
     data = f"{step} {hashlib.sha256(body).hexdigest()}\n".encode() + body
-    given.folder.mkdir(exist_ok=True)
-    with (given.folder / f"state-{rank}").open("wb", buffering=0) as file:
+    options.folder.mkdir(exist_ok=True)
+    with (options.folder / f"state-{rank}").open("wb", buffering=0) as file:
         for piece in range(PIECES):
             file.write(data[piece * len(data) // PIECES : (piece + 1) * len(data) // PIECES])
             if failure and piece == PIECES // 2:
-                fail(failure.removesuffix(" while it writes"), given.folder)
-            time.sleep(given.pause)
+                fail(failure.removesuffix(" while it writes"), options.folder)
+            time.sleep(options.pause)
 
 
-def load(given: argparse.Namespace) -> int:
-    if not given.folder.exists():
+def load(options: argparse.Namespace) -> int:
+    if not options.folder.exists():
         return 0
     steps = set()
-    for rank in range(given.savers):
-        head, _, body = (given.folder / f"state-{rank}").read_bytes().partition(b"\n")
+    for rank in range(options.savers):
+        head, _, body = (options.folder / f"state-{rank}").read_bytes().partition(b"\n")
         step, _, digest = head.decode().partition(" ")
         if hashlib.sha256(body).hexdigest() != digest:
             sys.exit("half of a file was put back")
@@ -91,21 +91,21 @@ def load(given: argparse.Namespace) -> int:
     return steps.pop()
 
 
-def together(given: argparse.Namespace, rank: int) -> None:
-    """All ranks have loaded what there is, and nobody has written yet."""
+def together(options: argparse.Namespace, rank: int) -> None:
+    """Waits until all ranks have loaded their files, so that none writes before."""
     generation, world = os.environ["PACELINE_GENERATION"], int(os.environ["PACELINE_WORLD_SIZE"])
-    (given.orders / f"loaded-{generation}-{rank}").touch()
-    while not all((given.orders / f"loaded-{generation}-{each}").exists() for each in range(world)):
+    (options.orders / f"loaded-{generation}-{rank}").touch()
+    while not all((options.orders / f"loaded-{generation}-{other}").exists() for other in range(world)):
         time.sleep(0.005)
 
 
-def order(given: argparse.Namespace, rank: int) -> str:
-    """Carried out once."""
+def order(options: argparse.Namespace, rank: int) -> str:
+    """The order to fail, if there is one; it is carried out once."""
     try:
-        (given.orders / f"fail-{rank}").rename(given.orders / f"failed-{rank}")
+        (options.orders / f"fail-{rank}").rename(options.orders / f"failed-{rank}")
     except FileNotFoundError:
         return ""
-    return (given.orders / f"failed-{rank}").read_text()
+    return (options.orders / f"failed-{rank}").read_text()
 
 
 def fail(how: str, folder: Path) -> None:
@@ -113,7 +113,7 @@ def fail(how: str, folder: Path) -> None:
         print("hangs", flush=True)
         time.sleep(10**6)
     if how == "lose":
-        shutil.rmtree(folder)  # as if the machine were gone
+        shutil.rmtree(folder)  # as if the machine were lost
     if how == "exit":
         sys.exit(3)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Keras 3's fit, evaluate and predict in many ways, one after the other; what came out goes to a file as JSON.
+"""Keras 3's fit, evaluate and predict in many ways, one after the other; writes each result to a JSON file.
 
-Nothing of Paceline is in it. As a single process it shows what several workers have to come to.
+It does not use Paceline. Run as a single process, it gives the results that several workers must reproduce.
 """
 
 import csv
@@ -17,12 +17,12 @@ import tensorflow as tf
 TASK = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
 RANK = TASK["index"]
 strategy = tf.distribute.MultiWorkerMirroredStrategy() if "TF_CONFIG" in os.environ else tf.distribute.get_strategy()
-chance = np.random.default_rng(0)
-X = chance.normal(size=(37, 4)).astype("float32")
+rng = np.random.default_rng(0)
+X = rng.normal(size=(37, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True) ** 2
 CLASSES = (np.arange(37) * 7 % 3).astype("int32")
-WEIGHTS = chance.uniform(0, 3, size=37).astype("float32")
-WORDS = np.where(np.arange(5) < chance.integers(1, 6, size=(37, 1)), chance.integers(1, 9, size=(37, 5)), 0)
+WEIGHTS = rng.uniform(0, 3, size=37).astype("float32")
+TOKENS = np.where(np.arange(5) < rng.integers(1, 6, size=(37, 1)), rng.integers(1, 9, size=(37, 5)), 0)
 
 
 def data(*arrays: Any, batch: int = 8) -> tf.data.Dataset:
@@ -30,7 +30,7 @@ def data(*arrays: Any, batch: int = 8) -> tf.data.Dataset:
 
 
 class Logs(keras.callbacks.Callback):
-    """What a callback sees after every batch."""
+    """Records the logs that a callback receives after every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,19 +47,19 @@ def small(outputs: int = 1, model: Any = keras.Model, **layer: Any) -> Any:
     return model(inputs, keras.layers.Dense(outputs)(hidden))
 
 
-def ended(model: Any, history: Any = None, **more: Any) -> dict[str, Any]:
+def result(model: Any, history: Any = None, **more: Any) -> dict[str, Any]:
     weights = [float(number) for value in model.trainable_variables for number in value.numpy().ravel()]
     return {"weights": weights, "history": history.history if history else {}, **more}
 
 
 def plain() -> dict[str, Any]:
-    """5 batches, the last of 5 examples; of the data to test with, the last has one, so that a worker has none."""
+    """5 batches, the last with 5 examples; the last validation batch has one example, so that one worker has none."""
     with strategy.scope():
         model = small()
         model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
     logs = Logs()
     history = model.fit(data(X, Y), epochs=2, validation_data=(X[:9], Y[:9]), batch_size=8, callbacks=[logs], verbose=0)
-    return ended(
+    return result(
         model,
         history,
         batches=logs.batches,
@@ -69,7 +69,7 @@ def plain() -> dict[str, Any]:
 
 
 def classes() -> dict[str, Any]:
-    """Arrays, three batches at once, class weights, metrics of many kinds."""
+    """Arrays, three batches per execution, class weights, metrics of many kinds."""
     with strategy.scope():
         model = small(3)
         model.compile(
@@ -81,7 +81,7 @@ def classes() -> dict[str, Any]:
         )
     weights = {0: 1.0, 1: 5.0, 2: 0.2}
     history = model.fit(X, CLASSES, batch_size=8, epochs=3, shuffle=False, class_weight=weights, verbose=0)
-    return ended(model, history)
+    return result(model, history)
 
 
 def sample_weights() -> dict[str, Any]:
@@ -89,33 +89,33 @@ def sample_weights() -> dict[str, Any]:
         model = small()
         model.compile("sgd", "mse", weighted_metrics=["mae"])
     history = model.fit(X, Y, sample_weight=WEIGHTS, batch_size=8, shuffle=False, epochs=2, verbose=0)
-    return ended(model, history)
+    return result(model, history)
 
 
 def weighted_mean() -> dict[str, Any]:
     with strategy.scope():
         model = small()
         model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
-    return ended(model, model.fit(data(X, Y, WEIGHTS), epochs=2, verbose=0))
+    return result(model, model.fit(data(X, Y, WEIGHTS), epochs=2, verbose=0))
 
 
 def own_mean() -> dict[str, Any]:
-    """A loss function that averages by itself; 33 examples, so that one worker has none of the last batch."""
+    """A loss function that averages on its own; 33 examples, so that one worker has none in the last batch."""
     with strategy.scope():
         model = small()
         model.compile("sgd", lambda y, predicted: tf.reduce_mean(tf.abs(y - predicted)), metrics=["mse"])
-    return ended(model, model.fit(data(X[:33], Y[:33]), epochs=2, verbose=0))
+    return result(model, model.fit(data(X[:33], Y[:33]), epochs=2, verbose=0))
 
 
 def masked() -> dict[str, Any]:
-    """Sentences of different lengths: what is averaged over are the words that are there."""
+    """Sentences of different lengths: averages are over the tokens that are not masked."""
     with strategy.scope():
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Embedding(9, 3, mask_zero=True), keras.layers.GRU(4, return_sequences=True)]
         model = keras.Sequential([*layers, keras.layers.Dense(9)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
-    return ended(model, model.fit(data(WORDS, WORDS), epochs=2, verbose=0))
+    return result(model, model.fit(data(TOKENS, TOKENS), epochs=2, verbose=0))
 
 
 def two_outputs() -> dict[str, Any]:
@@ -126,18 +126,18 @@ def two_outputs() -> dict[str, Any]:
         model = keras.Model(inputs, {"a": keras.layers.Dense(1)(hidden), "b": keras.layers.Dense(3)(hidden)})
         losses = {"a": "mse", "b": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")}
         model.compile(keras.optimizers.SGD(0.001), losses, loss_weights={"a": 0.3, "b": 0.2})
-    return ended(model, model.fit(data(X, {"a": Y, "b": CLASSES}), epochs=2, verbose=0))
+    return result(model, model.fit(data(X, {"a": Y, "b": CLASSES}), epochs=2, verbose=0))
 
 
 def clipped() -> dict[str, Any]:
     with strategy.scope():
         model = small()
         model.compile(keras.optimizers.Adam(0.05, global_clipnorm=0.5), "mse")
-    return ended(model, model.fit(data(X, Y), epochs=2, verbose=0))
+    return result(model, model.fit(data(X, Y), epochs=2, verbose=0))
 
 
 class OwnStep(keras.Model):
-    """As Keras' guide has it."""
+    """As in the guide of Keras."""
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
@@ -165,11 +165,11 @@ def own_step() -> dict[str, Any]:
         for each in (model, other):
             each.compile("sgd", "mse", metrics=["mae"])
     history = model.fit(data(X, Y), epochs=2, verbose=0)
-    return ended(model, history, other=other.fit(data(X[:32], Y[:32]), verbose=0).history)
+    return result(model, history, other=other.fit(data(X[:32], Y[:32]), verbose=0).history)
 
 
 def endless() -> dict[str, Any]:
-    """Data without an end, then of unknown length."""
+    """Infinite data, then data of unknown length."""
     with strategy.scope():
         model = small()
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True), "mse", metrics=["mae"])
@@ -179,33 +179,33 @@ def endless() -> dict[str, Any]:
     unknown = tf.data.Dataset.from_generator(lambda: data(X, Y).as_numpy_iterator(), output_signature=spec)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return ended(model, model.fit(unknown.with_options(options), epochs=2, verbose=0), first=first)
+    return result(model, model.fit(unknown.with_options(options), epochs=2, verbose=0), first=first)
 
 
 def normalized() -> dict[str, Any]:
-    """With the mean and variance of the whole batch, where the layer is asked for that; step by step."""
+    """Batch normalization with the mean and variance of the whole batch (synchronized=True), run eagerly."""
     with strategy.scope():
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(6), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((4,)), *layers])
         model.compile("sgd", "mse", run_eagerly=True)
     history = model.fit(data(X[:32], Y[:32]), epochs=2, verbose=0)
-    return ended(model, history, evaluated=model.evaluate(X, Y, verbose=0))
+    return result(model, history, evaluated=model.evaluate(X, Y, verbose=0))
 
 
 def noted() -> dict[str, Any]:
-    """What layers note down of their inputs: not that of one process, but the same on all workers."""
+    """Running statistics of layers: they differ from those of a single process, but are the same on all workers."""
     with strategy.scope():
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
         model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
         model.compile("adam", "mse")
     history = model.fit(data(X[:33], Y[:33]), epochs=2, verbose=0)
-    return ended(model, history, noted=[value.numpy().tolist() for value in model.non_trainable_variables])
+    return result(model, history, noted=[value.numpy().tolist() for value in model.non_trainable_variables])
 
 
 def half(policy: str) -> dict[str, Any]:
-    """In half precision. What one worker alone has overflows: that step is left out by all."""
+    """Half precision. The gradients of one worker overflow: all workers skip that step."""
     keras.mixed_precision.set_global_policy(policy)
     with strategy.scope():
         model = small()
@@ -218,11 +218,11 @@ def half(policy: str) -> dict[str, Any]:
     y[9] = 10000 if policy == "mixed_float16" else 10
     history = model.fit(data(X[:32], y), epochs=3, verbose=0)
     scale = float(model.optimizer.dynamic_scale.numpy()) if policy == "mixed_float16" else 0.0
-    return ended(model, history, scale=scale, iterations=int(model.optimizer.iterations.numpy()))
+    return result(model, history, scale=scale, iterations=int(model.optimizer.iterations.numpy()))
 
 
-class Seen(keras.metrics.Metric):
-    """How often each example was trained on."""
+class ExampleCounts(keras.metrics.Metric):
+    """Counts how often each example was trained on."""
 
     def __init__(self) -> None:
         super().__init__(name="seen")
@@ -235,23 +235,23 @@ class Seen(keras.metrics.Metric):
         return tf.reduce_max(self.counts)
 
     def reset_state(self) -> None:
-        """Never."""
+        """Does nothing, so that the counts cover all epochs."""
 
 
 def shuffled(seed: Any) -> dict[str, Any]:
-    """Arrays that fit shuffles itself, for two epochs."""
+    """Arrays that fit shuffles on its own, for two epochs."""
     with strategy.scope():
-        model, seen = small(), Seen()
-        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[seen])
+        model, counts_metric = small(), ExampleCounts()
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[counts_metric])
     tf.random.set_seed(seed)
     logs = Logs()
     model.fit(X, np.arange(37, dtype="float32")[:, None], batch_size=8, epochs=2, callbacks=[logs], verbose=0)
     losses = [batch["loss"] for batch in logs.batches]
-    return {"seen": np.array(seen.counts).tolist(), "alike": float(np.allclose(losses[:5], losses[5:]))}
+    return {"seen": np.array(counts_metric.counts).tolist(), "alike": float(np.allclose(losses[:5], losses[5:]))}
 
 
 def callbacks(folder: Path) -> dict[str, Any]:
-    """Their files are those of one process; a fit that was interrupted goes on."""
+    """The files of callbacks are those of a single process; an interrupted fit resumes."""
     backup, best, table = folder / "backup", folder / "best.keras", folder / "table.csv"
 
     def fit(epochs: int, stop: int = 0) -> Any:
@@ -264,7 +264,7 @@ def callbacks(folder: Path) -> dict[str, Any]:
                 if stop and epoch + 1 == stop:
                     raise KeyboardInterrupt
 
-        given = [
+        all_callbacks = [
             keras.callbacks.ModelCheckpoint(str(best), monitor="val_loss", save_best_only=True),
             keras.callbacks.BackupAndRestore(str(backup)),
             keras.callbacks.EarlyStopping(monitor="val_mae", patience=2, restore_best_weights=True),
@@ -275,7 +275,7 @@ def callbacks(folder: Path) -> dict[str, Any]:
         ]
         try:
             history = model.fit(
-                data(X, Y), validation_data=data(X[:9], Y[:9]), epochs=epochs, callbacks=given, verbose=0
+                data(X, Y), validation_data=data(X[:9], Y[:9]), epochs=epochs, callbacks=all_callbacks, verbose=0
             )
         except KeyboardInterrupt:
             history = None
@@ -286,7 +286,7 @@ def callbacks(folder: Path) -> dict[str, Any]:
     model, history = fit(40)
     saved = keras.saving.load_model(best) if RANK == 0 else None
     lines = list(csv.DictReader(table.open())) if RANK == 0 else []
-    return ended(
+    return result(
         model,
         history,
         interrupted=interrupted,
@@ -319,8 +319,8 @@ CASES = {
 if __name__ == "__main__":
     for name in sys.argv[2:] or CASES:
         print(name, flush=True)
-        found = CASES[name]()
-        place = Path(sys.argv[1], f"{name}-{RANK}.json")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(found))
+        outcome = CASES[name]()
+        path = Path(sys.argv[1], f"{name}-{RANK}.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(outcome))
         keras.backend.clear_session(free_memory=False)

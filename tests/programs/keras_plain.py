@@ -1,4 +1,4 @@
-"""Plain Keras with its own callbacks, and nothing of Paceline. After two epochs it loses its folder, and dies."""
+"""Plain Keras with its own callbacks, without Paceline. After two epochs it deletes its folder and kills itself."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 FOLDER = Path("ckpt")
-state = Path(sys.argv[1])  # outside of what is lost
+state = Path(sys.argv[1])  # not in the folder that is lost
 
 keras.utils.set_random_seed(1)
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
@@ -20,7 +20,7 @@ x = np.arange(40, dtype="float32").reshape(10, 4)
 
 
 class Waits(keras.callbacks.Callback):
-    """After the others."""
+    """Runs after the other callbacks."""
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         print(f"epoch {epoch} done", flush=True)
@@ -42,6 +42,6 @@ model.fit(
         Waits(),
     ],
 )  # fmt: skip
-same = keras.saving.load_model(FOLDER / "model.keras")
-assert all(np.array_equal(a, b) for a, b in zip(same.get_weights(), model.get_weights(), strict=True))
+loaded = keras.saving.load_model(FOLDER / "model.keras")
+assert all(np.array_equal(a, b) for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True))
 print("weights", float(sum(np.abs(each).sum() for each in model.get_weights())), flush=True)

@@ -1,6 +1,6 @@
-"""Keras' fit with snapshots: with dropout, batch normalization and a learning rate that falls every epoch.
+"""Keras' fit with snapshots: with dropout, batch normalization and a learning rate that decays every epoch.
 
-One fit after the other, each with a model of its own; each prints a line with what it ended with.
+Runs several fits in order, each with a new model; each prints a line with its final state.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ import tensorflow as tf
 import paceline
 import paceline.keras
 
-name, place, fits = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+name, folder, fits = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 keras = tf.keras if name == "tf.keras" else importlib.import_module(name)
 if name != "keras":
     keras.backend.experimental.enable_tf_random_generator()
 if "TF_CONFIG" not in os.environ:
-    two = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+    two_devices = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two_devices)
 tf.config.experimental.enable_op_determinism()
 inputs = np.random.default_rng(0).normal(size=(70, 4)).astype("float32")
 targets = inputs.sum(axis=1, keepdims=True)
@@ -46,7 +46,7 @@ def fit(
     size: int = len(inputs),
     partial: bool = False,
 ) -> dict[str, Any]:
-    """`wrong`: what the program does wrong. `at`: after this batch, with all snapshots so far written."""
+    """`wrong`: the mistake of the program. `*_at`: after this batch, when all snapshots so far are written."""
     keras.utils.set_random_seed(1)
     with STRATEGIES[strategy]().scope():
         model = keras.Sequential(
@@ -69,25 +69,25 @@ def fit(
     if wrong == "data":
         data = data.prefetch(2)
 
-    class Fate(keras.callbacks.Callback):
+    class Interruptions(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-            done = int(model.optimizer.iterations.numpy())
-            snapshots._snapshots._background.wait()  # so that none is put off
-            if done == kill_at:
+            steps_done = int(model.optimizer.iterations.numpy())
+            snapshots._snapshots._background.wait()  # so that no snapshot is skipped
+            if steps_done == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if done == leave_at:
-                paceline.tensorflow.leaving = lambda step: step == leave_at
-            if done == hold_at and (os.environ["PACELINE_GENERATION"], os.environ["PACELINE_RANK"]) == ("1", "1"):
+            if steps_done == leave_at:
+                paceline.tensorflow.should_save = lambda step: step == leave_at
+            if steps_done == hold_at and (os.environ["PACELINE_GENERATION"], os.environ["PACELINE_RANK"]) == ("1", "1"):
                 signal.pause()
 
-    falling = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+    decay = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
     error = ""
     try:
         model.fit(
             data,
             epochs=4,
             initial_epoch=0 if wrong == "epoch" else snapshots.initial_epoch,
-            callbacks=[falling, Fate(), snapshots],
+            callbacks=[decay, Interruptions(), snapshots],
             verbose=0,
         )
     except ValueError as raised:
@@ -102,9 +102,9 @@ def fit(
     }
 
 
-for title, given in fits.items():
-    restore = given.pop("restore", "")
+for title, options in fits.items():
+    restore = options.pop("restore", "")
     if "PACELINE_RUN" not in os.environ:
-        os.environ["PACELINE_SNAPSHOT_DIR"] = str(place / title)
-        os.environ["PACELINE_RESTORE"] = str(place / restore) if restore else ""
-    print(json.dumps(fit(**given)), flush=True)
+        os.environ["PACELINE_SNAPSHOT_DIR"] = str(folder / title)
+        os.environ["PACELINE_RESTORE"] = str(folder / restore) if restore else ""
+    print(json.dumps(fit(**options)), flush=True)

@@ -1,4 +1,4 @@
-"""A fast program of the standard library alone that does, when asked, what programs should not do."""
+"""A fast program, standard library only, that misbehaves as its options say."""
 
 import argparse
 import os
@@ -35,55 +35,55 @@ def main() -> None:
     )
     parser.add_argument("--memory", type=int, metavar="MIB", help="take so much memory, then sleep")
     faults.add_options(parser)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
-    if given.ignore_sigterm:
+    if options.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if given.slow_sigterm is not None:
-        signal.signal(signal.SIGTERM, lambda *_: leave(given.slow_sigterm))
-    for stray in [False] * given.children + [True] * given.strays:
+    if options.slow_sigterm is not None:
+        signal.signal(signal.SIGTERM, lambda *_: leave(options.slow_sigterm))
+    for stray in [False] * options.children + [True] * options.strays:
         print(f"child {subprocess.Popen(ASLEEP, start_new_session=stray).pid}", flush=True)
-    if given.listen:
-        listener = socket.create_server(("127.0.0.1", int(os.environ[given.listen])))
+    if options.listen:
+        listener = socket.create_server(("127.0.0.1", int(os.environ[options.listen])))
         print(f"listening on {listener.getsockname()[1]}", flush=True)
-    say(given)
-    if given.memory:
-        faults.eat_memory(given.memory)
+    say(options)
+    if options.memory:
+        faults.eat_memory(options.memory)
 
     rank = int(os.environ.get("RANK") or os.environ.get("PACELINE_RANK") or 0)
-    start = resumed() if given.resume else 0
+    start = resumed() if options.resume else 0
     print(f"start {start}", flush=True)
-    for step in range(start + 1, given.steps + 1):
-        faults.before_step(step, rank, given)
-        time.sleep(given.sleep)
-        if given.report:
+    for step in range(start + 1, options.steps + 1):
+        faults.before_step(step, rank, options)
+        time.sleep(options.sleep)
+        if options.report:
             import paceline
 
             paceline.report(step=step, loss=1 / step)
-        elif not given.silent:
+        elif not options.silent:
             print(f"step {step}", flush=True)
-        if given.resume and rank == 0:
+        if options.resume and rank == 0:
             save(step)
     print("done", flush=True)
 
 
-def say(given: argparse.Namespace) -> None:
+def say(options: argparse.Namespace) -> None:
     out = sys.stdout.buffer
-    for state in range(given.bars):
-        out.write(f"\r{state + 1}/{given.bars} [{'=' * state}]".encode())
+    for state in range(options.bars):
+        out.write(f"\r{state + 1}/{options.bars} [{'=' * state}]".encode())
         out.flush()
         time.sleep(0.01)
-    if given.bars:
+    if options.bars:
         out.write(b"\n")
-    if given.bad_text:
+    if options.bad_text:
         out.write(b"not UTF-8: \xff\xfe\xc3\x28, a zero byte: \x00, a colour: \x1b[31mred\x1b[0m, caf\xc3\xa9\n")
-    while given.long_line > 0:
-        out.write(b"x" * min(given.long_line, 1 << 20))
-        given.long_line -= 1 << 20
-        if given.long_line <= 0:
+    while options.long_line > 0:
+        out.write(b"x" * min(options.long_line, 1 << 20))
+        options.long_line -= 1 << 20
+        if options.long_line <= 0:
             out.write(b"\n")
     printed = 0
-    while printed != given.lines:
+    while printed != options.lines:
         out.write(b"line %d\n" % printed)
         printed += 1
     out.flush()

@@ -1,8 +1,8 @@
-"""A small model of each framework: trained with snapshots, tried, exported, and loaded again without this program.
+"""A small model of each framework: trained with snapshots, tried, exported, and loaded again without the model's code.
 
 models.py FRAMEWORK train NUMBER... | try NUMBER... | export | load FOLDER NUMBER...
 
-All but export end with what the model makes of the numbers.
+All modes but export print the output of the model for the numbers.
 """
 
 import json
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-FRAMEWORK, MODE, *REST = sys.argv[1:]
+FRAMEWORK, MODE, *ARGUMENTS = sys.argv[1:]
 STEPS = 3
 
 
-def batch(words: list[str]) -> Any:
-    """Each number makes one example."""
-    return np.array([[float(word) * scale for scale in (1.0, 0.5, -1.0)] for word in words], np.float32)
+def batch(numbers: list[str]) -> Any:
+    """One example for each number."""
+    return np.array([[float(number) * scale for scale in (1.0, 0.5, -1.0)] for number in numbers], np.float32)
 
 
 def show(values: Any) -> None:
@@ -28,8 +28,8 @@ def tensorflow() -> None:
     import tensorflow as tf
 
     if MODE == "load":
-        model = tf.saved_model.load(REST[0])
-        show(model.signatures["serving_default"](image=batch(REST[1:]))["logits"])
+        model = tf.saved_model.load(ARGUMENTS[0])
+        show(model.signatures["serving_default"](image=batch(ARGUMENTS[1:]))["logits"])
         return
     import keras
 
@@ -50,7 +50,7 @@ def tensorflow() -> None:
             step += 1
             snapshots.save(step, loss=loss)
     if MODE != "export":
-        show(model(batch(REST), training=False)["logits"])
+        show(model(batch(ARGUMENTS), training=False)["logits"])
     else:
         paceline.tensorflow.export(model)
 
@@ -61,7 +61,7 @@ def torch() -> None:
     import paceline.torch
 
     if MODE == "load":
-        show(paceline.torch.load(REST[0])(image=torch.tensor(batch(REST[1:])))["logits"].detach())
+        show(paceline.torch.load(ARGUMENTS[0])(image=torch.tensor(batch(ARGUMENTS[1:])))["logits"].detach())
         return
 
     class Model(torch.nn.Sequential):
@@ -81,7 +81,7 @@ def torch() -> None:
             step += 1
             snapshots.save(step, loss=loss)
     if MODE != "export":
-        show(model.eval()(torch.tensor(batch(REST)))["logits"].detach())
+        show(model.eval()(torch.tensor(batch(ARGUMENTS)))["logits"].detach())
     else:
         paceline.torch.export(model, torch.zeros(1, 3))
         assert model.training
@@ -94,7 +94,7 @@ def jax() -> None:
     import paceline.jax
 
     if MODE == "load":
-        show(paceline.jax.load(REST[0])({"image": batch(REST[1:])})["logits"])
+        show(paceline.jax.load(ARGUMENTS[0])({"image": batch(ARGUMENTS[1:])})["logits"])
         return
 
     def predict(params: Any, image: Any) -> Any:
@@ -111,9 +111,9 @@ def jax() -> None:
             step += 1
             snapshots.save(step, params)
     if MODE != "export":
-        show(jax.jit(predict)(params, batch(REST))["logits"])
+        show(jax.jit(predict)(params, batch(ARGUMENTS))["logits"])
     else:
-        paceline.jax.export(lambda params, given: predict(params, given["image"]), params, {"image": batch(["0"])})
+        paceline.jax.export(lambda params, inputs: predict(params, inputs["image"]), params, {"image": batch(["0"])})
 
 
 globals()[FRAMEWORK]()

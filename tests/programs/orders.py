@@ -1,7 +1,7 @@
-"""Trains step by step with any framework, goes on from its last step when started again, and fails on orders.
+"""Trains step by step with any framework, resumes after its last step when restarted, and fails on orders.
 
 An order is a file in the folder, `order-RANK` (before the next step) or `start-RANK` (before the first). Its text is a
-way to fail, see faults.py, or `listen` for a port that is taken. It is carried out once.
+kind of failure, see faults.py, or `listen` for a port that is in use. It is carried out once.
 """
 
 import argparse
@@ -26,40 +26,40 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0.05, help="seconds a step")
     parser.add_argument("--words", type=int, default=20, help="bytes printed a step")
     parser.add_argument(
-        "--gate", action="store_true", help="wait for the file `go`, without a word, before anything else"
+        "--gate", action="store_true", help="wait for the file `go` without output, before anything else"
     )
     parser.add_argument("--always-raise", type=int, metavar="STEP", help="rank 1 fails before this step, every time")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rank = int(os.environ["PACELINE_RANK"])
-    if given.framework != "none":
-        importlib.import_module(given.framework)
-    if given.gate:
-        (given.folder / f"ready-{rank}").touch()
-        while not (given.folder / "go").exists():
+    if options.framework != "none":
+        importlib.import_module(options.framework)
+    if options.gate:
+        (options.folder / f"ready-{rank}").touch()
+        while not (options.folder / "go").exists():
             time.sleep(0.01)
-    obey(given.folder / f"start-{rank}")
-    together = {"none": nothing, "tensorflow": tensorflow, "torch": torch, "jax": jax}[given.framework]()
-    done = given.folder / "step"
-    start = int(done.read_text()) if done.exists() else 0
+    obey(options.folder / f"start-{rank}")
+    all_reduce = {"none": nothing, "tensorflow": tensorflow, "torch": torch, "jax": jax}[options.framework]()
+    step_file = options.folder / "step"
+    start = int(step_file.read_text()) if step_file.exists() else 0
     print(f"start {start}", flush=True)
-    for step in range(start + 1, given.steps + 1):
-        obey(given.folder / f"order-{rank}")
-        if step == given.always_raise and rank == 1:
+    for step in range(start + 1, options.steps + 1):
+        obey(options.folder / f"order-{rank}")
+        if step == options.always_raise and rank == 1:
             faults.fail("raise")
-        together()
+        all_reduce()
         paceline.report(step=step, loss=1 / step)
-        print(f"step {step} ".ljust(given.words - 1, "."), flush=True)
+        print(f"step {step} ".ljust(options.words - 1, "."), flush=True)
         if rank == 0:
-            done.with_suffix(".partial").write_text(str(step))
-            done.with_suffix(".partial").replace(done)
-        if step >= last(given.folder / "finish"):
+            step_file.with_suffix(".partial").write_text(str(step))
+            step_file.with_suffix(".partial").replace(step_file)
+        if step >= last(options.folder / "finish"):
             break
-        time.sleep(given.sleep)
+        time.sleep(options.sleep)
     print("done", flush=True)
 
 
 def last(finish: Path) -> float:
-    """The step after which all ranks end, written well before it so that all of them read it in time."""
+    """The step after which all ranks end; written well before, so that all of them read it in time."""
     try:
         return int(finish.read_text())
     except FileNotFoundError:
@@ -74,8 +74,8 @@ def obey(order: Path) -> None:
         return
     print(f"order {how}", flush=True)
     if how == "listen":
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            socket.create_server(taken.getsockname())
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.create_server(listener.getsockname())
     else:
         faults.fail(how)
 
@@ -89,14 +89,14 @@ def tensorflow() -> Callable[[], None]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     @tf.function
-    def together() -> object:
-        def one() -> object:
+    def all_reduce() -> object:
+        def reduce_one() -> object:
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant([1.0]))
 
-        return strategy.run(one)
+        return strategy.run(reduce_one)
 
     def step() -> None:
-        assert float(strategy.experimental_local_results(together())[0][0]) == strategy.num_replicas_in_sync
+        assert float(strategy.experimental_local_results(all_reduce())[0][0]) == strategy.num_replicas_in_sync
 
     return step
 
@@ -120,12 +120,12 @@ def jax() -> Callable[[], None]:
     sharding = importlib.import_module("jax.sharding")
     module.distributed.initialize()
     mesh = sharding.Mesh(numpy.array(module.devices()), ("data",))
-    over = sharding.NamedSharding(mesh, sharding.PartitionSpec("data"))
-    everywhere = sharding.NamedSharding(mesh, sharding.PartitionSpec())
-    total = module.jit(lambda ones: ones.sum(), out_shardings=everywhere)
+    sharded = sharding.NamedSharding(mesh, sharding.PartitionSpec("data"))
+    replicated = sharding.NamedSharding(mesh, sharding.PartitionSpec())
+    total = module.jit(lambda ones: ones.sum(), out_shardings=replicated)
 
     def step() -> None:
-        ones = module.make_array_from_process_local_data(over, numpy.ones(1, "float32"))
+        ones = module.make_array_from_process_local_data(sharded, numpy.ones(1, "float32"))
         assert float(total(ones)) == module.device_count()
 
     return step

@@ -1,4 +1,4 @@
-"""Any program at all: says which task it is and ends."""
+"""A minimal program: prints which task it is and ends."""
 
 import os
 

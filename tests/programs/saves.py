@@ -1,8 +1,8 @@
-"""Trains nothing and saves all the more: snapshots whose contents it checks when it goes on from one.
+"""Saves snapshots without training, and checks their contents when it resumes from one.
 
 It does the step whose number is in the file `step` of its folder, saves it, and waits for the next; with --every it
-does steps by itself, and saves each of them; while there is a file `pause`, it does none, and says where it is in
-`paused`. It ends when there is a file `finish` and nothing else to do.
+does steps on its own, and saves each of them. While a file `pause` exists, it does no steps and writes its step to
+`paused`. It ends when the file `finish` exists and nothing is left to do.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import paceline
-from paceline.runtime import contract
+from paceline.runtime import snapshot_folders
 
 
 def main() -> None:
@@ -23,68 +23,70 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1000, help="bytes of a snapshot, or of a part")
     parser.add_argument("--parts", type=int, default=1, help="how many ranks save a part; 1: rank 0 saves all of it")
     parser.add_argument("--losses", type=float, nargs="*", default=[], help="a metric of the first snapshots")
-    parser.add_argument("--follow", action="store_true", help="an evaluator follows, each time it is let")
+    parser.add_argument(
+        "--follow", action="store_true", help="the evaluator follows snapshots, each when a file allows it"
+    )
     parser.add_argument("--stop-in", type=int, metavar="STEP", help="wait half way through this snapshot, once")
-    given = parser.parse_args()
+    options = parser.parse_args()
     role, rank = os.environ["PACELINE_ROLE"], int(os.environ["PACELINE_RANK"])
     if role == "evaluator":
-        (follow if given.follow else evaluate)(given.folder)
+        (follow if options.follow else evaluate)(options.folder)
         return
-    folder = contract.restored()
-    step = begun = check(folder, given.parts) if folder else 0
+    folder = snapshot_folders.restored()
+    step = first = check(folder, options.parts) if folder else 0
     print(f"start {step}", flush=True)
-    note(given.folder / f"start-{rank}", step)
+    note(options.folder / f"start-{rank}", step)
     while True:
-        over = (given.folder / "finish").exists()
-        wanted = target(given, step)
-        if wanted == step:
+        over = (options.folder / "finish").exists()
+        next_step = target(options, step)
+        if next_step == step:
             if over:
                 break
             time.sleep(0.005)
             continue
-        step = wanted
-        if rank < given.parts:
-            written = contract.Background()
-            written.start(step, lambda step=step: save(given, step, rank, given.losses[:1]))
-            while written.busy():  # whether it could be written or not
+        step = next_step
+        if rank < options.parts:
+            background = snapshot_folders.Background()
+            background.start(step, lambda step=step: save(options, step, rank, options.losses[:1]))
+            while background.busy():  # until it has been written, or has failed
                 time.sleep(0.001)
-            given.losses[:] = given.losses[1:]
+            options.losses[:] = options.losses[1:]
         paceline.report(step=step)
-        note(given.folder / f"done-{rank}", step)
-    print(f"done {begun} to {step}", flush=True)
+        note(options.folder / f"done-{rank}", step)
+    print(f"done {first} to {step}", flush=True)
 
 
-def target(given: argparse.Namespace, step: int) -> int:
-    if given.every is not None:
-        if (given.folder / "finish").exists():
+def target(options: argparse.Namespace, step: int) -> int:
+    if options.every is not None:
+        if (options.folder / "finish").exists():
             return step
-        if (given.folder / "pause").exists():
+        if (options.folder / "pause").exists():
             if os.environ["PACELINE_RANK"] == "0":
-                note(given.folder / "paused", step)
+                note(options.folder / "paused", step)
             return step
-        time.sleep(given.every)
+        time.sleep(options.every)
         return step + 1
     try:
-        return max(step, int((given.folder / "step").read_text()))
+        return max(step, int((options.folder / "step").read_text()))
     except FileNotFoundError:
         return step
 
 
-def save(given: argparse.Namespace, step: int, rank: int, losses: list[float]) -> None:
+def save(options: argparse.Namespace, step: int, rank: int, losses: list[float]) -> None:
     data = f"{step} of {rank}\n".encode()
-    data = (data * (given.size // len(data) + 1))[: given.size]
+    data = (data * (options.size // len(data) + 1))[: options.size]
     metrics = {"loss": losses[0]} if losses else {}
-    with contract.writing(step, given.parts, metrics) as folder:
-        (folder / f"weights-{rank}").write_bytes(data[: given.size // 2])
-        if step == given.stop_in and not (given.folder / "half").exists():
-            (given.folder / "half").touch()
+    with snapshot_folders.writing(step, options.parts, metrics) as folder:
+        (folder / f"weights-{rank}").write_bytes(data[: options.size // 2])
+        if step == options.stop_in and not (options.folder / "half").exists():
+            (options.folder / "half").touch()
             time.sleep(10**6)
         (folder / f"weights-{rank}").write_bytes(data)
         (folder / f"sum-{rank}").write_text(f"{step} {hashlib.sha256(data).hexdigest()}")
 
 
 def check(folder: Path, parts: int) -> int:
-    """Its step; a folder that is not whole is the end of this program."""
+    """The step of a snapshot; exits with an error if the snapshot is incomplete."""
     steps = set()
     for rank in range(parts):
         step, digest = (folder / f"sum-{rank}").read_text().split()
@@ -97,21 +99,21 @@ def check(folder: Path, parts: int) -> int:
 
 
 def evaluate(state: Path) -> None:
-    """Says which snapshots it has seen, until it has seen the last one, whose number is in `last`."""
-    committed, seen = Path(os.environ["PACELINE_COMMITTED_DIR"]), set()
+    """Prints each snapshot it has seen, until it has seen the last one, whose step is in `last`."""
+    committed, checked = Path(os.environ["PACELINE_COMMITTED_DIR"]), set()
     while True:
         for folder in sorted(committed.glob("step-*")):
-            if folder.name not in seen:
-                seen.add(folder.name)
+            if folder.name not in checked:
+                checked.add(folder.name)
                 print(f"seen {check(folder, 1)}", flush=True)
-        if (state / "last").exists() and f"step-{(state / 'last').read_text()}" in seen:
+        if (state / "last").exists() and f"step-{(state / 'last').read_text()}" in checked:
             return
         time.sleep(0.01)
 
 
 def follow(state: Path) -> None:
-    """Says of each snapshot when it begins and when it is done with it, once there is a file `go` or `go-<step>`. That
-    of step 20 is the best."""
+    """Prints when it begins and ends the evaluation of each snapshot; it ends once a file `go` or `go-<step>` exists.
+    The snapshot of step 20 is the best."""
     for snapshot in paceline.snapshots.follow():
         print(f"begins {snapshot.step}", flush=True)
         while not any((state / name).exists() for name in ("go", f"go-{snapshot.step}")):

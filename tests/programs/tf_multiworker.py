@@ -1,4 +1,4 @@
-"""A TensorFlow program for TF_CONFIG and MultiWorkerMirroredStrategy that knows nothing of Paceline."""
+"""A TensorFlow program for TF_CONFIG and MultiWorkerMirroredStrategy that does not use Paceline."""
 
 import argparse
 import hashlib
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0, help="seconds a step")
     parser.add_argument("--checkpoint-dir")
     faults.add_options(parser)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
@@ -52,15 +52,15 @@ def main() -> None:
 
     checkpoint = tf.train.Checkpoint(weights=weights, velocity=velocity, step=step)
     manager = None
-    if given.checkpoint_dir:
-        # Every worker has to save, and only the chief's folder is for keeps.
-        folder = given.checkpoint_dir if rank == 0 else tempfile.mkdtemp(prefix="not-the-chief-")
+    if options.checkpoint_dir:
+        # Every worker has to save, but only the chief's folder is kept.
+        folder = options.checkpoint_dir if rank == 0 else tempfile.mkdtemp(prefix="not-the-chief-")
         manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
-        checkpoint.restore(tf.train.latest_checkpoint(given.checkpoint_dir))
+        checkpoint.restore(tf.train.latest_checkpoint(options.checkpoint_dir))
 
     print(f"start {int(step.numpy())}", flush=True)
-    for at in range(int(step.numpy()), given.steps):
-        faults.before_step(at + 1, rank, given)
+    for at in range(int(step.numpy()), options.steps):
+        faults.before_step(at + 1, rank, options)
         train_step(
             strategy.experimental_distribute_values_from_function(
                 lambda replica, at=at: share(at, replica.replica_id_in_sync_group, replica.num_replicas_in_sync)
@@ -69,7 +69,7 @@ def main() -> None:
         print(f"step {at + 1}", flush=True)
         if manager:
             manager.save(at + 1)
-        time.sleep(given.sleep)
+        time.sleep(options.sleep)
 
     if manager and rank != 0:
         shutil.rmtree(manager.directory)

@@ -1,4 +1,4 @@
-"""A TensorFlow program for TF_CONFIG and ParameterServerStrategy that knows nothing of Paceline."""
+"""A TensorFlow program for TF_CONFIG and ParameterServerStrategy that does not use Paceline."""
 
 import argparse
 import json
@@ -20,13 +20,13 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0, help="seconds a round")
     parser.add_argument("--checkpoint-dir", required=True)
     faults.add_options(parser)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
-    # As TensorFlow's guide says: a lost task is to be reported at once, not waited for.
+    # As in TensorFlow's guide: report a lost task immediately instead of waiting for it.
     os.environ["GRPC_FAIL_FAST"] = "use_caller"
     role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
     if role == "evaluator":
-        evaluate(given)
+        evaluate(options)
         return
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if role in ("worker", "ps"):
@@ -36,10 +36,10 @@ def main() -> None:
         print(f"serving {resolver.task_type} {resolver.task_id}", flush=True)
         server.join()
     else:
-        coordinate(resolver, given)
+        coordinate(resolver, options)
 
 
-def coordinate(resolver: tf.distribute.cluster_resolver.ClusterResolver, given: argparse.Namespace) -> None:
+def coordinate(resolver: tf.distribute.cluster_resolver.ClusterResolver, options: argparse.Namespace) -> None:
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
@@ -47,7 +47,7 @@ def coordinate(resolver: tf.distribute.cluster_resolver.ClusterResolver, given: 
         counter = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.SUM)
         generator = tf.random.Generator.from_seed(1)
     checkpoint = tf.train.Checkpoint(weights=weights, counter=counter)
-    manager = tf.train.CheckpointManager(checkpoint, given.checkpoint_dir, max_to_keep=3)
+    manager = tf.train.CheckpointManager(checkpoint, options.checkpoint_dir, max_to_keep=3)
     if manager.latest_checkpoint:
         checkpoint.restore(manager.latest_checkpoint)
     start = int(counter.numpy())
@@ -64,28 +64,28 @@ def coordinate(resolver: tf.distribute.cluster_resolver.ClusterResolver, given: 
 
         strategy.run(update)
 
-    at = start
-    while at < given.steps:
-        faults.before_step(at + 1, given.fail_rank, given)
-        size = min(given.round, given.steps - at)
+    step = start
+    while step < options.steps:
+        faults.before_step(step + 1, options.fail_rank, options)
+        size = min(options.round, options.steps - step)
         for _ in range(size):
             coordinator.schedule(train_step)
         coordinator.join()
-        at += size
-        manager.save(at)
-        print(f"step {at}", flush=True)
-        time.sleep(given.sleep)
+        step += size
+        manager.save(step)
+        print(f"step {step}", flush=True)
+        time.sleep(options.sleep)
     print(f"counter {int(counter.numpy())}")
     print(f"error {np.abs(weights.numpy() - TRUTH).max():.6f}", flush=True)
 
 
-def evaluate(given: argparse.Namespace) -> None:
+def evaluate(options: argparse.Namespace) -> None:
     weights = tf.Variable(tf.zeros([FEATURES, 1]))
-    for path in tf.train.checkpoints_iterator(given.checkpoint_dir, min_interval_secs=0):
+    for path in tf.train.checkpoints_iterator(options.checkpoint_dir, min_interval_secs=0):
         tf.train.Checkpoint(weights=weights).restore(path).expect_partial()
         step = int(path.rpartition("-")[2])
         print(f"evaluated {step} error {np.abs(weights.numpy() - TRUTH).max():.6f}", flush=True)
-        if step >= given.steps:
+        if step >= options.steps:
             break
 
 

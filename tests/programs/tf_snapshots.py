@@ -1,4 +1,4 @@
-"""A TensorFlow program that takes snapshots, alone or under MultiWorkerMirroredStrategy, and says what it ends with."""
+"""A TensorFlow program that takes snapshots, alone or under MultiWorkerMirroredStrategy, and prints its final state."""
 
 import argparse
 import hashlib
@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import paceline
-from paceline.runtime import contract
+from paceline.runtime import snapshot_folders
 from paceline.tensorflow import Snapshots, indices
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -21,7 +21,7 @@ parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--pace", type=float, default=0, help="seconds a step, at least")
 parser.add_argument("--hold", action="store_true", help="the first worker writes nothing before the last step")
-given = parser.parse_args()
+options = parser.parse_args()
 
 strategy = tf.distribute.get_strategy()
 rank = 0
@@ -30,7 +30,7 @@ if "TF_CONFIG" in os.environ:
     rank = strategy.cluster_resolver.task_id
 keras.utils.set_random_seed(1)
 tf.config.experimental.enable_op_determinism()
-np.random.seed(rank)  # each worker has its own
+np.random.seed(rank)  # each worker has its own seed
 random.seed(rank)
 images = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
 with strategy.scope():
@@ -39,7 +39,7 @@ with strategy.scope():
     optimizer = keras.optimizers.Adam(0.01)
     optimizer.build(model.trainable_variables)
     generator = tf.random.Generator.from_seed(5)
-    seen = tf.Variable(
+    running_mean = tf.Variable(
         tf.zeros([4]),
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
@@ -48,33 +48,33 @@ with strategy.scope():
 
 
 def update(batch: tf.Tensor, noise: tf.Tensor) -> None:
-    seen.assign(0.9 * seen + 0.1 * tf.reduce_mean(batch, axis=0))
+    running_mean.assign(0.9 * running_mean + 0.1 * tf.reduce_mean(batch, axis=0))
     with tf.GradientTape() as tape:
-        made = model(dropout(batch + noise + generator.normal([4]), training=True))
-        loss = tf.reduce_sum((made - tf.reduce_sum(batch, axis=1, keepdims=True)) ** 2)
+        predicted = model(dropout(batch + noise + generator.normal([4]), training=True))
+        loss = tf.reduce_sum((predicted - tf.reduce_sum(batch, axis=1, keepdims=True)) ** 2)
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
 
 train_step = tf.function(lambda *values: strategy.run(update, values), reduce_retracing=True)
 
-if given.hold and rank == 0:
-    writing, gate = contract.writing, threading.Event()
+if options.hold and rank == 0:
+    writing, gate = snapshot_folders.writing, threading.Event()
 
-    def held(*words: object, **more: object) -> object:
+    def delayed_writing(*args: object, **kwargs: object) -> object:
         gate.wait()
-        return writing(*words, **more)
+        return writing(*args, **kwargs)
 
-    contract.writing = held
+    snapshot_folders.writing = delayed_writing
 
 order = paceline.Shards(size=len(images), batch=8, seed=2)
 data = indices(order).map(lambda chosen: tf.gather(images, chosen)).prefetch(8)
 if "TF_CONFIG" in os.environ:
     data = strategy.distribute_datasets_from_function(lambda _, data=data: data)
-state = {"model": model, "optimizer": optimizer, "dropout": dropout, "generator": generator, "seen": seen}
+state = {"model": model, "optimizer": optimizer, "dropout": dropout, "generator": generator, "seen": running_mean}
 positions, skipped = [], []
-with Snapshots(state, every=given.every, order=order) as snapshots:
+with Snapshots(state, every=options.every, order=order) as snapshots:
     step = begin = snapshots.restore()
-    while step < given.steps:
+    while step < options.steps:
         for batch in order.through(data):
             noise = np.random.normal() + random.random() + float(tf.random.normal([]))
             train_step(batch, tf.constant(noise, tf.float32))
@@ -84,20 +84,20 @@ with Snapshots(state, every=given.every, order=order) as snapshots:
             skipped.append(snapshots.skipped)
             paceline.report(step=step)
             print(f"step {step}", flush=True)
-            time.sleep(given.pace)
-            if step == given.steps:
+            time.sleep(options.pace)
+            if step == options.steps:
                 break
-    if given.hold and rank == 0:
+    if options.hold and rank == 0:
         gate.set()
-own = strategy.experimental_local_results(seen)[0]
-values = [*model.variables, *optimizer.variables, *dropout.variables, own]
+local_mean = strategy.experimental_local_results(running_mean)[0]
+values = [*model.variables, *optimizer.variables, *dropout.variables, local_mean]
 weights = hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest()
 print(
     json.dumps(
         {
             "begin": begin,
             "ended": [weights, order.state(), random.random(), np.random.normal()],
-            "seen": hashlib.sha256(np.asarray(own).tobytes()).hexdigest(),
+            "seen": hashlib.sha256(np.asarray(local_mean).tobytes()).hexdigest(),
             "positions": positions,
             "skipped": skipped,
         }

@@ -1,6 +1,6 @@
-"""A coordinator with parameter servers that takes snapshots of shared-out variables, by TF_CONFIG.
+"""A coordinator with parameter servers that takes snapshots of sharded variables, set up by TF_CONFIG.
 
-After each step it prints a digest of all variables, when no worker is at work.
+After each step, when all workers are idle, it prints a digest of all variables.
 """
 
 import argparse
@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--pace", type=float, default=0, help="seconds a step, at least")
-given = parser.parse_args()
+options = parser.parse_args()
 
 os.environ["GRPC_FAIL_FAST"] = "use_caller"
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -50,10 +50,10 @@ def digest() -> str:
 
 order = paceline.Shards(size=40, batch=8, seed=4)
 state = {"weights": weights, "counter": counter, "generator": generator}
-with Snapshots(state, every=given.every, order=order) as snapshots:
+with Snapshots(state, every=options.every, order=order) as snapshots:
     step = snapshots.restore()
     print(f"restored {step} {digest()}", flush=True)
-    while step < given.steps:
+    while step < options.steps:
         for chosen in order:
             for share in (chosen[::2], chosen[1::2]):  # two at once, in any order
                 coordinator.schedule(train_step, args=(tf.constant(share),))
@@ -62,7 +62,7 @@ with Snapshots(state, every=given.every, order=order) as snapshots:
             print(f"step {step} {digest()}", flush=True)
             snapshots.step(step)
             paceline.report(step=step)
-            time.sleep(given.pace)
-            if step == given.steps:
+            time.sleep(options.pace)
+            if step == options.steps:
                 break
 print(f"counter {int(counter.numpy())}", flush=True)

@@ -1,7 +1,7 @@
-"""Short stories of snapshots in one TensorFlow process each: what they saw, as JSON.
+"""Short scenarios with snapshots, each in one TensorFlow process; prints their observations as JSON.
 
-`tf_stories.py FOLDER` tells all of them. TensorFlow is imported once: each story is told by a fork of this process, in
-a folder of its own.
+`tf_stories.py FOLDER` runs all of them. TensorFlow is imported once: each scenario runs in a fork of this process, in
+its own folder.
 """
 
 import contextlib
@@ -24,22 +24,22 @@ import tensorflow as tf
 import paceline
 import paceline.keras
 import paceline.tensorflow
-from paceline.runtime import contract
+from paceline.runtime import snapshot_folders
 from paceline.tensorflow import SnapshotMismatch, SnapshotRefused, Snapshots
 
-FOLDER = Path()  # of the story
+FOLDER = Path()  # of the current scenario
 LIMIT_S = 60
 
 
-def held() -> threading.Event:
-    """From now on snapshots are written only once this is set."""
-    writing, gate = contract.writing, threading.Event()
+def hold_writes() -> threading.Event:
+    """From now on, snapshots are written only after the returned event is set."""
+    writing, gate = snapshot_folders.writing, threading.Event()
 
-    def wait(*words: object, **more: object) -> object:
+    def delayed(*args: object, **kwargs: object) -> object:
         gate.wait()
-        return writing(*words, **more)
+        return writing(*args, **kwargs)
 
-    contract.writing = wait
+    snapshot_folders.writing = delayed
     return gate
 
 
@@ -48,14 +48,14 @@ def steps() -> list[str]:
 
 
 def later_updates() -> object:
-    """Training goes on while a snapshot is held up, with every kind of update; the values are those of its step."""
+    """Training continues while a snapshot is blocked, with every kind of update; it has the values of its step."""
     weights = {name: tf.Variable(tf.random.normal([64, 4])) for name in ("add", "rows", "slice", "adam", "function")}
     optimizer = keras.optimizers.Adam(0.1)
     optimizer.build([weights["adam"]])
     state = {**weights, "optimizer": optimizer}
     before = {name: variable.numpy() for name, variable in weights.items()}
     compiled = tf.function(lambda: weights["function"].assign_add(tf.ones([64, 4])), jit_compile=True)
-    gate = held()
+    gate = hold_writes()
     with Snapshots(state) as snapshots:
         snapshots.save(1)
         for _ in range(3):
@@ -67,11 +67,11 @@ def later_updates() -> object:
         changed = [name for name, variable in weights.items() if (variable.numpy() != before[name]).any()]
         gate.set()
     reader = tf.train.load_checkpoint(str(FOLDER / "step-1"))
-    kept = {name: reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE") for name in weights}
-    same = [name for name in weights if (kept[name] == before[name]).all()]
+    stored = {name: reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE") for name in weights}
+    same = [name for name in weights if (stored[name] == before[name]).all()]
     tf.train.Checkpoint(**state).read(str(FOLDER / "step-1" / "ckpt")).assert_consumed()
-    back = [name for name, variable in weights.items() if (variable.numpy() == before[name]).all()]
-    return {"changed": changed, "kept": same, "read by TensorFlow": back}
+    restored = [name for name, variable in weights.items() if (variable.numpy() == before[name]).all()]
+    return {"changed": changed, "kept": same, "read by TensorFlow": restored}
 
 
 def about() -> object:
@@ -83,31 +83,31 @@ def about() -> object:
 
 
 def disk() -> object:
-    """Writing fails, training goes on, a later one succeeds, and closing after another failure raises."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    os.environ["PACELINE_REPORT_FD"] = str(theirs.fileno())
-    os.environ["PACELINE_REPORT_INODE"] = str(os.fstat(theirs.fileno()).st_ino)
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """A write fails, training continues, a later write succeeds, and closing after another failure raises."""
+    receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.environ["PACELINE_REPORT_FD"] = str(sender.fileno())
+    os.environ["PACELINE_REPORT_INODE"] = str(os.fstat(sender.fileno()).st_ino)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     snapshots = Snapshots({"x": tf.Variable(tf.zeros([1 << 20]))})
-    told, seen = [], []
-    for step, limit in enumerate([1 << 16, most, 1 << 16], start=1):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    messages, steps_seen = [], []
+    for step, limit in enumerate([1 << 16, hard_limit, 1 << 16], start=1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
         snapshots.save(step)
-        told.append(json.loads(ours.recv(1 << 16)))
-        seen.append(steps())
+        messages.append(json.loads(receiver.recv(1 << 16)))
+        steps_seen.append(steps())
     try:
         snapshots.close()
         raised = ""
     except tf.errors.OpError as error:
         raised = type(error).__name__
     snapshots.close()
-    return {"told": told, "steps": seen, "raised": raised}
+    return {"told": messages, "steps": steps_seen, "raised": raised}
 
 
 def busy() -> object:
-    """Due at 2, 4, 6 and 8; the first write ends after step 5, the next one after the last step."""
+    """Snapshots are due at 2, 4, 6 and 8; the first write ends after step 5, the next after the last step."""
     x = tf.Variable(0.0)
-    gate = held()
+    gate = hold_writes()
     snapshots = Snapshots({"x": x}, every=2)
     skipped = []
     for step in range(1, 9):
@@ -130,12 +130,12 @@ def busy() -> object:
 def leaving() -> object:
     """The snapshot before leaving is not skipped, whatever is still being written."""
     x = tf.Variable(0.0)
-    gate = held()
+    gate = hold_writes()
     answers = []
     with Snapshots({"x": x}, every=2) as snapshots:
         for step in range(1, 9):
             if step == 5:
-                paceline.tensorflow.leaving = lambda _: True
+                paceline.tensorflow.should_save = lambda _: True
                 gate.set()
             answers.append(snapshots.step(step))
             if answers[-1]:
@@ -144,75 +144,75 @@ def leaving() -> object:
 
 
 def mismatch() -> object:
-    theirs = {"same": tf.Variable([1.0]), "other": tf.Variable([1.0, 2.0]), "kind": tf.Variable(1.0)}
-    with Snapshots({**theirs, "gone": tf.Variable(3.0)}) as one:
-        one.save(1)
+    saved = {"same": tf.Variable([1.0]), "other": tf.Variable([1.0, 2.0]), "kind": tf.Variable(1.0)}
+    with Snapshots({**saved, "gone": tf.Variable(3.0)}) as writer:
+        writer.save(1)
     os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
-    ours = {
+    loaded = {
         "same": tf.Variable([7.0]),
         "other": tf.Variable([7.0, 7.0, 7.0]),
         "kind": tf.Variable(7.0, dtype=tf.float64),
         "new": tf.Variable(7.0),
     }
-    two = Snapshots(ours, order=paceline.Shards(9, 3))
-    error = refused(two.restore)
-    strict = [value.numpy().tolist() for value in ours.values()]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        step = two.restore(partial=True)
-    partial = [value.numpy().tolist() for value in ours.values()]
-    return {"error": error, "strict": strict, "step": step, "partial": partial, "said": said.getvalue()}
+    reader = Snapshots(loaded, order=paceline.Shards(9, 3))
+    error = refused(reader.restore)
+    strict = [value.numpy().tolist() for value in loaded.values()]
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        step = reader.restore(partial=True)
+    partial = [value.numpy().tolist() for value in loaded.values()]
+    return {"error": error, "strict": strict, "step": step, "partial": partial, "said": stderr.getvalue()}
 
 
 def settings() -> object:
-    """What a model is made of lies in the snapshot; one of another model does not fit, a program without any does."""
-    theirs = {"sizes": {"width": 8, "depth": 2}, "words": ["a"] * 500, "heads": (2, 3)}
+    """Settings are stored in the snapshot; other settings do not match, a program without settings may restore it."""
+    saved = {"sizes": {"width": 8, "depth": 2}, "words": ["a"] * 500, "heads": (2, 3)}
     before = paceline.tensorflow.settings()
-    with Snapshots({"x": tf.Variable(1.0)}, settings=theirs) as one:
-        one.save(1)
+    with Snapshots({"x": tf.Variable(1.0)}, settings=saved) as writer:
+        writer.save(1)
     os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
-    same = Snapshots({"x": tf.Variable(7.0)}, settings=theirs).restore()
-    ours = {"sizes": {"width": 9, "depth": 2}, "words": ["b"] * 500, "heads": (2, 3), "more": 1}
+    same = Snapshots({"x": tf.Variable(7.0)}, settings=saved).restore()
+    changed = {"sizes": {"width": 9, "depth": 2}, "words": ["b"] * 500, "heads": (2, 3), "more": 1}
     x = tf.Variable(7.0)
-    error = refused(Snapshots({"x": x}, settings=ours).restore)
+    error = refused(Snapshots({"x": x}, settings=changed).restore)
     without = Snapshots({"x": tf.Variable(7.0)}).restore()
-    found = paceline.tensorflow.settings()
-    return [before, found == {**theirs, "heads": [2, 3]}, same, error, float(x), without]
+    read_back = paceline.tensorflow.settings()
+    return [before, read_back == {**saved, "heads": [2, 3]}, same, error, float(x), without]
 
 
 def rates() -> object:
-    """A rate that has fallen since is no difference; one that the program gives otherwise is."""
+    """A learning rate that has decayed since is no difference; another initial rate in the program is."""
 
-    def made(rate: float) -> keras.optimizers.Optimizer:
+    def new_optimizer(rate: float) -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.SGD(rate)
         optimizer.build([tf.Variable(1.0)])
         return optimizer
 
-    first = made(0.5)
-    with Snapshots({"optimizer": first}) as one:
-        one.restore()
+    first = new_optimizer(0.5)
+    with Snapshots({"optimizer": first}) as writer:
+        writer.restore()
         first.learning_rate = 0.125
-        one.save(1)
-    seen = []
+        writer.save(1)
+    results = []
     for name, rate in (("step-1-g1", 0.5), ("step-1-g1", 0.25), ("step-1-g0", 0.25)):
         (FOLDER / name).exists() or shutil.copytree(FOLDER / "step-1", FOLDER / name)
         os.environ["PACELINE_RESTORE"] = str(FOLDER / name)
-        optimizer = made(rate)
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        optimizer = new_optimizer(rate)
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
             Snapshots({"optimizer": optimizer}).restore()
-        seen.append([float(optimizer.learning_rate), said.getvalue()])
-    return seen
+        results.append([float(optimizer.learning_rate), stderr.getvalue()])
+    return results
 
 
 def orders() -> object:
-    """A position in the data that only the snapshot has, or that is one in other data."""
-    with Snapshots({"x": tf.Variable(1.0)}, order=paceline.Shards(9, 3)) as one:
-        one.save(1)
+    """Only the snapshot has a position in the data, or the position belongs to other data."""
+    with Snapshots({"x": tf.Variable(1.0)}, order=paceline.Shards(9, 3)) as writer:
+        writer.save(1)
     os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
     return [refused(Snapshots({"x": tf.Variable(1.0)}, order=order).restore) for order in (None, paceline.Shards(8, 3))]
 
 
 def foreign() -> object:
-    """A checkpoint that TensorFlow wrote for itself."""
+    """A checkpoint written by TensorFlow itself."""
     state = {"x": tf.Variable(1.0)}
     tf.train.Checkpoint(**state).write(str(FOLDER / "step-1" / "ckpt"))
     os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
@@ -220,7 +220,7 @@ def foreign() -> object:
 
 
 def late() -> object:
-    """A variable that comes after restore() could not be restored: that is said in the first run."""
+    """A variable created after restore() cannot be restored: the first run reports it."""
     state = tf.train.Checkpoint(x=tf.Variable(1.0))
     snapshots = Snapshots(state)
     snapshots.restore()
@@ -230,7 +230,7 @@ def late() -> object:
 
 
 def outside() -> object:
-    """No run: nothing is written, and nothing is in the way."""
+    """Outside a run: nothing is written, and nothing fails."""
     del os.environ["PACELINE_SNAPSHOT_DIR"]
     with Snapshots({"x": tf.Variable(1.0)}, every=1) as snapshots:
         return {"restored": snapshots.restore(), "answers": [snapshots.step(step) for step in (1, 2)], "steps": steps()}
@@ -249,8 +249,8 @@ STORIES = (
 )  # fmt: skip
 
 
-def told(story: Callable[[], object], folder: Path) -> object:
-    """What it saw, or how it failed."""
+def run_story(story: Callable[[], object], folder: Path) -> object:
+    """The observations of the scenario, or its traceback."""
     global FOLDER
     result = folder / f"{story.__name__}.json"
     pid = os.fork()
@@ -259,13 +259,13 @@ def told(story: Callable[[], object], folder: Path) -> object:
         FOLDER = folder / story.__name__
         os.environ.update(PACELINE_SNAPSHOT_DIR=str(FOLDER), PACELINE_RESTORE="")
         try:
-            seen = story()
+            observations = story()
         except Exception:
-            seen = {"failed": traceback.format_exc()}
-        result.write_text(json.dumps(seen))
+            observations = {"failed": traceback.format_exc()}
+        result.write_text(json.dumps(observations))
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     return json.loads(result.read_text()) if status == 0 else {"failed": f"status {status}"}
 
 
-print(json.dumps({story.__name__: told(story, Path(sys.argv[1])) for story in STORIES}))
+print(json.dumps({story.__name__: run_story(story, Path(sys.argv[1])) for story in STORIES}))

@@ -1,4 +1,4 @@
-"""A torch program as one writes it for torchrun: DDP, gloo on CPU, nccl on GPU; it knows nothing of Paceline."""
+"""A torch program as written for torchrun: DDP, gloo on CPU, nccl on GPU; it does not use Paceline."""
 
 import argparse
 import hashlib
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0, help="seconds a step")
     parser.add_argument("--checkpoint-dir", type=Path)
     faults.add_options(parser)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     local = int(os.environ["LOCAL_RANK"])
     cuda = torch.cuda.is_available()
@@ -36,16 +36,16 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
     start = 0
-    saved = given.checkpoint_dir / "state.pt" if given.checkpoint_dir else None
-    if saved and saved.exists():
-        state = torch.load(saved, map_location=device, weights_only=True)
+    checkpoint = options.checkpoint_dir / "state.pt" if options.checkpoint_dir else None
+    if checkpoint and checkpoint.exists():
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         start = state["step"]
 
     print(f"start {start}", flush=True)
-    for step in range(start, given.steps):
-        faults.before_step(step + 1, rank, given)
+    for step in range(start, options.steps):
+        faults.before_step(step + 1, rank, options)
         source = torch.Generator().manual_seed(step)
         inputs = torch.randn(BATCH, 16, generator=source)[rank::size].to(device)
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
@@ -53,12 +53,12 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         print(f"step {step + 1}", flush=True)
-        if saved and rank == 0:
+        if checkpoint and rank == 0:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            saved.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(state, saved.with_suffix(".partial"))
-            saved.with_suffix(".partial").replace(saved)
-        time.sleep(given.sleep)
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, checkpoint.with_suffix(".partial"))
+            checkpoint.with_suffix(".partial").replace(checkpoint)
+        time.sleep(options.sleep)
 
     digest = hashlib.sha256()
     for parameter in model.parameters():
@@ -66,7 +66,7 @@ def main() -> None:
     print(f"rank {rank} of {size}, local rank {local}, {dist.get_backend()}")
     print(f"answer {model.module(torch.ones(1, 16, device=device)).item():.6f}")
     print(f"weights {digest.hexdigest()}", flush=True)
-    dist.barrier()  # nobody tears down while another still reads
+    dist.barrier()  # no rank exits while another still communicates
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Buckets whose server refuses, is too busy, loses answers or breaks them off: nothing half counts as committed."""
+"""Buckets whose server refuses, is overloaded, loses responses or cuts them off: nothing partial is ever committed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage.manifest import Id, Manifest
-from paceline.storage.objects import Objects
-from paceline.storage.snapshots import Snapshots
-from paceline.storage.store import StoreError
+from paceline.storage.snapshots.manifest import Manifest, SnapshotId
+from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stores.bucket import BucketStore
+from paceline.storage.stores.protocol import StoreError
 from support.stores.refusing import Asked, Fault, Proxy, proxy
 from support.stores.servers import Store as Server
 
@@ -22,15 +22,15 @@ PARTS = 9_000_000  # bytes that go in two parts
 
 
 @pytest.fixture
-def way(store: Server) -> Iterator[Proxy]:
-    with proxy(store.port) as found:
-        yield found
+def server_proxy(store: Server) -> Iterator[Proxy]:
+    with proxy(store.port) as running:
+        yield running
 
 
 @pytest.fixture
-def snapshots(store: Server, way: Proxy) -> Snapshots:
-    far = store.through(way)
-    return Snapshots(Objects(far.url, **far.config), RUN)
+def snapshots(store: Server, server_proxy: Proxy) -> SnapshotRepository:
+    far = store.through(server_proxy)
+    return SnapshotRepository(BucketStore(far.url, **far.config), RUN)
 
 
 @pytest.fixture
@@ -42,26 +42,26 @@ def saved(tmp_path: Path) -> Path:
     return folder
 
 
-def sent(snapshots: Snapshots, saved: Path, step: int) -> Manifest:
-    return Manifest(RUN, Id(step, 1), 1, (snapshots.send(Id(step, 1), "worker-0", str(saved)),))
+def sent(snapshots: SnapshotRepository, saved: Path, step: int) -> Manifest:
+    return Manifest(RUN, SnapshotId(step, 1), 1, (snapshots.send(SnapshotId(step, 1), "worker-0", str(saved)),))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def persistently(snapshots: Snapshots, saved: Path, step: int) -> Manifest:
-    """As runs do it, where the trouble is passing."""
+def send_with_retry(snapshots: SnapshotRepository, saved: Path, step: int) -> Manifest:
+    """Like runs, retries after a transient error."""
     try:
         return sent(snapshots, saved, step)
     except StoreError as error:
-        assert error.passing, error
+        assert error.is_transient, error
         return sent(snapshots, saved, step)
 
 
 def first(fault: Fault) -> Callable[[Asked], Fault | None]:
-    """Of each request the first try."""
-    return lambda asked: fault if asked.again == 0 else None
+    """The fault for the first try of each request."""
+    return lambda request: fault if request.again == 0 else None
 
 
 BUSY = Fault(503, reaches="no")
@@ -69,129 +69,136 @@ LOST = Fault(503)  # the server has done it
 
 
 @pytest.mark.parametrize("fault", [BUSY, LOST], ids=["refused", "lost"])
-def test_a_server_that_is_too_busy_for_every_request_once_costs_nothing(
-    way: Proxy, snapshots: Snapshots, saved: Path, tmp_path: Path, fault: Fault
+def test_a_server_that_is_too_busy_once_for_every_request_does_no_harm(
+    server_proxy: Proxy, snapshots: SnapshotRepository, saved: Path, tmp_path: Path, fault: Fault
 ) -> None:
-    with way.wrong(first(fault)) as asked:
+    with server_proxy.wrong(first(fault)) as requests:
         snapshots.begin(1, None)
-        assert snapshots.commit(persistently(snapshots, saved, 10))
-        snapshots.fetch(snapshots.manifest(Id(10, 1)), str(tmp_path / "restored"))
-    assert len({each.path for each in asked}) >= 9 and any(each.again for each in asked)
+        assert snapshots.commit(send_with_retry(snapshots, saved, 10))
+        snapshots.fetch(snapshots.manifest(SnapshotId(10, 1)), str(tmp_path / "restored"))
+    assert len({each.path for each in requests}) >= 9 and any(each.again for each in requests)
     assert contents(tmp_path / "restored") == contents(saved)
 
 
-def test_a_server_that_stays_too_busy_is_passing_trouble(s3: Server) -> None:
-    with proxy(s3.port) as way, way.wrong(lambda _: BUSY), pytest.raises(StoreError) as failed:
-        Snapshots(Objects(s3.url, patience=1.0, **s3.through(way).config), RUN).begin(1, None)
-    why = "the server is too busy, or away: it answers 503 (SlowDown)"
-    assert str(failed.value) == f"cannot list {s3.url}/{RUN}/generations/: {why}" and failed.value.passing
+def test_a_server_that_stays_too_busy_is_a_transient_error(s3: Server) -> None:
+    with proxy(s3.port) as server_proxy, server_proxy.wrong(lambda _: BUSY), pytest.raises(StoreError) as failed:
+        SnapshotRepository(BucketStore(s3.url, patience=1.0, **s3.through(server_proxy).config), RUN).begin(1, None)
+    reason = "the server is overloaded or unavailable: it answers 503 (SlowDown)"
+    assert str(failed.value) == f"cannot list {s3.url}/{RUN}/generations/: {reason}" and failed.value.is_transient
 
 
-def test_what_is_broken_off_is_asked_for_from_there_on(
-    way: Proxy, snapshots: Snapshots, saved: Path, tmp_path: Path
+def test_an_interrupted_response_is_continued_where_it_stopped(
+    server_proxy: Proxy, snapshots: SnapshotRepository, saved: Path, tmp_path: Path
 ) -> None:
     snapshots.begin(1, None)
     assert snapshots.commit(sent(snapshots, saved, 10))
 
-    def broken(asked: Asked) -> Fault | None:
-        return Fault(half=True) if asked.again < 3 else None
+    def broken(request: Asked) -> Fault | None:
+        return Fault(half=True) if request.again < 3 else None
 
-    with way.wrong(broken) as asked:
-        snapshots.fetch(snapshots.manifest(Id(10, 1)), str(tmp_path / "restored"))
-    assert len([each for each in asked if each.path.endswith("weights")]) == 4
+    with server_proxy.wrong(broken) as requests:
+        snapshots.fetch(snapshots.manifest(SnapshotId(10, 1)), str(tmp_path / "restored"))
+    assert len([each for each in requests if each.path.endswith("weights")]) == 4
     assert contents(tmp_path / "restored") == contents(saved)
-    with way.wrong(broken), pytest.raises(StoreError) as failed:
-        snapshots.known()
-    assert failed.value.passing and str(failed.value).startswith("cannot list ")
+    with server_proxy.wrong(broken), pytest.raises(StoreError) as failed:
+        snapshots.inventory()
+    assert failed.value.is_transient and str(failed.value).startswith("cannot list ")
 
 
 REFUSED = Fault(403, reaches="no")
 
 
-@pytest.mark.parametrize("what", ["weights", "epoch", "manifest"])
-def test_a_snapshot_that_is_refused_in_the_middle_is_not_there_and_the_next_one_is(
-    way: Proxy, snapshots: Snapshots, saved: Path, tmp_path: Path, what: str
+@pytest.mark.parametrize("file", ["weights", "epoch", "manifest"])
+def test_a_snapshot_refused_in_the_middle_is_not_committed_and_the_next_one_is(
+    server_proxy: Proxy, snapshots: SnapshotRepository, saved: Path, tmp_path: Path, file: str
 ) -> None:
     snapshots.begin(1, None)
     assert snapshots.commit(sent(snapshots, saved, 10))
     (saved / "epoch").write_text("20")
 
-    def refused(asked: Asked) -> Fault | None:
-        second = "partNumber=2" in asked.path or "comp=blocklist" in asked.path  # one part is there
-        wanted = second if what == "weights" else what in asked.path
-        return REFUSED if asked.method == "PUT" and wanted else None
+    def refused(request: Asked) -> Fault | None:
+        second = "partNumber=2" in request.path or "comp=blocklist" in request.path  # one part has been stored
+        matches = second if file == "weights" else file in request.path
+        return REFUSED if request.method == "PUT" and matches else None
 
-    with way.wrong(refused), pytest.raises(StoreError) as failed:
+    with server_proxy.wrong(refused), pytest.raises(StoreError) as failed:
         snapshots.commit(sent(snapshots, saved, 20))
     assert str(failed.value).startswith("cannot write ") and f"/{RUN}/step-20-g1/" in str(failed.value)
-    why = "the credentials are not accepted, or lack the right to write there: grant it, or use others"
-    assert str(failed.value).endswith(f": {why} (AccessDenied)") and not failed.value.passing
-    assert snapshots.known().committed == {Id(10, 1)}
+    reason = "the credentials are not accepted, or lack the permission to write there (AccessDenied)"
+    remedy = "grant the permission, or use other credentials"
+    assert str(failed.value).endswith(f": {reason}; {remedy}") and not failed.value.is_transient
+    assert snapshots.inventory().committed == {SnapshotId(10, 1)}
     assert snapshots.commit(sent(snapshots, saved, 30))
-    assert snapshots.known().counted() == [Id(30, 1), Id(10, 1)]
-    snapshots.fetch(snapshots.manifest(Id(30, 1)), str(tmp_path / "restored"))
+    assert snapshots.inventory().current() == [SnapshotId(30, 1), SnapshotId(10, 1)]
+    snapshots.fetch(snapshots.manifest(SnapshotId(30, 1)), str(tmp_path / "restored"))
     assert contents(tmp_path / "restored") == contents(saved)
 
 
-def test_who_may_only_read_restores_and_is_told_that_it_cannot_write(s3: Server, saved: Path, tmp_path: Path) -> None:
-    snapshots = Snapshots(Objects(s3.url, **s3.config), RUN)
+def test_a_read_only_client_can_restore_and_gets_an_error_when_it_writes(
+    s3: Server, saved: Path, tmp_path: Path
+) -> None:
+    snapshots = SnapshotRepository(BucketStore(s3.url, **s3.config), RUN)
     snapshots.begin(1, None)
     assert snapshots.commit(sent(snapshots, saved, 10))
-    reading = Snapshots(Objects(s3.url, **s3.reader().config), RUN)
-    reading.fetch(reading.manifest(Id(10, 1)), str(tmp_path / "restored"))
+    reading = SnapshotRepository(BucketStore(s3.url, **s3.reader().config), RUN)
+    reading.fetch(reading.manifest(SnapshotId(10, 1)), str(tmp_path / "restored"))
     assert contents(tmp_path / "restored") == contents(saved)
-    for write in (lambda: reading.begin(2, Id(10, 1)), lambda: sent(reading, saved, 20)):
-        with pytest.raises(StoreError, match="lack the right to write there: grant it, or use others") as failed:
+    for write in (lambda: reading.begin(2, SnapshotId(10, 1)), lambda: sent(reading, saved, 20)):
+        with pytest.raises(
+            StoreError, match=r"lack the permission to write there.*; grant the permission, or"
+        ) as failed:
             write()
-        assert str(failed.value).startswith(f"cannot write {s3.url}/{RUN}/") and not failed.value.passing
-    with pytest.raises(StoreError, match="lack the right to delete there") as failed:
-        reading.delete(Id(10, 1))
-    assert not failed.value.passing
-    assert snapshots.known().counted() == [Id(10, 1)]
+        assert str(failed.value).startswith(f"cannot write {s3.url}/{RUN}/") and not failed.value.is_transient
+    with pytest.raises(StoreError, match="lack the permission to delete there") as failed:
+        reading.delete(SnapshotId(10, 1))
+    assert not failed.value.is_transient
+    assert snapshots.inventory().current() == [SnapshotId(10, 1)]
 
 
-def test_a_restore_that_is_refused_in_the_middle_leaves_nothing_and_can_be_asked_for_again(
-    way: Proxy, snapshots: Snapshots, saved: Path, tmp_path: Path
+def test_a_restore_refused_in_the_middle_leaves_nothing_and_can_be_repeated(
+    server_proxy: Proxy, snapshots: SnapshotRepository, saved: Path, tmp_path: Path
 ) -> None:
-    made = sent(snapshots, saved, 10)
+    manifest = sent(snapshots, saved, 10)
     with (
-        way.wrong(lambda asked: Fault(half=True) if asked.number == 1 else REFUSED),
+        server_proxy.wrong(lambda request: Fault(half=True) if request.number == 1 else REFUSED),
         pytest.raises(StoreError) as failed,
     ):
-        snapshots.fetch(made, str(tmp_path / "restored"))
-    assert "lack the right to read there" in str(failed.value) and [*tmp_path.iterdir()] == [saved]
-    snapshots.fetch(made, str(tmp_path / "restored"))
+        snapshots.fetch(manifest, str(tmp_path / "restored"))
+    assert "lack the permission to read there" in str(failed.value) and [*tmp_path.iterdir()] == [saved]
+    snapshots.fetch(manifest, str(tmp_path / "restored"))
     assert contents(tmp_path / "restored") == contents(saved)
 
 
-# ---- stores that cannot create
+# ---- servers without conditional writes
 
 
-def test_a_server_that_lets_a_name_be_taken_twice_is_found_out_by_the_first_record(gcs: Server) -> None:
-    with proxy(gcs.port) as way:
-        far = gcs.through(way)
-        with way.wrong(lambda _: Fault(unconditional=True)), pytest.raises(StoreError) as failed:
-            Snapshots(Objects(far.url, **far.config), RUN).begin(1, None)
-    assert str(failed.value).startswith(f"{gcs.url} cannot be used: its server lets a name be created that is taken")
-    assert "it takes one that knows conditional writes (If-None-Match)" in str(failed.value)
-    assert not failed.value.passing
+def test_a_server_that_overwrites_existing_names_is_detected_by_the_first_record(gcs: Server) -> None:
+    with proxy(gcs.port) as server_proxy:
+        far = gcs.through(server_proxy)
+        with server_proxy.wrong(lambda _: Fault(unconditional=True)), pytest.raises(StoreError) as failed:
+            SnapshotRepository(BucketStore(far.url, **far.config), RUN).begin(1, None)
+    assert str(failed.value).startswith(f"{gcs.url}: its server overwrites objects despite If-None-Match")
+    assert "use a server that supports conditional writes (If-None-Match)" in str(failed.value)
+    assert not failed.value.is_transient
 
 
-def test_a_server_that_knows_no_conditional_writes_says_so_and_is_no_passing_trouble(s3: Server) -> None:
-    with proxy(s3.port) as way:
-        far = s3.through(way)
+def test_a_server_without_conditional_writes_is_a_permanent_error(s3: Server) -> None:
+    with proxy(s3.port) as server_proxy:
+        far = s3.through(server_proxy)
         with (
-            way.wrong(lambda asked: Fault(501, reaches="no") if asked.conditional else None),
+            server_proxy.wrong(lambda request: Fault(501, reaches="no") if request.conditional else None),
             pytest.raises(
-                StoreError, match=r"it takes one that knows conditional writes .*\(NotImplemented\)"
+                StoreError, match=r"\(NotImplemented\); use a server that supports conditional writes"
             ) as failed,
         ):
-            Snapshots(Objects(far.url, patience=1.0, **far.config), RUN).begin(1, None)
-    assert str(failed.value).startswith(f"cannot write {s3.url}/{RUN}/generations/") and not failed.value.passing
+            SnapshotRepository(BucketStore(far.url, patience=1.0, **far.config), RUN).begin(1, None)
+    assert str(failed.value).startswith(f"cannot write {s3.url}/{RUN}/generations/") and not failed.value.is_transient
 
 
-def test_whether_a_server_refuses_names_is_asked_once(store: Server, way: Proxy, snapshots: Snapshots) -> None:
-    with way.wrong(lambda _: None) as asked:
+def test_conditional_writes_are_tested_once_per_server(
+    store: Server, server_proxy: Proxy, snapshots: SnapshotRepository
+) -> None:
+    with server_proxy.wrong(lambda _: None) as requests:
         snapshots.begin(1, None)
         snapshots.begin(2, None)
-    assert [each.again for each in asked if each.conditional] == [0, 1, 0]
+    assert [each.again for each in requests if each.conditional] == [0, 1, 0]

@@ -1,4 +1,4 @@
-"""`paceline snapshots` and `paceline delete --snapshots` on a bucket, as a person calls them."""
+"""`paceline snapshots` and `paceline delete --snapshots` on a bucket, as a user calls them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage.manifest import Id, Manifest
-from paceline.storage.objects import Objects
-from paceline.storage.snapshots import Snapshots
-from paceline.storage.store import PIECE
+from paceline.storage.snapshots.manifest import Manifest, SnapshotId
+from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stores.bucket import BucketStore
+from paceline.storage.stores.protocol import PIECE
 from support import committed, recorded
 from support.committed import NAMES, RUN
 from support.stores.faults import Toxiproxy
@@ -41,23 +41,23 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def there(s3: Store, tmp_path: Path) -> str:
-    """The snapshots of a run of some other machine, beside those of another run."""
+def location(s3: Store, tmp_path: Path) -> str:
+    """The location of the snapshots of a run on another machine, next to those of another run."""
     for run in (RUN, f"{RUN}b"):
         committed.life(bucket(s3), tmp_path / run, run)
     return f"{s3.url}/{RUN}"
 
 
-def bucket(store: Store) -> Objects:
-    return Objects(store.url, **store.config)
+def bucket(store: Store) -> BucketStore:
+    return BucketStore(store.url, **store.config)
 
 
-def call(home: Path, store: Store, *words: str) -> subprocess.CompletedProcess[str]:
-    """With the credentials in the environment, as people have them."""
-    return recorded.call(home, *words, env=store.options)
+def call(home: Path, store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With the credentials in the environment, as users have them."""
+    return recorded.call(home, *arguments, env=store.options)
 
 
-def known_here(home: Path, store: Store, env: dict[str, str] | None = None) -> Path:
+def write_run(home: Path, store: Store, env: dict[str, str] | None = None) -> Path:
     folder = recorded.write(home, RUN, report=recorded.REPORT)
     roles = [{"name": "worker", "decides": True, "env": env or {}}]
     plan = json.loads((folder / "plan.json").read_text())
@@ -65,37 +65,37 @@ def known_here(home: Path, store: Store, env: dict[str, str] | None = None) -> P
     return folder
 
 
-def test_all_that_can_be_done_with_snapshots_at_a_bucket(s3: Store, home: Path, there: str, tmp_path: Path) -> None:
-    assert call(home, s3, "snapshots", "ls", there, "-o", "name").stdout.split() == NAMES
-    shown = json.loads(call(home, s3, "snapshots", "show", there, "30", "-o", "json").stdout)
-    assert (shown["place"], shown["counts"]) == (f"{there}/step-30-g1", False)
+def test_all_snapshot_verbs_work_with_a_bucket(s3: Store, home: Path, location: str, tmp_path: Path) -> None:
+    assert call(home, s3, "snapshots", "ls", location, "-o", "name").stdout.split() == NAMES
+    snapshot = json.loads(call(home, s3, "snapshots", "show", location, "30", "-o", "json").stdout)
+    assert (snapshot["place"], snapshot["counts"]) == (f"{location}/step-30-g1", False)
     target = tmp_path / "copy"
-    assert call(home, s3, "snapshots", "get", there, "--to", str(target)).returncode == 0
+    assert call(home, s3, "snapshots", "get", location, "--to", str(target)).returncode == 0
     assert recorded.contents(target) == {"variables/weights": committed.weights(40), "step": b"40"}
-    assert call(home, s3, "snapshots", "verify", there, "--all").returncode == 0
+    assert call(home, s3, "snapshots", "verify", location, "--all").returncode == 0
     bucket(s3).delete(f"{RUN}/step-40-g2/worker-0/step")
-    done = call(home, s3, "snapshots", "verify", there)
-    assert (done.returncode, done.stdout) == (1, f"step-40-g2: {RUN}/step-40-g2/worker-0/step is gone\n")
-    refused = call(home, s3, "snapshots", "rm", there, "40", "--yes")
+    result = call(home, s3, "snapshots", "verify", location)
+    assert (result.returncode, result.stdout) == (1, f"step-40-g2: {RUN}/step-40-g2/worker-0/step is gone\n")
+    refused = call(home, s3, "snapshots", "rm", location, "40", "--yes")
     assert (refused.returncode, refused.stderr) == (
         1,
-        f"error: nothing at {there} says that {RUN} has ended: it may still train on another machine, and would go on "
-        "from step-40-g2; --force deletes it all the same\n",
+        f"error: nothing at {location} reports the end of {RUN}: it may still be training on another machine, "
+        "and would resume from step-40-g2; --force deletes it anyway\n",
     )
-    assert call(home, s3, "snapshots", "rm", there, "30", "--yes").stderr == "deleted step-30-g1\n"
-    assert call(home, s3, "snapshots", "rm", there, "40", "--yes", "--force").stderr == "deleted step-40-g2\n"
-    assert call(home, s3, "snapshots", "ls", there, "-o", "name").stdout.split() == NAMES[1:]
+    assert call(home, s3, "snapshots", "rm", location, "30", "--yes").stderr == "deleted step-30-g1\n"
+    assert call(home, s3, "snapshots", "rm", location, "40", "--yes", "--force").stderr == "deleted step-40-g2\n"
+    assert call(home, s3, "snapshots", "ls", location, "-o", "name").stdout.split() == NAMES[1:]
 
 
-def test_what_a_real_run_commits_to_a_bucket_is_found_there(s3: Store, home: Path, tmp_path: Path) -> None:
+def test_snapshots_that_a_real_run_commits_to_a_bucket_are_found_there(s3: Store, home: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SAVING)
     job = {"name": "digits", "framework": "none", "command": ["python", "train.py"], "snapshots": {"to": s3.url}}
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     run = recorded.paceline_command("run", str(tmp_path / "job.yaml"), "--run", RUN)
     env = {**recorded.environment(home), **s3.options}
-    done = subprocess.run(run, env=env, cwd=home, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert f"  snapshots    step 7 committed: {s3.url}/{RUN}/step-7-g1\n" in done.stderr
+    result = subprocess.run(run, env=env, cwd=home, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert f"  snapshots    step 7 committed: {s3.url}/{RUN}/step-7-g1\n" in result.stderr
     assert call(home, s3, "snapshots", "ls", "-o", "name").stdout == "step-7-g1\n"
     assert call(home, s3, "snapshots", "verify").returncode == 0
     assert call(home, s3, "delete", RUN, "--yes").returncode == 0
@@ -103,108 +103,108 @@ def test_what_a_real_run_commits_to_a_bucket_is_found_there(s3: Store, home: Pat
     assert recorded.contents(tmp_path / "copy") == {"state": b"seven"}
 
 
-def test_a_run_known_here_is_read_where_its_plan_says(s3: Store, home: Path, there: str) -> None:
-    known_here(home, s3)
+def test_snapshots_of_a_local_run_are_read_at_the_location_in_its_plan(s3: Store, home: Path, location: str) -> None:
+    write_run(home, s3)
     assert call(home, s3, "snapshots", "ls", RUN, "-o", "name").stdout.split() == NAMES
 
 
-def test_what_the_job_says_of_its_bucket_is_used_as_its_agents_do(s3: Store, home: Path, there: str) -> None:
-    known_here(home, s3, s3.options)
+def test_the_environment_of_the_job_is_used_to_reach_its_bucket(s3: Store, home: Path, location: str) -> None:
+    write_run(home, s3, s3.options)
     assert recorded.call(home, "snapshots", "ls", RUN, "-o", "name").stdout.split() == NAMES
 
 
-def test_a_run_on_a_cluster_is_read_at_its_bucket(s3: Store, home: Path, there: str) -> None:
-    folder = known_here(home, s3)
+def test_a_run_on_a_cluster_is_read_at_its_bucket(s3: Store, home: Path, location: str) -> None:
+    folder = write_run(home, s3)
     (folder / "run.json").write_text(json.dumps({**json.loads((folder / "run.json").read_text()), "on": "kubernetes"}))
     assert call(home, s3, "snapshots", "ls", RUN, "-o", "name").stdout.split() == NAMES
 
 
-def test_delete_leaves_a_bucket_alone_unless_asked_to(s3: Store, home: Path, there: str) -> None:
-    known_here(home, s3)
+def test_delete_leaves_a_bucket_alone_unless_asked_to(s3: Store, home: Path, location: str) -> None:
+    write_run(home, s3)
     before = bucket(s3).names("")
-    done = call(home, s3, "delete", RUN, "--yes")
-    assert (done.returncode, done.stderr) == (
+    result = call(home, s3, "delete", RUN, "--yes")
+    assert (result.returncode, result.stderr) == (
         0,
-        f"deleted {RUN}; its snapshots stay at {there}: `paceline delete --snapshots {there}` deletes them\n",
+        f"deleted {RUN}; its snapshots are kept at {location}: `paceline delete --snapshots {location}` deletes them\n",
     )
     assert bucket(s3).names("") == before
-    assert call(home, s3, "delete", "--snapshots", there, "--yes").returncode == 1
+    assert call(home, s3, "delete", "--snapshots", location, "--yes").returncode == 1
     assert bucket(s3).names("") == before
-    done = call(home, s3, "delete", "--snapshots", there, "--yes", "--force")
-    assert (done.returncode, done.stderr) == (0, f"deleted the snapshots of {RUN} at {there}\n")
+    result = call(home, s3, "delete", "--snapshots", location, "--yes", "--force")
+    assert (result.returncode, result.stderr) == (0, f"deleted the snapshots of {RUN} at {location}\n")
     assert bucket(s3).names("") == [name for name in before if name.startswith(f"{RUN}b/")]
 
 
-def test_a_run_is_deleted_with_its_snapshots_at_a_bucket(s3: Store, home: Path, there: str) -> None:
-    folder = known_here(home, s3)
+def test_a_run_is_deleted_with_its_snapshots_at_a_bucket(s3: Store, home: Path, location: str) -> None:
+    folder = write_run(home, s3)
     refused = call(home, s3.stranger(), "delete", "--snapshots", RUN, "--yes")
-    assert refused.returncode == 1 and refused.stderr.endswith(f"error: {RUN} is left as it is\n")
+    assert refused.returncode == 1 and refused.stderr.startswith(f"error: {RUN} was not deleted: ")
     assert folder.exists()
-    done = call(home, s3, "delete", "--snapshots", RUN, "--yes")
-    assert (done.returncode, done.stderr) == (0, f"deleted the snapshots of {RUN} at {there}\ndeleted {RUN}\n")
+    result = call(home, s3, "delete", "--snapshots", RUN, "--yes")
+    assert (result.returncode, result.stderr) == (0, f"deleted the snapshots of {RUN} at {location}\ndeleted {RUN}\n")
     assert not folder.exists()
     assert {name.split("/")[0] for name in bucket(s3).names("")} == {f"{RUN}b"}
 
 
 VERBS = (["ls"], ["show"], ["get", "--to", "copy"], ["verify"], ["rm", "10", "--yes"])
-TROUBLE = [(kind, words) for words in VERBS for kind in ("credentials", "bucket", "away")]
+TROUBLE = [(kind, arguments) for arguments in VERBS for kind in ("credentials", "bucket", "away")]
 
 
-@pytest.mark.parametrize(("trouble", "words"), TROUBLE, ids=str)
-def test_what_is_wrong_with_a_bucket_is_one_line_and_soon(
-    s3: Store, home: Path, toxiproxy: Toxiproxy, trouble: str, words: list[str]
+@pytest.mark.parametrize(("trouble", "arguments"), TROUBLE, ids=str)
+def test_errors_of_a_bucket_are_reported_soon_in_one_line(
+    s3: Store, home: Path, toxiproxy: Toxiproxy, trouble: str, arguments: list[str]
 ) -> None:
     link = toxiproxy.link(s3.port)
-    given, message = {
+    server, message = {
         "credentials": (s3.stranger(), "the credentials are not accepted"),
-        "bucket": (s3.bucket("nowhere-to-be-found"), "there is no such bucket"),
+        "bucket": (s3.bucket("nowhere-to-be-found"), "the bucket does not exist"),
         "away": (s3.through(link), f"no answer from {link.endpoint}"),
     }[trouble]
-    verb, *more = words
+    verb, *options = arguments
     began = time.monotonic()
     with link.down():
-        done = call(home, given, "snapshots", verb, f"{given.url}/{RUN}", *more)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
-    assert done.stderr.startswith("error: cannot list ") and message in done.stderr
+        result = call(home, server, "snapshots", verb, f"{server.url}/{RUN}", *options)
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (1, "", 1), result.stderr
+    assert result.stderr.startswith("error: cannot list ") and message in result.stderr
     assert time.monotonic() - began < SOON_S
     assert not (home / "copy").exists()
 
 
-def test_a_server_that_never_answers_is_given_up_soon(s3: Store, home: Path) -> None:
+def test_a_server_that_never_answers_is_reported_soon(s3: Store, home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         env = {**s3.options, "AWS_ENDPOINT_URL": endpoint}
         began = time.monotonic()
-        done = recorded.call(home, "snapshots", "ls", f"{s3.url}/{RUN}", env=env)
+        result = recorded.call(home, "snapshots", "ls", f"{s3.url}/{RUN}", env=env)
         assert time.monotonic() - began < SOON_S
-    assert (done.returncode, done.stderr) == (1, f"error: cannot list {s3.url}/{RUN}/: no answer from {endpoint}\n")
+    assert (result.returncode, result.stderr) == (1, f"error: cannot list {s3.url}/{RUN}/: no answer from {endpoint}\n")
 
 
-def test_a_slow_line_is_no_failure_and_ctrl_c_does_not_wait_for_it(
-    s3: Store, home: Path, there: str, toxiproxy: Toxiproxy, tmp_path: Path
+def test_a_slow_link_is_no_failure_and_ctrl_c_does_not_wait_for_it(
+    s3: Store, home: Path, location: str, toxiproxy: Toxiproxy, tmp_path: Path
 ) -> None:
     (tmp_path / "big").mkdir()
     (tmp_path / "big" / "weights").write_bytes(os.urandom(PIECE))
-    snapshots = Snapshots(bucket(s3), RUN)
-    id = Id(50, 2)
+    snapshots = SnapshotRepository(bucket(s3), RUN)
+    id = SnapshotId(50, 2)
     assert snapshots.commit(Manifest(RUN, id, 1, (snapshots.send(id, "worker-0", str(tmp_path / "big")),)))
     link = toxiproxy.link(s3.port)
-    words = recorded.paceline_command("snapshots", "get", there, "--to", str(tmp_path / "new" / "copy"))
+    command = recorded.paceline_command("snapshots", "get", location, "--to", str(tmp_path / "new" / "copy"))
     env = {**recorded.environment(home), **s3.through(link).options}
-    with link.bandwidth(800_000):  # longer than the patience for an answer
-        begun = subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True)
+    with link.bandwidth(800_000):  # it takes longer than the limit for a response
+        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         while not list(tmp_path.glob("new/.copy.*.partial/weights")):
-            assert begun.poll() is None
+            assert process.poll() is None
             time.sleep(0.02)
-        begun.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        assert begun.communicate(timeout=60)[1] == "" and begun.returncode == 130
+        assert process.communicate(timeout=60)[1] == "" and process.returncode == 130
         assert time.monotonic() - began < 5 and not (tmp_path / "new").exists()
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
     assert recorded.contents(tmp_path / "new" / "copy") == recorded.contents(tmp_path / "big")
 
 
-def test_settings_that_are_missing_are_one_line(home: Path) -> None:
-    done = recorded.call(home, "snapshots", "ls", f"az://container/{RUN}", env={"AZURE_STORAGE_ACCOUNT_NAME": ""})
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
+def test_missing_settings_are_reported_in_one_line(home: Path) -> None:
+    result = recorded.call(home, "snapshots", "ls", f"az://container/{RUN}", env={"AZURE_STORAGE_ACCOUNT_NAME": ""})
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (1, "", 1), result.stderr

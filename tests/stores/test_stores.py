@@ -1,4 +1,4 @@
-"""Stores of every kind do what snapshots need of them, faults are real, and nothing is left of any of it."""
+"""Every kind of store does what snapshots need, faults are real, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from support.stores.serving import HOST, Port
 pytestmark = pytest.mark.xdist_group("stores")  # one set of servers is enough
 
 MIB = 1 << 20
-SOON_S = 60.0  # for processes to go that have been killed, and for a busy machine to be quick for once
+SOON_S = 60.0  # for killed processes to end, and for a busy machine to be quick enough
 
 
-def opened(store: Store, **client: Any) -> Any:
-    """With obstore, which does not try again by itself here."""
+def open_store(store: Store, **client: Any) -> Any:
+    """With obstore, which does not retry here."""
     return obstore.store.from_url(
         store.url, config=store.config, client_options={"allow_http": True, **client}, retry_config={"max_retries": 0}
     )
 
 
-def eventually(what: str, check: Callable[[], bool], limit: float = SOON_S) -> None:
+def eventually(description: str, check: Callable[[], bool], limit: float = SOON_S) -> None:
     until = time.monotonic() + limit
     while not check():
-        assert time.monotonic() < until, f"not within {limit:g} s: {what}"
+        assert time.monotonic() < until, f"not within {limit:g} s: {description}"
         time.sleep(0.05)
 
 
 # ---- the same for all
 
 
-def test_what_is_put_is_got(store: Store) -> None:
-    client = opened(store)
+def test_an_object_that_was_put_can_be_read(store: Store) -> None:
+    client = open_store(store)
     name = "a folder/näme+1&2=3"
     obstore.put(client, name, b"one")
     obstore.put(client, name, b"two")
@@ -64,18 +64,18 @@ def test_what_is_put_is_got(store: Store) -> None:
     assert [each["path"] for each in obstore.list(client).collect()] == [name]
 
 
-def test_a_name_that_is_taken_is_refused_to_who_wants_to_create_it(store: Store) -> None:
-    client = opened(store)
+def test_an_existing_name_cannot_be_created(store: Store) -> None:
+    client = open_store(store)
     obstore.put(client, "name", b"first", mode="create")
     with pytest.raises(AlreadyExistsError):
         obstore.put(client, "name", b"second", mode="create")
     assert obstore.get(client, "name").bytes() == b"first"
 
 
-def test_of_many_that_create_a_name_at_once_one_does(store: Store) -> None:
-    client = opened(store)
-    many = 16
-    together = threading.Barrier(many)
+def test_only_one_of_many_concurrent_creates_succeeds(store: Store) -> None:
+    client = open_store(store)
+    count = 16
+    together = threading.Barrier(count)
 
     def create(number: int, name: str) -> int | None:
         together.wait(30)
@@ -85,16 +85,16 @@ def test_of_many_that_create_a_name_at_once_one_does(store: Store) -> None:
             return None
         return number
 
-    with ThreadPoolExecutor(many) as pool:
-        for turn in range(5):
-            name = f"name-{turn}"
-            created = [number for number in pool.map(create, range(many), [name] * many) if number is not None]
+    with ThreadPoolExecutor(count) as pool:
+        for repetition in range(5):
+            name = f"name-{repetition}"
+            created = [number for number in pool.map(create, range(count), [name] * count) if number is not None]
             assert len(created) == 1
             assert obstore.get(client, name).bytes() == f"{created[0]}".encode() * 1000
 
 
-def test_parts_come_back_as_a_whole(store: Store) -> None:
-    client = opened(store)
+def test_an_object_uploaded_in_parts_is_read_as_a_whole(store: Store) -> None:
+    client = open_store(store)
     data = os.urandom(20 * MIB)
     obstore.put(client, "whole", data, use_multipart=True, chunk_size=5 * MIB)
     digest = hashlib.sha256()
@@ -103,47 +103,47 @@ def test_parts_come_back_as_a_whole(store: Store) -> None:
     assert digest.digest() == hashlib.sha256(data).digest()
 
 
-def test_parts_of_an_upload_that_is_given_up_are_not_seen(store: Store) -> None:
-    client = opened(store)
+def test_parts_of_an_aborted_upload_are_not_visible(store: Store) -> None:
+    client = open_store(store)
 
     def pieces() -> Iterator[bytes]:
         yield bytes(12 * MIB)
         raise RuntimeError("given up")
 
-    # A server that is asked to forget parts while one of them still comes may answer with an error of its own.
+    # A server that is told to discard parts while one still arrives may answer with an error of its own.
     with pytest.raises(Exception, match=r"given up|Error performing DELETE"):
         obstore.put(client, "whole", pieces(), use_multipart=True, chunk_size=5 * MIB)
     assert list(obstore.list(client).collect()) == []
 
 
-def test_a_range_is_a_part_of_what_is_there(store: Store) -> None:
-    client = opened(store)
+def test_a_range_is_a_part_of_an_object(store: Store) -> None:
+    client = open_store(store)
     obstore.put(client, "letters", b"abcdefghij")
     assert bytes(obstore.get_range(client, "letters", start=2, end=5)) == b"cde"
-    found = obstore.get_ranges(client, "letters", starts=[0, 8], ends=[1, 10])
-    assert [bytes(each) for each in found] == [b"a", b"ij"]
+    ranges = obstore.get_ranges(client, "letters", starts=[0, 8], ends=[1, 10])
+    assert [bytes(each) for each in ranges] == [b"a", b"ij"]
 
 
-def test_a_list_has_what_begins_with_the_prefix(store: Store) -> None:
-    client = opened(store)
+def test_a_list_contains_the_names_below_a_prefix(store: Store) -> None:
+    client = open_store(store)
     for name in ("runs/1/a", "runs/1/b", "runs/10", "other"):
         obstore.put(client, name, b"")
     assert sorted(each["path"] for each in obstore.list(client, "runs/1").collect()) == ["runs/1/a", "runs/1/b"]
-    found = obstore.list_with_delimiter(client, "runs")
-    assert found["common_prefixes"] == ["runs/1"]
-    assert [each["path"] for each in found["objects"]] == ["runs/10"]
+    listing = obstore.list_with_delimiter(client, "runs")
+    assert listing["common_prefixes"] == ["runs/1"]
+    assert [each["path"] for each in listing["objects"]] == ["runs/10"]
 
 
-def test_a_list_of_more_than_a_page_is_whole(store: Store) -> None:
-    client = opened(store)
+def test_a_list_of_more_than_a_page_is_complete(store: Store) -> None:
+    client = open_store(store)
     names = {f"many/{number:04}" for number in range(1100)}
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: obstore.put(client, name, b"", use_multipart=False), names))
     assert {each["path"] for each in obstore.list(client, "many").collect()} == names
 
 
-def test_what_is_deleted_is_gone(store: Store) -> None:
-    client = opened(store)
+def test_a_deleted_object_is_gone(store: Store) -> None:
+    client = open_store(store)
     obstore.put(client, "name", b"")
     obstore.delete(client, "name")
     with pytest.raises(FileNotFoundError):
@@ -151,17 +151,17 @@ def test_what_is_deleted_is_gone(store: Store) -> None:
     assert list(obstore.list(client).collect()) == []
 
 
-def test_a_bucket_that_is_not_there_is_an_error(store: Store) -> None:
-    missing = opened(store.bucket("nonesuch"))
+def test_a_missing_bucket_is_an_error(store: Store) -> None:
+    missing = open_store(store.bucket("nonesuch"))
     with pytest.raises(FileNotFoundError):
         obstore.put(missing, "name", b"")
     with pytest.raises((FileNotFoundError, GenericError), match=r"nonesuch|NoSuchBucket|ContainerNotFound"):
         obstore.list(missing).collect()
 
 
-def test_who_has_wrong_credentials_may_do_nothing(store: Store) -> None:
-    obstore.put(opened(store), "name", b"")
-    stranger = opened(store.stranger())
+def test_wrong_credentials_permit_nothing(store: Store) -> None:
+    obstore.put(open_store(store), "name", b"")
+    stranger = open_store(store.stranger())
     with pytest.raises((PermissionDeniedError, UnauthenticatedError)):
         obstore.put(stranger, "other", b"")
     with pytest.raises((PermissionDeniedError, UnauthenticatedError)):
@@ -173,11 +173,11 @@ def test_the_options_are_environment_variables(store: Store, monkeypatch: pytest
         monkeypatch.setenv(name, value)
     client = obstore.store.from_url(store.url)
     obstore.put(client, "name", b"1")
-    assert obstore.get(opened(store), "name").bytes() == b"1"
+    assert obstore.get(open_store(store), "name").bytes() == b"1"
 
 
-def test_what_was_put_is_there_after_a_restart(store: Store) -> None:
-    client = opened(store)
+def test_objects_survive_a_restart(store: Store) -> None:
+    client = open_store(store)
     obstore.put(client, "name", b"1")
     store.stop()
     with pytest.raises(BaseError):
@@ -189,26 +189,26 @@ def test_what_was_put_is_there_after_a_restart(store: Store) -> None:
 # ---- the stand-in for Google
 
 
-def test_google_what_is_not_there_cannot_be_deleted(gcs: Store) -> None:
+def test_google_a_missing_object_cannot_be_deleted(gcs: Store) -> None:
     with pytest.raises(FileNotFoundError):
-        obstore.delete(opened(gcs), "name")
+        obstore.delete(open_store(gcs), "name")
 
 
-def test_google_a_copy_does_not_take_a_name_that_is_taken(gcs: Store) -> None:
-    client = opened(gcs)
+def test_google_a_copy_does_not_overwrite_an_existing_name(gcs: Store) -> None:
+    client = open_store(gcs)
     obstore.put(client, "a", b"a", attributes={"Content-Type": "text/plain", "made-by": "a test"})
     obstore.copy(client, "a", "b")
-    found = obstore.get(client, "b")
-    assert found.bytes() == b"a"
-    assert found.attributes == {"Content-Type": "text/plain", "made-by": "a test"}
+    copy = obstore.get(client, "b")
+    assert copy.bytes() == b"a"
+    assert copy.attributes == {"Content-Type": "text/plain", "made-by": "a test"}
     obstore.put(client, "a", b"other")
     with pytest.raises(AlreadyExistsError):
         obstore.copy(client, "a", "b", overwrite=False)
     assert obstore.get(client, "b").bytes() == b"a"
 
 
-def test_google_who_has_seen_an_older_generation_does_not_overwrite_the_newer(gcs: Store) -> None:
-    client = opened(gcs)
+def test_google_a_write_that_expects_an_older_generation_does_not_overwrite_the_newer(gcs: Store) -> None:
+    client = open_store(gcs)
     first = obstore.put(client, "name", b"1", use_multipart=False)
     second = obstore.put(client, "name", b"2", mode=first, use_multipart=False)
     assert second["version"] == obstore.head(client, "name")["version"] != first["version"]
@@ -220,7 +220,7 @@ def test_google_who_has_seen_an_older_generation_does_not_overwrite_the_newer(gc
 # ---- faults
 
 
-def took(work: Callable[[], object]) -> float:
+def seconds_for(work: Callable[[], object]) -> float:
     began = time.monotonic()
     work()
     return time.monotonic() - began
@@ -228,46 +228,46 @@ def took(work: Callable[[], object]) -> float:
 
 def test_a_link_may_be_slow(store: Store, toxiproxy: Toxiproxy) -> None:
     link = toxiproxy.link(store.port)
-    far = opened(store.through(link))
+    far = open_store(store.through(link))
     obstore.put(far, "name", b"1")
     with link.latency(0.5):
-        assert took(lambda: obstore.get(far, "name").bytes()) >= 0.5
-    eventually("it is as fast as before", lambda: took(lambda: obstore.get(far, "name").bytes()) < 0.5)
+        assert seconds_for(lambda: obstore.get(far, "name").bytes()) >= 0.5
+    eventually("it is as fast as before", lambda: seconds_for(lambda: obstore.get(far, "name").bytes()) < 0.5)
 
 
 def test_a_link_may_be_narrow(store: Store, toxiproxy: Toxiproxy) -> None:
     link = toxiproxy.link(store.port)
-    far = opened(store.through(link))
+    far = open_store(store.through(link))
     with link.bandwidth(1_000_000, "upstream"):
-        assert took(lambda: obstore.put(far, "name", bytes(1_000_000))) >= 0.8
+        assert seconds_for(lambda: obstore.put(far, "name", bytes(1_000_000))) >= 0.8
     with link.bandwidth(1_000_000):
-        assert took(lambda: obstore.get(far, "name").bytes()) >= 0.8
-    eventually("it is as wide as before", lambda: took(lambda: obstore.get(far, "name").bytes()) < 0.8)
+        assert seconds_for(lambda: obstore.get(far, "name").bytes()) >= 0.8
+    eventually("it is as wide as before", lambda: seconds_for(lambda: obstore.get(far, "name").bytes()) < 0.8)
 
 
-def test_a_link_may_be_cut_in_the_middle_of_an_upload_of_which_nothing_is_seen(
+def test_a_link_may_be_cut_in_the_middle_of_an_upload_and_nothing_is_visible(
     store: Store, toxiproxy: Toxiproxy
 ) -> None:
     link = toxiproxy.link(store.port)
-    far = opened(store.through(link))
+    far = open_store(store.through(link))
     with link.cut(100_000, "upstream"), pytest.raises(BaseError):
         obstore.put(far, "name", bytes(MIB), use_multipart=False)
     with pytest.raises(FileNotFoundError):
-        obstore.get(opened(store), "name")
+        obstore.get(open_store(store), "name")
     obstore.put(far, "name", b"1")
 
 
 def test_a_link_may_be_cut_in_the_middle_of_a_download(store: Store, toxiproxy: Toxiproxy) -> None:
-    obstore.put(opened(store), "name", bytes(MIB))
+    obstore.put(open_store(store), "name", bytes(MIB))
     link = toxiproxy.link(store.port)
-    far = opened(store.through(link))
+    far = open_store(store.through(link))
     with link.cut(100_000), pytest.raises(BaseError):
         obstore.get(far, "name").bytes()
 
 
 def test_a_link_may_reset_connections(store: Store, toxiproxy: Toxiproxy) -> None:
     link = toxiproxy.link(store.port)
-    far = opened(store.through(link))
+    far = open_store(store.through(link))
     with link.reset(), pytest.raises(BaseError):
         obstore.put(far, "name", b"1")
     obstore.put(far, "name", b"1")
@@ -276,13 +276,13 @@ def test_a_link_may_reset_connections(store: Store, toxiproxy: Toxiproxy) -> Non
 def test_a_link_may_be_silent(store: Store, toxiproxy: Toxiproxy) -> None:
     link = toxiproxy.link(store.port)
     with link.silence(), pytest.raises(BaseError, match=r"timed out|timeout"):
-        obstore.put(opened(store.through(link), timeout="1s"), "name", b"1")
-    obstore.put(opened(store.through(link)), "name", b"1")
+        obstore.put(open_store(store.through(link), timeout="1s"), "name", b"1")
+    obstore.put(open_store(store.through(link)), "name", b"1")
 
 
 def test_a_link_may_be_down_and_up_again(store: Store, toxiproxy: Toxiproxy) -> None:
     link = toxiproxy.link(store.port)
-    far = opened(store.through(link))
+    far = open_store(store.through(link))
     obstore.put(far, "name", b"1")
     with link.down(), pytest.raises(BaseError):
         obstore.get(far, "name")
@@ -325,7 +325,7 @@ def others(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Not if only its parent has yet to hear that it ended."""
+    """Whether it has not ended; a zombie has."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -349,12 +349,12 @@ def test_a_server_does_not_outlive_its_keeper(others: subprocess.Popen[str]) -> 
     processes = psutil.Process(others.pid).children(recursive=True)
     for keeper in keepers:
         keeper.kill()
-    served = [each for each in processes if each not in keepers]
-    assert len(served) == STARTED
-    eventually("no server is left", lambda: not any(map(runs, served)))
+    servers = [each for each in processes if each not in keepers]
+    assert len(servers) == STARTED
+    eventually("no server is left", lambda: not any(map(runs, servers)))
 
 
-def test_a_port_is_kept_for_our_server_while_that_is_down() -> None:
+def test_a_port_stays_reserved_for_our_server_while_it_is_down() -> None:
     port = Port()
     with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
         other.bind((HOST, port.number))
@@ -367,4 +367,4 @@ def test_a_server_outlives_the_thread_that_started_it(s3: Store) -> None:
     thread = threading.Thread(target=s3.start)
     thread.start()
     thread.join()
-    obstore.put(opened(s3), "name", b"")
+    obstore.put(open_store(s3), "name", b"")

@@ -1,1 +1,1 @@
-"""What tests share: runs, people, worlds, recorded runs, object stores (`stores`) and Kubernetes clusters (`lab`)."""
+"""Code shared by tests: runs, users, worlds, recorded runs, object stores (`stores`), Kubernetes clusters (`lab`)."""

@@ -1,4 +1,4 @@
-"""Tests that import a framework: each runs in a process of its own, since two frameworks in one may crash it."""
+"""Runs a test that imports a framework in its own process: two frameworks in one process may crash it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def alone(test: Callable[P, None]) -> Callable[P, None]:
         if os.environ.get("ALONE"):
             test(*args, **fixtures)
             return
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"{inspect.getfile(test)}::{test.__name__}"]
-        done = subprocess.run(words, env={**kept, "ALONE": "1"}, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stdout[-4000:]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"{inspect.getfile(test)}::{test.__name__}"]
+        result = subprocess.run(command, env={**inherited, "ALONE": "1"}, capture_output=True, text=True, timeout=200)
+        assert result.returncode == 0, result.stdout[-4000:]
 
     return run

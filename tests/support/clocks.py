@@ -1,7 +1,7 @@
-"""Clocks on the wall that a test may set, of the processes of its runs alone.
+"""Wall clocks that a test can set for the processes of its own runs.
 
-A library that is loaded before all others (clock.c) lies to agents, tasks, those that carry snapshots and the command
-line, also where OpenSSL or obstore asks; the clock of the machine stays as it is.
+A preloaded library (clock.c) gives agents, tasks, porters and the command line a false time, including calls made by
+OpenSSL and obstore. The clock of the machine does not change.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ class Clocks:
         self.env = {"LD_PRELOAD": str(library), "TEST_CLOCKS": str(self._folder)}
 
     def set(self, hours: float, process: str = "all") -> None:
-        """So many hours ahead of the machine's, at once; `process`: by its name, else those that have none of their
-        own."""
+        """Sets the clock to `hours` ahead of the machine's, with immediate effect.
+
+        `process`: the name of one process; "all" applies to processes without a clock of their own.
+        """
         partial = self._folder / "partial"
         partial.write_text(f"{hours * HOUR:.0f}")
         partial.rename(self._folder / process)

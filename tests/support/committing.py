@@ -1,25 +1,27 @@
-"""A captain's world with a store: plans, what was asked of the store, what counts as committed."""
+"""A captain's world with a store: its plan, the requests to the store, the committed snapshots."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from paceline.agent.transfers.requests import STORE, Failure
 from paceline.plan import Plan, Snapshots
-from paceline.storage.manifest import Id
+from paceline.storage.snapshots.manifest import SnapshotId
 from support.worlds import World, make_plan
 
-AWAY = {"kind": "store", "text": "the bucket does not answer", "passing": True}
+R = TypeVar("R")
+AWAY = Failure(STORE, "the bucket does not answer", True)
 
 
 def a_plan(workers: int = 2, commit: float = 60.0, snapshots: Snapshots | None = None, **more: Any) -> Plan:
-    made = make_plan(workers, **more)
-    kept = snapshots or Snapshots("s3://bucket/runs", keep=10)
-    return replace(made, snapshots=kept, limits=replace(made.limits, commit=commit))
+    plan = make_plan(workers, **more)
+    settings = snapshots or Snapshots("s3://bucket/runs", keep=10)
+    return replace(plan, snapshots=settings, limits=replace(plan.limits, commit=commit))
 
 
-def counted(world: World) -> list[Id]:
-    return world.place.snapshots.known().counted()
+def counted(world: World) -> list[SnapshotId]:
+    return world.place.snapshots.inventory().current()
 
 
 def committed(world: World, *steps: int) -> World:
@@ -33,5 +35,5 @@ def warnings(world: World) -> list[str]:
     return [fields["text"] for kind, _, fields in world.events if kind == "warning"]
 
 
-def asked(world: World, do: str) -> list[dict[str, Any]]:
-    return [request for request in world.place.asked if request["do"] == do]
+def asked(world: World, kind: type[R]) -> list[R]:
+    return [request for request, _ in world.place.asked if isinstance(request, kind)]

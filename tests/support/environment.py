@@ -8,10 +8,10 @@ from paceline.frameworks import amx
 
 
 def without(*prefixes: str) -> dict[str, str]:
-    """The environment of this process less the variables that begin so.
+    """The environment of this process without the variables that have one of these prefixes.
 
-    What the AMX probe is made to say stays, whatever the prefixes; what conftest.py has set because of its answer does
-    not: Paceline has to find out by itself.
+    An override of the AMX probe is always kept. The variable that conftest.py sets from the result of the probe is
+    removed: Paceline has to detect it on its own.
     """
     return {
         name: value

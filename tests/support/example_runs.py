@@ -1,4 +1,4 @@
-"""Runs of the examples: shortened by options, attacked, and what they ended with."""
+"""Runs of the examples: shortened by options, with injected failures, and their final state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from support.environment import without
 from support.runs import SOURCE, Event, Run, Starter, causes, eventually, kill
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT_S = 300.0  # for a framework to start a few times, beside others
-TRIED = range(20)  # of the held-out images
+LIMIT_S = 300.0  # enough for a framework to start a few times on a busy machine
+TRIED = range(20)  # indices of held-out images
 
 _ANSWER = re.compile(r"\w+ (\d+) \D+ (\d) \(\d+\.\d%\), and \D+ (\d)")
 
@@ -26,9 +26,9 @@ Begin = Callable[..., Run]
 
 
 def job(name: str, file: str = "job.yaml") -> dict[str, Any]:
-    """A job file of an example, with its code where it is."""
-    made: dict[str, Any] = YAML(typ="safe").load(EXAMPLES / name / file)
-    return {**made, "code": str(EXAMPLES / name / made.get("code", "."))}
+    """The job file of an example, with an absolute path to its code."""
+    fields: dict[str, Any] = YAML(typ="safe").load(EXAMPLES / name / file)
+    return {**fields, "code": str(EXAMPLES / name / fields.get("code", "."))}
 
 
 def begin(
@@ -39,65 +39,68 @@ def begin(
     sets: Mapping[str, object] | None = None,
     file: str = "job.yaml",
 ) -> Run:
-    """A run of an example, with options for its command, and `--set` for its job file."""
-    made = job(name, file)
+    """Starts a run of an example; `options` are added to its command, `sets` become `--set` options."""
+    fields = job(name, file)
     if options:
-        made["command"] = [*made["command"], *map(str, options)]
-    words = [word for field, value in (sets or {}).items() for word in ("--set", f"{field}={value}")]
-    return start(made, *words, home=home)
+        fields["command"] = [*fields["command"], *map(str, options)]
+    set_options = [argument for field, value in (sets or {}).items() for argument in ("--set", f"{field}={value}")]
+    return start(fields, *set_options, home=home)
 
 
-def by_hand(name: str, *words: object, **env: object) -> subprocess.CompletedProcess[str]:
-    """A program in the folder of an example, without Paceline around it."""
-    kept = without("PACELINE", "PYTEST", "TF_")
-    more = {name: str(value) for name, value in env.items()}
+def by_hand(name: str, *arguments: object, **env: object) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program in the folder of an example, without Paceline."""
+    inherited = without("PACELINE", "PYTEST", "TF_")
+    extra = {name: str(value) for name, value in env.items()}
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=EXAMPLES / name, capture_output=True, text=True, timeout=LIMIT_S,
-        env={**kept, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", **more}, check=False,
+        [sys.executable, *map(str, arguments)], cwd=EXAMPLES / name, capture_output=True, text=True, timeout=LIMIT_S,
+        env={**inherited, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", **extra}, check=False,
     )  # fmt: skip
 
 
-def done(name: str, *words: object, **env: object) -> str:
-    """What it says, where it ends well."""
-    ended = by_hand(name, *words, **env)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return ended.stdout
+def done(name: str, *arguments: object, **env: object) -> str:
+    """Like `by_hand`; asserts success and returns the standard output."""
+    result = by_hand(name, *arguments, **env)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stdout
 
 
-def answers_when_tried_and_exported(run: Run, name: str, code: str, *words: object, least: int = 17) -> None:
-    """`paceline try` is mostly right about the first held-out images, and the exported model, by `code`, says the same.
+def answers_when_tried_and_exported(run: Run, name: str, code: str, *arguments: object, least: int = 17) -> None:
+    """`paceline try` is mostly right on the first held-out images, and the exported model gives the same answers.
 
-    `words`: for both programs, besides. `code` finds the model's folder and them in `sys.argv`.
+    `code`: a program that loads the exported model; `sys.argv` contains the model's folder and `arguments`.
+    `arguments`: extra arguments for both programs.
     """
-    asked = ("try", run.folder.name, "--", *map(str, words), *map(str, TRIED))
-    tried = run.call(*asked, limit=LIMIT_S)
+    command = ("try", run.folder.name, "--", *map(str, arguments), *map(str, TRIED))
+    tried = run.call(*command, limit=LIMIT_S)
     assert tried.returncode == 0, tried.stderr[-4000:]
-    found = [_ANSWER.fullmatch(line) for line in tried.stdout.splitlines()]
-    answers = [tuple(map(int, each.groups())) for each in found if each is not None]
-    assert [number for number, _, _ in answers] == list(TRIED), tried.stdout
-    assert sum(said == is_ for _, said, is_ in answers) >= least, tried.stdout
+    matches = [_ANSWER.fullmatch(line) for line in tried.stdout.splitlines()]
+    answers = [tuple(map(int, each.groups())) for each in matches if each is not None]
+    assert [index for index, _, _ in answers] == list(TRIED), tried.stdout
+    assert sum(predicted == label for _, predicted, label in answers) >= least, tried.stdout
 
     model = run.place / "model"
     exported = run.call("export", run.folder.name, "--to", str(model), limit=LIMIT_S)
     assert exported.returncode == 0, exported.stderr[-4000:]
-    assert list(map(int, done(name, "-c", code, model, *words).split())) == [said for _, said, _ in answers]
+    assert list(map(int, done(name, "-c", code, model, *arguments).split())) == [
+        predicted for _, predicted, _ in answers
+    ]
 
 
 def kill_at(run: Run, *kills: tuple[str, int]) -> None:
-    """Kills these tasks, one after the other, each once a step so far is reported and training has recovered."""
+    """Kills these tasks in order, each when its step is reached and training has recovered from the previous kill."""
     after = 0
     for number, (task, step) in enumerate(kills):
-        if number:  # what is still reported of before must not have the next one killed while all are ended anyway
+        if number:  # steps reported before the restart must not trigger the next kill
             run.wait("recovered", LIMIT_S, after)
         reached(run, step, after)
         after = run.position()
         kill(run.task(task))
         run.wait("restart", LIMIT_S, after)
-        after = run.position()  # what others had reported before they were ended, too, is over
+        after = run.position()  # skip steps that other tasks had reported before they were ended
 
 
 def reached(run: Run, step: int, after: int = 0) -> Event:
-    """The first report of a step so far, by any task, at or after position `after` among all events."""
+    """The first event by any task that reports at least this step, at or after position `after` among all events."""
 
     def check() -> Event | None:
         events = run.events()
@@ -123,20 +126,22 @@ def last(run: Run) -> Path:
 
 
 def digest(run: Run) -> str:
-    """Of what the last snapshot holds: the same for the same training, whatever happened. But for random state, where
-    Python's and numpy's is that of a process that never asked for it."""
-    seen = hashlib.sha256()
+    """A digest of the last snapshot: equal for equal training, whatever failed in between.
+
+    Random state is left out: the generators of Python and numpy were never seeded by the process.
+    """
+    hasher = hashlib.sha256()
     tasks = sorted(path for path in last(run).iterdir() if path.is_dir())
-    assert tasks, f"{last(run)} holds no part of a task"
+    assert tasks, f"{last(run)} contains no part of a task"
     for path in sorted(path for task in tasks for path in task.rglob("*") if path.is_file()):
-        seen.update(f"{path.relative_to(last(run))}\n".encode())
+        hasher.update(f"{path.relative_to(last(run))}\n".encode())
         if path.suffix == ".pt":
-            _add(seen, _without_random(_loaded(path)))
+            _add(hasher, _without_random(_loaded(path)))
         elif path.suffix == ".json":
-            _add(seen, _without_random(json.loads(path.read_text())))
+            _add(hasher, _without_random(json.loads(path.read_text())))
         else:
-            seen.update(path.read_bytes())
-    return seen.hexdigest()
+            hasher.update(path.read_bytes())
+    return hasher.hexdigest()
 
 
 def _loaded(path: Path) -> Any:
@@ -151,13 +156,13 @@ def _without_random(tree: Any) -> Any:
     return {name: _without_random(value) for name, value in tree.items() if name != "random"}
 
 
-def _add(seen: Any, value: Any) -> None:
+def _add(hasher: Any, value: Any) -> None:
     if isinstance(value, dict):
         for name in value:
-            seen.update(f"{name}\n".encode())
-            _add(seen, value[name])
+            hasher.update(f"{name}\n".encode())
+            _add(hasher, value[name])
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            _add(seen, inner)
+            _add(hasher, inner)
     else:
-        seen.update(value.numpy().tobytes() if hasattr(value, "numpy") else repr(value).encode())
+        hasher.update(value.numpy().tobytes() if hasattr(value, "numpy") else repr(value).encode())

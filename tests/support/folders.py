@@ -1,22 +1,22 @@
-"""Folders of code as tests make them, and what of one would be sent."""
+"""Creates code folders for tests, and lists the files of one that would be sent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.backends.kubernetes.code import collect
+from paceline.backends.kubernetes.payload.code_archive import collect
 
 
 def make(folder: Path, *paths: str) -> Path:
-    """Empty files, and folders where a path ends in /."""
+    """Creates empty files; a path that ends in / becomes a folder."""
     for path in paths:
-        place = folder / path
+        target = folder / path
         if path.endswith("/"):
-            place.mkdir(parents=True, exist_ok=True)
+            target.mkdir(parents=True, exist_ok=True)
         else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Pages with commands: what they show, and somebody who follows them and looks whether it is so."""
+"""Documentation pages: their commands and shown output, and a reader who runs the commands and compares the output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Block:
 
     line: int
     language: str
-    file: str  # the file that it shows, where the line above it says so
+    file: str  # the name of the file that it shows, if the line above gives one
     text: str
 
 
@@ -36,13 +36,13 @@ class Command:
 
 
 def blocks(page: Path) -> list[Block]:
-    found: list[Block] = []
+    fenced: list[Block] = []
     body: list[str] = []
     above, opened, language = "", 0, ""
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if opened and line.strip() == "```":
             name = re.fullmatch(r"`([\w-]+\.\w+)`:", above)
-            found.append(Block(opened, language, name[1] if name else "", "".join(f"{row}\n" for row in body)))
+            fenced.append(Block(opened, language, name[1] if name else "", "".join(f"{row}\n" for row in body)))
             opened, above = 0, ""
         elif opened:
             body.append(line)
@@ -50,30 +50,30 @@ def blocks(page: Path) -> list[Block]:
             opened, language, body = number, line[3:].strip(), []
         elif line.strip():
             above = line.strip()
-    assert not opened, f"{page.name}:{opened}: this block has no end"
-    return found
+    assert not opened, f"{page.name}:{opened}: this block is not closed"
+    return fenced
 
 
 def commands(block: Block) -> list[Command]:
-    """What follows `$ `, with the lines shown below it; `$ echo $?` states the exit code of the command before."""
-    given: list[tuple[int, str, list[str]]] = []
+    """The commands after `$ `, with the output shown below; `$ echo $?` gives the exit code of the previous command."""
+    entries: list[tuple[int, str, list[str]]] = []
     for number, line in enumerate(block.text.splitlines(), block.line + 1):
         if line.startswith("$ "):
-            given.append((number, line[2:], []))
+            entries.append((number, line[2:], []))
         else:
-            assert given, f"line {number}: output above the first command"
-            given[-1][2].append(line)
-    found: list[Command] = []
-    for number, words, shown in given:
-        if words == "echo $?":
-            last = found.pop()
-            found.append(Command(last.line, last.words, last.shown, int(shown[0])))
+            assert entries, f"line {number}: output above the first command"
+            entries[-1][2].append(line)
+    parsed: list[Command] = []
+    for number, command, output in entries:
+        if command == "echo $?":
+            last = parsed.pop()
+            parsed.append(Command(last.line, last.words, last.shown, int(output[0])))
         else:
-            found.append(Command(number, words, tuple(shown), 0))
-    return found
+            parsed.append(Command(number, command, tuple(output), 0))
+    return parsed
 
 
-# What may differ from run to run, and what stands for it.
+# Patterns of text that may differ between runs, each with the pattern that it may be replaced by.
 _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 _SPAN = r"(?:\d+ h(?: \d+ min)?|\d+ min(?: \d+ s)?|\d+(?:\.\d+)? s)"
 _MAY_DIFFER = (
@@ -92,7 +92,7 @@ _ANY = re.compile("|".join(f"({looks})" for looks, _ in _MAY_DIFFER))
 
 
 def pattern(shown: str) -> re.Pattern[str]:
-    """What a shown line stands for. Columns may be wider or narrower."""
+    """The pattern that output must match for a shown line. Columns may be wider or narrower."""
     text, parts, at = " ".join(shown.split()), [], 0
     for match in _ANY.finditer(text):
         assert match.lastindex is not None
@@ -102,7 +102,7 @@ def pattern(shown: str) -> re.Pattern[str]:
 
 
 def speaker(line: str) -> str:
-    """Whose line it is: tasks and Paceline itself speak at once, and only the lines of one are in a fixed order."""
+    """The source of a line: tasks and Paceline print concurrently, and only lines of one source have a fixed order."""
     task = re.match(r"(\S+) +\| ", line)
     return task[1] if task else "*" if line.startswith("* ") else ""
 
@@ -110,23 +110,23 @@ def speaker(line: str) -> str:
 def missing(shown: tuple[str, ...], printed: str) -> list[str]:
     """The shown lines that were not printed, or not in this order."""
     lines = printed.splitlines()
-    left: dict[str, Iterator[str]] = {}
-    lost = []
+    remaining: dict[str, Iterator[str]] = {}
+    not_printed = []
     for line in shown:
         if not line.strip() or line.strip() == "...":
             continue
-        who = speaker(line)
-        rest = left.setdefault(who, iter([" ".join(p.split()) for p in lines if speaker(p) == who]))
-        wanted = pattern(line)
-        if not any(wanted.fullmatch(candidate) for candidate in rest):
-            lost.append(line)
-    return lost
+        source = speaker(line)
+        candidates = remaining.setdefault(source, iter([" ".join(p.split()) for p in lines if speaker(p) == source]))
+        expected = pattern(line)
+        if not any(expected.fullmatch(candidate) for candidate in candidates):
+            not_printed.append(line)
+    return not_printed
 
 
 def unexpected(shown: tuple[str, ...], printed: str) -> list[str]:
-    """What Paceline itself said beyond the shown lines, where no `...` allows for it. Notes depend on the machine."""
-    said = [" ".join(line.split()) for line in printed.splitlines() if speaker(line) == "*"]
-    said = [line for line in said if not line.startswith("* note: ")]
+    """Extra lines that Paceline itself printed where no `...` allows them. Notes are ignored: they vary by machine."""
+    lines = [" ".join(line.split()) for line in printed.splitlines() if speaker(line) == "*"]
+    lines = [line for line in lines if not line.startswith("* note: ")]
     if not any(speaker(line) == "*" for line in shown):
         return []
     extra: list[str] = []
@@ -135,26 +135,26 @@ def unexpected(shown: tuple[str, ...], printed: str) -> list[str]:
         if line.strip() == "...":
             gap = True
         elif speaker(line) == "*":
-            wanted = pattern(line)
-            while said and not wanted.fullmatch(said[0]):
-                extra += [] if gap else [said[0]]
-                said.pop(0)
-            said = said[1:]
+            expected = pattern(line)
+            while lines and not expected.fullmatch(lines[0]):
+                extra += [] if gap else [lines[0]]
+                lines.pop(0)
+            lines = lines[1:]
             gap = False
-    return extra if gap else extra + said
+    return extra if gap else extra + lines
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Somebody who follows a page: a folder, a home for runs, and `paceline` on the path."""
+    """A user who follows a page: a folder, a home for runs, and `paceline` on the path."""
 
     folder: Path
     home: Path
     environment: dict[str, str]
 
-    def type(self, words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def type(self, command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", "-c", words], cwd=folder or self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+            ["bash", "-c", command], cwd=folder or self.folder, env=self.environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
 
@@ -162,17 +162,17 @@ class Reader:
         return [json.loads(path.read_text()) for path in self.home.glob("runs/*/report.json")]
 
 
-def new_reader(place: Path, environment: dict[str, str]) -> Reader:
-    folder, home, path = place / "work", place / "home", place / "bin"
-    for made in (folder, home, path):
-        made.mkdir()
-    (path / "paceline").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m paceline.cli "$@"\n')
-    (path / "paceline").chmod(0o755)
-    return Reader(folder, home, {**environment, "PATH": f"{path}:{environment['PATH']}"})
+def new_reader(root: Path, environment: dict[str, str]) -> Reader:
+    folder, home, programs = root / "work", root / "home", root / "bin"
+    for directory in (folder, home, programs):
+        directory.mkdir()
+    (programs / "paceline").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m paceline.cli "$@"\n')
+    (programs / "paceline").chmod(0o755)
+    return Reader(folder, home, {**environment, "PATH": f"{programs}:{environment['PATH']}"})
 
 
 def follow(page: Path, reader: Reader, exceptions: Container[str]) -> None:
-    """Word by word, but for these commands."""
+    """Runs every command of a page except `exceptions`, and compares exit codes and output."""
     for block in blocks(page):
         if block.file:
             (reader.folder / block.file).write_text(block.text)
@@ -181,10 +181,10 @@ def follow(page: Path, reader: Reader, exceptions: Container[str]) -> None:
         for command in commands(block):
             if command.words in exceptions:
                 continue
-            done = reader.type(command.words)
-            where = f"{page.name}:{command.line}: $ {command.words}\n"
-            assert done.returncode == command.code, f"{where}exit code {done.returncode}:\n{done.stdout}"
-            lost = missing(command.shown, done.stdout)
-            assert not lost, f"{where}did not print {lost}, but:\n{done.stdout}"
-            extra = unexpected(command.shown, done.stdout)
-            assert not extra, f"{where}also said {extra}:\n{done.stdout}"
+            result = reader.type(command.words)
+            location = f"{page.name}:{command.line}: $ {command.words}\n"
+            assert result.returncode == command.code, f"{location}exit code {result.returncode}:\n{result.stdout}"
+            not_printed = missing(command.shown, result.stdout)
+            assert not not_printed, f"{location}did not print {not_printed}, but:\n{result.stdout}"
+            extra = unexpected(command.shown, result.stdout)
+            assert not extra, f"{location}also printed {extra}:\n{result.stdout}"

@@ -1,4 +1,4 @@
-"""Somebody who uses the cluster, and the runs they start on it."""
+"""A user of the cluster, and the runs that they start on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 IMAGE = "lab.local/python:1"
 Event = dict[str, Any]
 
-# Reports steps until it is told to finish, by a file that all pods see.
+# Reports steps until the file `finish` appears on the shared volume.
 TRAINING = """
 import os, sys, time
 import paceline
@@ -32,35 +32,35 @@ print("done", flush=True)
 """
 
 
-def eventually(what: str, check: Callable[[], Any], limit: float = 90.0, more: Callable[[], str] = str) -> Any:
+def eventually(description: str, check: Callable[[], Any], limit: float = 90.0, more: Callable[[], str] = str) -> Any:
     until = time.monotonic() + limit
     while not (answer := check()):
-        assert time.monotonic() < until, f"not within {limit:g} s: {what}\n{more()}"
+        assert time.monotonic() < until, f"not within {limit:g} s: {description}\n{more()}"
         time.sleep(0.1)
     return answer
 
 
 def lines(folder: Path, task: str) -> list[str]:
-    """What the task has printed, by the folder of its run."""
+    """The lines that the task has printed, from the folder of its run."""
     path = folder / "logs" / f"{task}.log"
-    written = path.read_text().splitlines() if path.exists() else []
-    return [line.partition(" | ")[2] for line in written]
+    rows = path.read_text().splitlines() if path.exists() else []
+    return [line.partition(" | ")[2] for line in rows]
 
 
 class Person:
-    """Somebody with a kubeconfig for one namespace, a folder with a program, and a home for runs."""
+    """A user with a kubeconfig for one namespace, a folder with a program, and a home for runs."""
 
     def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self.cluster, self.namespace, self.folder = cluster, namespace, folder
         self.kubeconfig = cluster.user("ada", namespace)
         self.shared = cluster.shared_volume(namespace, "shared")
         self.home = folder / "home"
-        kept = without("PACELINE", "KUBE")
-        self.env = {**kept, "KUBECONFIG": str(self.kubeconfig), "PACELINE_HOME": str(self.home)}
+        inherited = without("PACELINE", "KUBE")
+        self.env = {**inherited, "KUBECONFIG": str(self.kubeconfig), "PACELINE_HOME": str(self.home)}
         self.env["PYTHONPATH"] = str(SOURCE)
 
     def job(self, program: str = TRAINING, workers: int = 3, folder: str = "work", **more: Any) -> Path:
-        """Jobs in folders of their own can be submitted side by side."""
+        """Writes a job file and its program; jobs in separate folders can be submitted concurrently."""
         work = self.folder / folder
         work.mkdir(exist_ok=True)
         (work / "train.py").write_text(program)
@@ -72,8 +72,8 @@ class Person:
         path.write_text(json.dumps(fields))
         return path
 
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "paceline.cli", *words]
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "paceline.cli", *arguments]
         return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
 
     def finish(self) -> None:
@@ -83,14 +83,14 @@ class Person:
 class Run:
     """`paceline run --on kubernetes` in the foreground."""
 
-    def __init__(self, person: Person, job: Path, *words: str) -> None:
+    def __init__(self, person: Person, job: Path, *options: str) -> None:
         self.person = person
         before = self._folders()
-        self._said = person.folder / f"said-{len(before)}"
-        with self._said.open("wb") as said:
+        self._output = person.folder / f"said-{len(before)}"
+        with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.cli", "run", str(job), "--on", "kubernetes", *words],
-                env=person.env, cwd=person.folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                [sys.executable, "-m", "paceline.cli", "run", str(job), "--on", "kubernetes", *options],
+                env=person.env, cwd=person.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         new = eventually("the run's folder", lambda: self._folders() - before or self.process.poll(), more=self.said)
         assert isinstance(new, set), self.said()
@@ -102,23 +102,23 @@ class Run:
         return set(runs.iterdir()) if runs.exists() else set()
 
     def said(self) -> str:
-        return self._said.read_text(errors="replace")
+        return self._output.read_text(errors="replace")
 
     def events(self, kind: str, **fields: Any) -> list[Event]:
         path = self.folder / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        found = [json.loads(line) for line in lines if line.endswith("}")]
-        return [e for e in found if e["event"] == kind and all(e.get(k) == v for k, v in fields.items())]
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return [e for e in events if e["event"] == kind and all(e.get(k) == v for k, v in fields.items())]
 
     def wait(self, kind: str, count: int = 1, limit: float = 90.0, **fields: Any) -> Event:
-        def seen() -> Event | None:
-            found = self.events(kind, **fields)
-            return found[-1] if len(found) >= count else None
+        def check() -> Event | None:
+            events = self.events(kind, **fields)
+            return events[-1] if len(events) >= count else None
 
-        return eventually(f"{kind} {fields}", seen, limit, more=self.said)
+        return eventually(f"{kind} {fields}", check, limit, more=self.said)
 
     def all_step(self) -> None:
-        """Until every task has made a step: before that, one of them may hardly be a process yet."""
+        """Waits until every task has reported a step; before that, its process may not have started."""
         for task in self.wait("run-started")["tasks"]:
             self.wait("step", task=task)
 
@@ -143,9 +143,10 @@ class Run:
 
 
 def bucket_of(person: Person, node: str = "") -> dict[str, str]:
-    """An S3 server in a pod of the namespace, which all pods reach; its settings as a Secret and as they are.
+    """Starts an S3 server in a pod of the namespace, reachable by all pods. Creates a Secret with its settings and
+    returns them.
 
-    `node`: where that pod is.
+    `node`: the node of that pod.
     """
     from support.stores import parts
 
@@ -166,21 +167,21 @@ def bucket_of(person: Person, node: str = "") -> dict[str, str]:
     }  # fmt: skip
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}, {"name": "tmp", "emptyDir": {}}]
     metadata = {"name": "store", "namespace": person.namespace, "labels": {"app": "store"}}
-    there = {"nodeName": node} if node else {}
+    placement = {"nodeName": node} if node else {}
     service = {"selector": {"app": "store"}, "ports": [{"port": 7070}]}
-    known = {
+    credentials = {
         "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"], "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
         "AWS_ENDPOINT_URL": "http://store:7070", "AWS_REGION": "us-east-1",
     }  # fmt: skip
     person.cluster.apply(
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": known},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": credentials},
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
-         "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0, **there}},
+         "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0, **placement}},
     )  # fmt: skip
 
     def up() -> bool:
         return bool(person.cluster.get("pod", "store", "-n", person.namespace)["status"].get("phase") == "Running")
 
     eventually("the store", up)
-    return known
+    return credentials

@@ -1,4 +1,4 @@
-"""Paceline as a person uses it: called in a folder with a program, through pipes or at a real terminal."""
+"""Paceline as a user runs it: called in a folder with a program, through pipes or in a real terminal."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from support.environment import without
 
 LIMIT_S = 60.0
 
-# Reports steps, says when it is asked to end, and goes on until then.
+# Reports steps until it receives SIGTERM, and prints that it did.
 STEADY = """
 import os, signal, sys, time
 import paceline
 
-def asked(*_):
+def on_sigterm(*_):
     print("asked to end", flush=True)
     sys.exit(0)
 
-signal.signal(signal.SIGTERM, asked)
+signal.signal(signal.SIGTERM, on_sigterm)
 step = 0
 while True:
     step += 1
@@ -40,7 +40,7 @@ while True:
     print("step", step, flush=True)
     time.sleep(0.05)
 """
-DEAF = STEADY.replace("signal.signal(signal.SIGTERM, asked)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+DEAF = STEADY.replace("signal.signal(signal.SIGTERM, on_sigterm)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
 SHORT = """
 import paceline
 for step in range(1, 6):
@@ -57,37 +57,39 @@ sys.stdout.write("\nafter the bar\n")
 """
 
 
-def eventually(holds: Callable[[], object], what: str | Callable[[], str], limit: float = LIMIT_S) -> None:
+def eventually(condition: Callable[[], object], waiting_for: str | Callable[[], str], limit: float = LIMIT_S) -> None:
     until = time.monotonic() + limit
-    while not holds():
+    while not condition():
         if time.monotonic() > until:
-            raise AssertionError(f"not within {limit:g} s: {what if isinstance(what, str) else what()}")
+            raise AssertionError(
+                f"not within {limit:g} s: {waiting_for if isinstance(waiting_for, str) else waiting_for()}"
+            )
         time.sleep(0.02)
 
 
-def a_moment_later(than: float) -> None:
-    """Long enough for two key presses of a person to be two."""
-    eventually(lambda: time.monotonic() - than > 0.5, "half a second")
+def a_moment_later(start: float) -> None:
+    """Waits long enough for two key presses to be separate ones."""
+    eventually(lambda: time.monotonic() - start > 0.5, "half a second")
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
-    kept = without("PACELINE", "NO_COLOR", "COLUMNS", "LINES")
+def environment(home: Path, **extra: str) -> dict[str, str]:
+    inherited = without("PACELINE", "NO_COLOR", "COLUMNS", "LINES")
     source = str(Path(paceline.__file__).parents[1])
-    return {**kept, "PACELINE_HOME": str(home), "PYTHONPATH": source, "TERM": "xterm-256color", **more}
+    return {**inherited, "PACELINE_HOME": str(home), "PYTHONPATH": source, "TERM": "xterm-256color", **extra}
 
 
-def words_of(*words: str) -> list[str]:
-    return [sys.executable, "-m", "paceline.cli", *words]
+def words_of(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "paceline.cli", *arguments]
 
 
 def processes(home: Path) -> list[psutil.Process]:
-    """Every process that belongs to a run of this home, whoever its parent is now."""
-    found = []
+    """Every process that belongs to a run of this home, whatever its parent is now."""
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("PACELINE_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 @contextlib.contextmanager
@@ -97,8 +99,8 @@ def nothing_left(home: Path, limit: float = 15.0) -> Iterator[None]:
         until = time.monotonic() + limit
         while processes(home) and time.monotonic() < until:
             time.sleep(0.05)
-        left = [(process.pid, process.cmdline()) for process in processes(home)]
-        assert not left
+        remaining = [(process.pid, process.cmdline()) for process in processes(home)]
+        assert not remaining
     finally:
         for process in processes(home):
             with contextlib.suppress(psutil.Error):
@@ -106,7 +108,7 @@ def nothing_left(home: Path, limit: float = 15.0) -> Iterator[None]:
 
 
 class Person:
-    """A folder with a program and a home for runs; calls the command line in it."""
+    """A user with a folder, a program in it and a home for runs; calls the command line there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,29 +120,29 @@ class Person:
         text = "name: digits\nframework: none\ncommand: [python, train.py]\n"
         (self.folder / "job.yaml").write_text(f"{text}roles: {{worker: {{replicas: {workers}}}}}\n{more}")
 
-    def call(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            words_of(*words), cwd=self.folder, env=environment(self.home, **env), capture_output=True, text=True,
+            words_of(*arguments), cwd=self.folder, env=environment(self.home, **env), capture_output=True, text=True,
             timeout=LIMIT_S,
         )  # fmt: skip
 
-    def start(self, *words: str) -> Started:
+    def start(self, *arguments: str) -> Started:
         return Started(
             subprocess.Popen(
-                words_of(*words), cwd=self.folder, env=environment(self.home), stdin=subprocess.DEVNULL, text=True,
+                words_of(*arguments), cwd=self.folder, env=environment(self.home), stdin=subprocess.DEVNULL, text=True,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )
         )  # fmt: skip
 
-    def terminal(self, *words: str, **env: str) -> Terminal:
-        return Terminal(words_of(*words), self.folder, environment(self.home, **env))
+    def terminal(self, *arguments: str, **env: str) -> Terminal:
+        return Terminal(words_of(*arguments), self.folder, environment(self.home, **env))
 
     def run_folder(self) -> Path:
         return next((self.home / "runs").iterdir())
 
 
 class Started:
-    """A command that runs, its words read as they come."""
+    """A running command; its stderr is read as it is printed."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -157,7 +159,7 @@ class Started:
         eventually(lambda: re.search(pattern, "".join(self.said)), lambda: f"{pattern!r} in {self.said}")
 
     def stop_reading(self) -> None:
-        """Whoever writes on finds nobody there. The number stays taken: it is closed once more with the process."""
+        """Closes the read end of the pipe. The descriptor number stays in use, because `end` closes it again."""
         assert self.process.stderr is not None
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), self.process.stderr.fileno())
@@ -173,13 +175,13 @@ class Started:
 
 
 class Terminal:
-    """A command at a terminal of its own: a real pty, of which it is in the foreground."""
+    """A command in the foreground of its own terminal, a real pty."""
 
-    def __init__(self, words: list[str], folder: Path, env: dict[str, str], columns: int = 100) -> None:
+    def __init__(self, command: list[str], folder: Path, env: dict[str, str], columns: int = 100) -> None:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         self.process = subprocess.Popen(
-            words, cwd=folder, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            command, cwd=folder, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(slave)
@@ -217,7 +219,7 @@ class Terminal:
         return code
 
     def hang_up(self) -> int:
-        # The reader must be off the descriptor before it is closed, or the terminal stays open.
+        # The reader must stop using the descriptor before it is closed, or the terminal stays open.
         self._closing = True
         self._reader.join(LIMIT_S)
         os.close(self._master)
@@ -229,7 +231,7 @@ class Terminal:
 
 
 def rendered(raw: str) -> list[str]:
-    """What a person sees in the end: lines, with what was erased or written over gone."""
+    """The lines on the screen in the end, without erased or overwritten text."""
     lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", raw):
         if part == "\n":
@@ -242,7 +244,7 @@ def rendered(raw: str) -> list[str]:
         elif match := re.fullmatch(r"\x1b\[(\d*)A", part):
             row = max(0, row - int(match[1] or 1))
         elif part.startswith("\x1b"):
-            assert part.endswith("m"), f"a control sequence the terminal should not get: {part!r}"
+            assert part.endswith("m"), f"unexpected control sequence: {part!r}"
         else:
             lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
             column += len(part)

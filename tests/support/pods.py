@@ -1,4 +1,4 @@
-"""Pods of a run on this machine: their first process as a cluster starts it, with folders in the place of volumes."""
+"""Pods of a run on this machine: their first process as a cluster starts it, with folders instead of volumes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline import plan as plans
 from paceline.agent import pod
 from paceline.agent.machine import free_port
 from paceline.backends import certificates
-from paceline.backends.kubernetes import pods, render
-from paceline.backends.kubernetes.archive import agent_archive
-from paceline.backends.kubernetes.code import collect
-from paceline.backends.kubernetes.config_maps import agent_parts
+from paceline.backends.kubernetes.objects import pods, run_objects
+from paceline.backends.kubernetes.objects.config_maps import agent_parts
+from paceline.backends.kubernetes.payload.agent_archive import agent_archive
+from paceline.backends.kubernetes.payload.code_archive import collect
 from paceline.job import load_text
 from support.environment import without
 
@@ -33,38 +33,38 @@ paceline.report(step=7)
 
 
 def in_folders(command: Sequence[str], folders: Mapping[str, Path]) -> list[str]:
-    """A container's command, with these folders in the place of those that it names."""
-    words = list(command)
-    for there, here in folders.items():
-        words = [word.replace(there, str(here)) for word in words]
-    return words
+    """A container's command, with its mount paths replaced by these folders."""
+    arguments = list(command)
+    for mount_path, folder in folders.items():
+        arguments = [argument.replace(mount_path, str(folder)) for argument in arguments]
+    return arguments
 
 
 class Pods:
-    """A captain's pod and those of two workers, on this machine, with folders in the place of volumes."""
+    """The pods of a captain and two workers, on this machine, with folders instead of volumes."""
 
-    def __init__(self, place: Path, program: str = TRAINING, env: Mapping[str, str] | None = None, **job: Any) -> None:
-        """`env`: what all pods are given, such as credentials."""
-        self.place, self._env = place, env or {}
-        self.told: dict[str, Any] = {}  # what pods are told otherwise
-        source = place / "source"
+    def __init__(self, root: Path, program: str = TRAINING, env: Mapping[str, str] | None = None, **job: Any) -> None:
+        """`env`: extra environment variables of all pods, such as credentials."""
+        self.place, self._env = root, env or {}
+        self.told: dict[str, Any] = {}  # settings that override those of the pods
+        source = root / "source"
         source.mkdir()
         (source / "train.py").write_text(program)
         (source / "beside.py").write_text("WORD = 'sent along'\n")
         fields = {"name": "tiny", "framework": "none", "command": ["python", "train.py"], **job}
         fields |= {"roles": {"worker": {"replicas": 2}}, "kubernetes": {"image": "any"}}
         plan = plans.make(load_text(json.dumps(fields), "job.yaml", source, cluster=True).job)
-        objects = render.render(plan, "tiny-0000", b"", tuple(collect(source).chunks(100)))
+        objects = run_objects.render(plan, "tiny-0000", b"", tuple(collect(source).chunks(100)))
         self.jobs = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Job"}
         for name in ("agent", "plan", "code"):
-            (place / name).mkdir()
-        (place / "plan" / "plan.json").write_text(plans.to_json(plan))
+            (root / name).mkdir()
+        (root / "plan" / "plan.json").write_text(plans.to_json(plan))
         for number, part in enumerate(collect(source).chunks(100)):
-            (place / "code" / f"{number:02}").write_bytes(part)
-        certificates.make(place / "tls")
+            (root / "code" / f"{number:02}").write_bytes(part)
+        certificates.make(root / "tls")
         for files in agent_parts(agent_archive()).values():
             for name, part in files.items():
-                (place / "agent" / name).write_bytes(part)
+                (root / "agent" / name).write_bytes(part)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.captain = f"127.0.0.1:{probe.getsockname()[1]}"
         self._serve = free_port()
@@ -72,30 +72,34 @@ class Pods:
 
     def start(self, job: str, index: int) -> subprocess.Popen[bytes]:
         name = f"{job}-{index}"
-        mine = self.place / name
+        own = self.place / name
         for folder in ("run", "work"):
-            (mine / folder).mkdir(parents=True)
+            (own / folder).mkdir(parents=True)
         container = self.jobs[job]["spec"]["template"]["spec"]["containers"][0]
-        folders = {pods.AGENT_FOLDER: self.place / "agent", pods.RUN_FOLDER: mine / "run"}
-        told = json.loads(next(each["value"] for each in container["env"] if each["name"] == pod.TOLD))
-        told |= {name: str(self.place / name) for name in ("plan", "tls")}
-        told |= {"captain": self.captain, "folder": str(mine / "run"), "last_words": str(mine / "last-words")}
-        told |= self.told
-        told["obstore"] = ""  # this interpreter has it
-        if told["role"] == "captain":
-            told |= {"serve": self._serve, "snapshots": str(self.place / "claim") if told["snapshots"] else ""}
+        folders = {pods.AGENT_FOLDER: self.place / "agent", pods.RUN_FOLDER: own / "run"}
+        settings = json.loads(next(each["value"] for each in container["env"] if each["name"] == pod.SETTINGS))
+        settings |= {name: str(self.place / name) for name in ("plan", "tls")}
+        settings |= {
+            "captain": self.captain,
+            "folder": str(own / "run"),
+            "last_words": str(own / "last-words"),
+        }
+        settings |= self.told
+        settings["obstore"] = ""  # this interpreter has it
+        if settings["role"] == "captain":
+            settings |= {"serve": self._serve, "snapshots": str(self.place / "claim") if settings["snapshots"] else ""}
         else:
-            told |= {"work": str(mine / "work"), "code": str(self.place / "code")}
-            told["snapshots"] = told["snapshots"] and f"peer://127.0.0.1:{self._serve}"
-        given = without("PACELINE", "PYTHON")
-        given |= {pod.TOLD: json.dumps(told), pod.ADDRESS: "127.0.0.1", pod.INDEX: str(index)}
-        given |= self._env
-        given["TMPDIR"] = str(mine)
-        given["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{given['PATH']}"
-        with (mine / "stdout").open("wb") as stdout:
+            settings |= {"work": str(own / "work"), "code": str(self.place / "code")}
+            settings["snapshots"] = settings["snapshots"] and f"peer://127.0.0.1:{self._serve}"
+        env = without("PACELINE", "PYTHON")
+        env |= {pod.SETTINGS: json.dumps(settings), pod.ADDRESS: "127.0.0.1", pod.INDEX: str(index)}
+        env |= self._env
+        env["TMPDIR"] = str(own)
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        with (own / "stdout").open("wb") as stdout:
             process = subprocess.Popen(
                 in_folders(container["command"], folders),
-                env=given, cwd=mine, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout,
+                env=env, cwd=own, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout,
             )  # fmt: skip
         self.started[name] = process
         return process
@@ -112,5 +116,5 @@ class Pods:
         return (self.place / name / "stdout").read_text().splitlines()
 
     def last_words(self, name: str) -> dict[str, Any]:
-        words: dict[str, Any] = json.loads((self.place / name / "last-words").read_text())
-        return words
+        message: dict[str, Any] = json.loads((self.place / name / "last-words").read_text())
+        return message

@@ -1,4 +1,4 @@
-"""A run's folder as a captain leaves it, written by hand: for tests of what only reads."""
+"""A run's folder as a captain leaves it, written without a run: for tests of code that only reads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EVALUATED = event(
     11.6, "evaluated", 2, task="evaluator-0", step=100, snapshot="step-100-g1", metrics={"accuracy": 0.9}, best=BEST,
 )  # fmt: skip
 
-# One of every kind, in an order that a real run could have.
+# One event of every kind, in an order that a real run could have.
 LIFE = [
     STARTED,
     event(0.5, "member-joined", 0, host="worker-host-0"),
@@ -106,7 +106,7 @@ def write(
         json.dumps({"tasks": [{"name": name} for name in TASKS], "limits": {"grace": 2.0}})
     )
     (folder / "lock").touch()
-    lines = "".join(json.dumps(one) + "\n" for one in (LIFE if events is None else events))
+    lines = "".join(json.dumps(event) + "\n" for event in (LIFE if events is None else events))
     (folder / "events.jsonl").write_text(lines)
     if report is not None:
         (folder / "report.json").write_text(json.dumps({"run": run, "folder": str(folder), **report}))
@@ -126,13 +126,13 @@ REPORT: dict[str, Any] = {
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below it."""
+    """The contents of every file below the folder, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextlib.contextmanager
 def supervised(folder: Path) -> Iterator[None]:
-    """Holds the lock as a supervisor does."""
+    """Holds the lock of a run, as its supervisor does."""
     with open(folder / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -140,25 +140,27 @@ def supervised(folder: Path) -> Iterator[None]:
 
 def environment(home: Path) -> dict[str, str]:
     source = str(Path(paceline.__file__).parents[1])
-    kept = without("PACELINE", "NO_COLOR")
-    return {**kept, "PACELINE_HOME": str(home), "PYTHONPATH": source, "TZ": "UTC"}
+    inherited = without("PACELINE", "NO_COLOR")
+    return {**inherited, "PACELINE_HOME": str(home), "PYTHONPATH": source, "TZ": "UTC"}
 
 
-def paceline_command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "paceline.cli", *words]
+def paceline_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "paceline.cli", *arguments]
 
 
 @dataclass(frozen=True)
 class Done:
-    """As a process that has ended."""
+    """The result of a call, like that of a process."""
 
     returncode: int
     stdout: str
     stderr: str
 
 
-def call(home: Path, *words: str, cwd: Path | None = None, stdin: str = "", env: dict[str, str] | None = None) -> Done:
-    """The command line, in this process: a fresh one for each of its hundreds of calls would take most of a minute."""
+def call(
+    home: Path, *arguments: str, cwd: Path | None = None, stdin: str = "", env: dict[str, str] | None = None
+) -> Done:
+    """Runs the command line in this process: new processes for hundreds of calls would take most of a minute."""
     from paceline.cli import app
 
     before, folder, broken_pipe = dict(os.environ), Path.cwd(), signal.getsignal(signal.SIGPIPE)
@@ -173,7 +175,7 @@ def call(home: Path, *words: str, cwd: Path | None = None, stdin: str = "", env:
             time.tzset()
             os.chdir(cwd or home)
             sys.stdin, sys.stdout, sys.stderr = files
-            code = app.main(words)
+            code = app.main(arguments)
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
             os.chdir(folder)
@@ -181,8 +183,8 @@ def call(home: Path, *words: str, cwd: Path | None = None, stdin: str = "", env:
             os.environ.update(before)
             time.tzset()
             signal.signal(signal.SIGPIPE, broken_pipe)
-        said = []
+        outputs = []
         for file in files[1:]:
             file.seek(0)
-            said.append(file.read())
-    return Done(code, *said)
+            outputs.append(file.read())
+    return Done(code, *outputs)

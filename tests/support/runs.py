@@ -1,4 +1,4 @@
-"""Runs under attack: a run as a subprocess of the command line, its processes by name, its events, and its end."""
+"""Runs that tests disturb: a run as a subprocess of the command line, its processes by name, its events and its end."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from support.environment import without
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAMS = Path(__file__).parents[1] / "programs"
 LIMIT_S = 60.0
-GONE_S = 20.0  # what is left of a run that lost its head has this long to go
+GONE_S = 20.0  # time limit for the remaining processes of a run to end after it lost its supervisor
 
 Event = dict[str, Any]
 Report = dict[str, Any]
 T = TypeVar("T")
 
 
-def eventually(what: str, check: Callable[[], T], limit: float = LIMIT_S, more: Callable[[], str] = str) -> T:
-    """The first true answer of `check`; past the limit an AssertionError that says what was waited for."""
+def eventually(description: str, check: Callable[[], T], limit: float = LIMIT_S, more: Callable[[], str] = str) -> T:
+    """The first true result of `check`; after the limit, an AssertionError with the description."""
     until = time.monotonic() + limit
     while True:
-        answer = check()
-        if answer:
-            return answer
-        assert time.monotonic() < until, f"not within {limit:g} s: {what}\n{more()}"
+        result = check()
+        if result:
+            return result
+        assert time.monotonic() < until, f"not within {limit:g} s: {description}\n{more()}"
         time.sleep(0.02)
 
 
-def misbehave(*words: object) -> list[str]:
-    return ["python", str(PROGRAMS / "misbehave.py"), *map(str, words)]
+def misbehave(*options: object) -> list[str]:
+    return ["python", str(PROGRAMS / "misbehave.py"), *map(str, options)]
 
 
-def orders(framework: str, folder: Path, *words: object) -> list[str]:
-    return ["python", str(PROGRAMS / "orders.py"), framework, str(folder), *map(str, words)]
+def orders(framework: str, folder: Path, *options: object) -> list[str]:
+    return ["python", str(PROGRAMS / "orders.py"), framework, str(folder), *map(str, options)]
 
 
 def order(folder: Path, rank: int, how: str, when: str = "order") -> None:
-    """Have the task of orders.py fail so: at its next step, or (`when="start"`) before its first."""
+    """Makes a task of orders.py fail this way before its next step, or (`when="start"`) before its first."""
     folder.mkdir(exist_ok=True)
     partial = folder / f"{when}-{rank}.partial"
     partial.write_text(how)
@@ -62,22 +62,27 @@ def steps_done(folder: Path) -> int:
 
 
 def job(command: Sequence[str] = (), workers: int = 2, **more: Any) -> dict[str, Any]:
-    """A job as data; `more` are its other fields, and win."""
-    made = {"name": "attack", "framework": "none", "command": list(command), "roles": {"worker": {"replicas": workers}}}
-    return {**made, **more}
+    """The fields of a job; `more` adds fields and overrides the defaults."""
+    fields = {
+        "name": "attack",
+        "framework": "none",
+        "command": list(command),
+        "roles": {"worker": {"replicas": workers}},
+    }
+    return {**fields, **more}
 
 
 def processes(home: Path) -> list[psutil.Process]:
-    """Every process that belongs to runs of this home, whoever its parent is now and whatever session it is in."""
-    found = []
+    """Every process that belongs to runs of this home, whatever its parent and session are now."""
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            named = process.environ().get("PACELINE_HOME") == str(home)
-            if named or any(str(home) in word for word in process.cmdline()):
-                found.append(process)
-    return found
+            has_home = process.environ().get("PACELINE_HOME") == str(home)
+            if has_home or any(str(home) in argument for argument in process.cmdline()):
+                matching.append(process)
+    return matching
 
 
 def alive(pid: int) -> bool:
@@ -93,50 +98,52 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def end_started_since(before: set[psutil.Process], wait: float = 0.0) -> list[psutil.Process]:
-    """Ends processes below this one, but for those that were its children before and what they started; these are
-    others' clusters, say. Those that were not gone by themselves within `wait` seconds."""
+    """Kills the descendants of this process, except children in `before` and their descendants, such as clusters of
+    other tests. Returns those that had not ended on their own within `wait` seconds."""
     new = [child for child in psutil.Process().children() if child not in before]
     for child in list(new):
         with contextlib.suppress(psutil.Error):
             new += child.children(recursive=True)
-    _, left = psutil.wait_procs(new, timeout=wait)
-    for process in left:
+    _, remaining = psutil.wait_procs(new, timeout=wait)
+    for process in remaining:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(left, timeout=10)
-    return left
+    psutil.wait_procs(remaining, timeout=10)
+    return remaining
 
 
 class Run:
     """One run in the foreground (or detached), in a home of its own or a shared one."""
 
-    def __init__(self, place: Path, job: dict[str, Any], *words: str, home: Path | None = None, **popen: Any) -> None:
-        place.mkdir(parents=True, exist_ok=True)
-        self.home = home or place / "home"
-        self.place = place
+    def __init__(
+        self, folder: Path, job: dict[str, Any], *options: str, home: Path | None = None, **popen: Any
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.home = home or folder / "home"
+        self.place = folder
         before = self._folders()
-        (place / "job.yaml").write_text(json.dumps(job))
-        kept = without("PACELINE", "PYTEST")
-        self.env = {**kept, "PACELINE_HOME": str(self.home), "PYTHONPATH": str(SOURCE), **popen.pop("env", {})}
+        (folder / "job.yaml").write_text(json.dumps(job))
+        inherited = without("PACELINE", "PYTEST")
+        self.env = {**inherited, "PACELINE_HOME": str(self.home), "PYTHONPATH": str(SOURCE), **popen.pop("env", {})}
         command = popen.pop("command", [sys.executable, "-m", "paceline.cli"])
-        with (place / "stdout").open("wb") as out, (place / "stderr").open("wb") as err:
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             self.cli = subprocess.Popen(
-                [*command, "run", "job.yaml", "-o", "json", *words], cwd=place, env=self.env,
+                [*command, "run", "job.yaml", "-o", "json", *options], cwd=folder, env=self.env,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, **popen,
             )  # fmt: skip
-        found: list[Path] = eventually("the run's folder", lambda: self._folders() - before, more=self.said).pop()
-        self.folder: Path = found
+        run_folder: list[Path] = eventually("the run's folder", lambda: self._folders() - before, more=self.said).pop()
+        self.folder: Path = run_folder
 
     def _folders(self) -> Any:
         return set((self.home / "runs").iterdir()) if (self.home / "runs").is_dir() else set()
 
-    # ---- what it says
+    # ---- its output and events
 
     def said(self) -> str:
         return (self.place / "stderr").read_text(errors="replace")[-3000:]
 
     def events(self, *kinds: str) -> list[Event]:
-        """So far, in order; with kinds, only those."""
+        """The events so far, in order; with `kinds`, only events of these kinds."""
         try:
             lines = (self.folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
         except OSError:
@@ -163,15 +170,15 @@ class Run:
     def wait_for_step(self, limit: float = LIMIT_S, after: int = 0, generation: int = 1, task: str = "") -> Event:
         def check() -> Event | None:
             steps = (event for event in self.events()[after:] if event["event"] == "step")
-            wanted = (e for e in steps if e["generation"] >= generation and (not task or e["task"] == task))
-            return next(wanted, None)
+            matching = (e for e in steps if e["generation"] >= generation and (not task or e["task"] == task))
+            return next(matching, None)
 
         event = eventually(f"a step of generation {generation}", check, limit, self.story)
         assert event is not None
         return event
 
     def all_step(self) -> None:
-        """Until every task has made a step: before that, one of them may hardly be a process yet."""
+        """Waits until every task has reported a step; before that, its process may not have started."""
         for task in self.wait("run-started")["tasks"]:
             self.wait_for_step(task=task)
 
@@ -179,10 +186,10 @@ class Run:
         return len(self.events())
 
     def story(self) -> str:
-        told = [event for event in self.events() if event["event"] not in ("step", "saved", "committed")][-40:]
+        events = [event for event in self.events() if event["event"] not in ("step", "saved", "committed")][-40:]
         agents = self.folder / "agents.log"
         log = agents.read_text(errors="replace")[-1500:] if agents.exists() else ""
-        return "\n".join([*(json.dumps(event)[:300] for event in told), "stderr:", self.said(), "agents.log:", log])
+        return "\n".join([*(json.dumps(event)[:300] for event in events), "stderr:", self.said(), "agents.log:", log])
 
     def log(self, task: str) -> str:
         path = self.folder / "logs" / f"{task}.log"
@@ -200,20 +207,20 @@ class Run:
         return [host["name"] for host in plan["hosts"]]
 
     def keepers(self) -> dict[str, int]:
-        """The first process of each host, the captain's too."""
-        found = {}
+        """The pid of the first process of each host, including the captain's."""
+        pids = {}
         hosts = {name[:15]: name for name in ["captain", *self.hosts()]}
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.supervisor).children():
                 with contextlib.suppress(OSError, KeyError):
-                    found[hosts[Path(f"/proc/{process.pid}/comm").read_text().strip()]] = process.pid
-        return found
+                    pids[hosts[Path(f"/proc/{process.pid}/comm").read_text().strip()]] = process.pid
+        return pids
 
     def keeper(self, host: str) -> int:
         return eventually(f"a keeper of {host}", lambda: self.keepers().get(host, 0), more=self.story)
 
     def agent(self, host: str) -> int:
-        """The agent proper: the keeper's fork, so its command line is the same."""
+        """The agent itself: a fork of the keeper, with the same command line."""
 
         def check() -> int:
             with contextlib.suppress(psutil.Error):
@@ -226,7 +233,7 @@ class Run:
         return eventually(f"an agent of {host}", check, more=self.story)
 
     def tasks(self) -> dict[str, int]:
-        """The pid of each task's newest attempt that has not ended."""
+        """The pid of the newest attempt of each running task."""
         pids: dict[str, int] = {}
         for event in self.events("task-started", "task-exited"):
             if event["event"] == "task-started":
@@ -239,7 +246,7 @@ class Run:
         return eventually(f"task {name} runs", lambda: self.tasks().get(name, 0), more=self.story)
 
     def spare(self, host: str) -> int:
-        """The spare of a host, once there is one."""
+        """Waits for the spare of a host and returns its pid."""
         agent = self.agent(host)
 
         def check() -> int:
@@ -259,14 +266,16 @@ class Run:
 
     # ---- its end
 
-    def call(self, *words: str, limit: float = LIMIT_S, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *arguments: str, limit: float = LIMIT_S, input: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "paceline.cli", *words], cwd=self.place, env=self.env, capture_output=True,
+            [sys.executable, "-m", "paceline.cli", *arguments], cwd=self.place, env=self.env, capture_output=True,
             text=True, timeout=limit, input=input,
         )  # fmt: skip
 
     def end(self, limit: float = LIMIT_S) -> tuple[int, Report]:
-        """Waits for the command line to end by itself: its exit code, and the report it printed."""
+        """Waits for the command line to end on its own; returns its exit code and the report it printed."""
         try:
             code = self.cli.wait(limit)
         except subprocess.TimeoutExpired:
@@ -288,14 +297,14 @@ class Run:
         return report
 
     def report(self) -> Report:
-        """Of a run that was not followed to its end by its command line."""
+        """The report of a run whose command line did not stay until the end."""
         path = self.folder / "report.json"
         eventually("the report", path.exists, more=self.story)
         report: Report = json.loads(path.read_text())
         return report
 
     def left(self) -> list[psutil.Process]:
-        """What runs in its home; with a home to itself, that is all of it."""
+        """The processes of this run; if it does not share its home, all processes of the home."""
         return [process for process in processes(self.home) if self._mine(process)]
 
     def _mine(self, process: psutil.Process) -> bool:
@@ -314,20 +323,20 @@ class Run:
         return len(self._folders()) > 1
 
     def nothing_left(self, limit: float = GONE_S) -> None:
-        def words() -> str:
+        def describe() -> str:
             return "\n".join(f"{p.pid} {' '.join(p.cmdline())[:200]}" for p in self.left() if p.is_running())
 
-        eventually("no process of the run is left", lambda: not self.left(), limit, words)
+        eventually("no process of the run is left", lambda: not self.left(), limit, describe)
 
     def clean_up(self) -> None:
-        """Whatever the test left running, by pid."""
+        """Kills all processes that the test left running."""
         until = time.monotonic() + GONE_S
         while time.monotonic() < until:
             self.cli.poll()
-            left = processes(self.home)
-            if not left:
+            remaining = processes(self.home)
+            if not remaining:
                 break
-            for process in left:
+            for process in remaining:
                 kill(process.pid)
             time.sleep(0.02)
         self.cli.poll() is None and self.cli.kill()
@@ -335,14 +344,14 @@ class Run:
 
 
 def last_step(state: Path, ahead: int = 10) -> None:
-    """Have all ranks of orders.py end well, together, a few steps from now."""
+    """Makes all ranks of orders.py succeed together, `ahead` steps from now."""
     partial = state / "finish.partial"
     partial.write_text(str(steps_done(state) + ahead))
     partial.rename(state / "finish")
 
 
 def finish(run: Run, state: Path, limit: float = LIMIT_S, ahead: int = 10) -> Report:
-    """`ahead`: steps. Where all ranks take part in each, they have to hear of the last one before any is there."""
+    """`ahead`: steps. If all ranks take part in each step, all must read the file before any reaches the last step."""
     last_step(state, ahead)
     return run.succeeds(limit)
 
@@ -355,7 +364,7 @@ def causes(report: Report) -> list[tuple[str, str]]:
 
 
 def recovers(run: Run, after: int, limit: float = LIMIT_S) -> Event:
-    """Waits until steps flow again after the restart that follows position `after`; gives that restart."""
+    """Waits until steps are reported again after the first restart from position `after` on; returns that restart."""
     restart = run.wait("restart", limit, after)
     run.wait("recovered", limit, after)
     return restart
@@ -363,12 +372,12 @@ def recovers(run: Run, after: int, limit: float = LIMIT_S) -> Event:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own over a folder, with what was in it."""
-    kept = folder.with_name(folder.name + ".kept")
-    shutil.copytree(folder, kept)
+    """Mounts a small file system over a folder, with the same contents."""
+    copy = folder.with_name(folder.name + ".kept")
+    shutil.copytree(folder, copy)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)], check=True)
     try:
-        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        shutil.copytree(copy, folder, dirs_exist_ok=True)
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -383,7 +392,7 @@ def fill(folder: Path) -> Path:
 
 
 def fill_names(folder: Path) -> Path:
-    """No file or folder can be made any more, though there is room."""
+    """Uses up all inodes: no file or folder can be created, although there is free space."""
     ballast = folder / "ballast"
     ballast.mkdir()
     with contextlib.suppress(OSError):
@@ -396,12 +405,12 @@ Starter = Callable[..., Run]
 
 
 @contextlib.contextmanager
-def starter(place: Path) -> Iterator[Starter]:
-    """`start(job, *words)`: runs that are ended, whatever happens, when the test is over."""
+def starter(root: Path) -> Iterator[Starter]:
+    """`start(job, *options)` starts a run; all runs are killed when the test is over."""
     runs: list[Run] = []
 
-    def start(job: dict[str, Any], *words: str, home: Path | None = None, **popen: Any) -> Run:
-        run = Run(place / f"run-{len(runs)}", job, *words, home=home, **popen)
+    def start(job: dict[str, Any], *options: str, home: Path | None = None, **popen: Any) -> Run:
+        run = Run(root / f"run-{len(runs)}", job, *options, home=home, **popen)
         runs.append(run)
         return run
 

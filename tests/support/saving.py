@@ -1,52 +1,52 @@
-"""Runs of saves.py on this machine: told by files which step to do, they save it to a folder or a bucket."""
+"""Runs of saves.py on this machine: files tell them which step to do, and they save it to a folder or a bucket."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from paceline.storage.folder import Folder
-from paceline.storage.objects import Objects
-from paceline.storage.snapshots import Snapshots
-from paceline.storage.store import Store
+from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stores.bucket import BucketStore
+from paceline.storage.stores.folder import FolderStore
+from paceline.storage.stores.protocol import Store
 from support import runs
 from support.runs import PROGRAMS, Run, eventually, job
 from support.stores.servers import Store as Server
 
 
 class Place:
-    """Where the snapshots of a run go, as a job file and as a client have it."""
+    """The location of a run's snapshots: its address in the job file, and a store to read it."""
 
     def __init__(self, to: str, env: dict[str, str], store: Store) -> None:
         self.to, self.env, self.store = to, env, store
 
-    def of(self, run: Run) -> Snapshots:
-        return Snapshots(self.store, run.folder.name)
+    def of(self, run: Run) -> SnapshotRepository:
+        return SnapshotRepository(self.store, run.folder.name)
 
     def counted(self, run: Run) -> list[str]:
-        return [str(id) for id in self.of(run).known().counted()]
+        return [str(id) for id in self.of(run).inventory().current()]
 
 
 def bucket(server: Server, client: Server | None = None) -> Place:
-    """`client`: how the run reaches it."""
-    return Place(server.url, (client or server).options, Objects(server.url, **server.config))
+    """`client`: the address and options that the run uses, if not those of `server`."""
+    return Place(server.url, (client or server).options, BucketStore(server.url, **server.config))
 
 
 def folder(path: Path) -> Place:
-    return Place(str(path), {}, Folder(str(path)))
+    return Place(str(path), {}, FolderStore(str(path)))
 
 
-def saves(state: Path, *words: object) -> list[str]:
-    return ["python", str(PROGRAMS / "saves.py"), str(state), *map(str, words)]
+def saves(state: Path, *options: object) -> list[str]:
+    return ["python", str(PROGRAMS / "saves.py"), str(state), *map(str, options)]
 
 
-def a_job(state: Path, place: Place | None, *words: object, snapshots: Any = None, **more: Any) -> dict[str, Any]:
-    to = {"to": place.to} if place is not None else {}
-    return job(saves(state, *words), snapshots={**to, "keep": 10, **(snapshots or {})}, **more)
+def a_job(state: Path, location: Place | None, *options: object, snapshots: Any = None, **more: Any) -> dict[str, Any]:
+    to = {"to": location.to} if location is not None else {}
+    return job(saves(state, *options), snapshots={**to, "keep": 10, **(snapshots or {})}, **more)
 
 
 def do(state: Path, step: int) -> None:
-    """Has all ranks do this step, and rank 0 (or those with a part) save it."""
+    """Makes all ranks do this step; rank 0 (or each rank with a part) saves it."""
     (state / "step.partial").write_text(str(step))
     (state / "step.partial").rename(state / "step")
 
@@ -79,5 +79,5 @@ def warnings(run: Run) -> list[str]:
 
 
 def starts(run: Run, task: str) -> list[int]:
-    """The steps that a task went on from, by its own word."""
+    """The steps that a task started from, according to its log."""
     return [int(line.split()[-1]) for line in run.log(task).splitlines() if " start " in line]

@@ -1,10 +1,10 @@
-"""A program for pods that saves a snapshot with every tenth step, and what its runs went on from."""
+"""A program for pods that saves a snapshot every tenth step, and the steps that its runs resumed from."""
 
 from __future__ import annotations
 
 from support.people import Run, lines
 
-# Saves a snapshot with every tenth step, each worker a part of it, and goes on from the newest.
+# Saves a snapshot every tenth step, each worker one part of it, and resumes from the newest.
 TRAINING = """
 import json, os, sys, time, pathlib
 import paceline
@@ -12,9 +12,9 @@ rank, world = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_WORLD_S
 restore, saves = os.environ["PACELINE_RESTORE"], pathlib.Path(os.environ["PACELINE_SNAPSHOT_DIR"])
 step = 0
 if restore:
-    found = sorted(pathlib.Path(restore).glob("part-*"))
-    steps = {int(each.read_text()) for each in found}
-    assert len(found) == world and len(steps) == 1, (found, steps)
+    parts = sorted(pathlib.Path(restore).glob("part-*"))
+    steps = {int(part.read_text()) for part in parts}
+    assert len(parts) == world and len(steps) == 1, (parts, steps)
     step = steps.pop()
 print("start", step, flush=True)
 while not pathlib.Path("/shared/finish").exists():
@@ -32,7 +32,7 @@ print("done", flush=True)
 
 
 def begun(run: Run, task: str) -> list[int]:
-    """The steps that it has started from."""
+    """The steps that the task has started from."""
     return [int(line.split()[-1]) for line in lines(run.folder, task) if "start " in line]
 
 

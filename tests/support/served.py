@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import plan as plans
-from paceline.backends.kubernetes import serving
+from paceline.backends.kubernetes.objects import serving_objects
 from paceline.job import load_text
 
 RUN = "digits-3f9a"
@@ -17,7 +17,7 @@ HEAD = "name: digits\ncommand: [python, train.py]\nexport: {command: [python, tr
 Object = dict[str, Any]
 
 JOBS = {
-    # TensorFlow Serving itself is in no registry that tests can use: how it is started is seen here alone.
+    # No registry that tests can use has TensorFlow Serving: its command is only checked here.
     "tensorflow-serving": (
         "framework: tensorflow\nserve: {replicas: 2, memory: 2Gi, service: NodePort}\n"
         "kubernetes: {image: registry.example/tf:1, namespace: team-a, env_from: [{secret: store}]}\n"
@@ -43,8 +43,8 @@ def rendered(
     agent: bytes = AGENT,
 ) -> list[Object]:
     (folder / "train.py").touch()
-    text, place = JOBS[which]
+    text, location = JOBS[which]
     plan = plans.make(load_text(HEAD + text + more, "job.yaml", folder, cluster=True).job)
-    model = serving.Model("digits", snapshot, place, tied=place.startswith("claim://"))
-    library = (b"book one", b"book two") if place.startswith("s3://") else ()
-    return serving.render(plan, RUN, model, agent, code, library)
+    model = serving_objects.Model("digits", snapshot, location, needs_one_node=location.startswith("claim://"))
+    library = (b"book one", b"book two") if location.startswith("s3://") else ()
+    return serving_objects.render(plan, RUN, model, agent, code, library)

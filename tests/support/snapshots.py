@@ -1,4 +1,4 @@
-"""Groups of real processes that take snapshots, with what their agents will do for them: one folder of all parts."""
+"""Groups of real processes that take snapshots; like their agents, it merges all parts into one folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 120
 other_positions = pytest.mark.parametrize(
     ("theirs", "ours", "said"),
     [
-        (Shards(9, 3), None, "in the snapshot alone: order"),
+        (Shards(9, 3), None, "only in the snapshot: order"),
         (None, Shards(9, 3), "not in the snapshot: order"),
         (Shards(9, 3), Shards(8, 3), r"different: order/size \(9 in the snapshot, 8 here\)"),
     ],
@@ -34,8 +34,8 @@ other_positions = pytest.mark.parametrize(
 @dataclass
 class Group:
     place: Path
-    results: list[Any]  # by rank; None for one that did not end well
-    told: list[dict[str, Any]]  # to the agent
+    results: list[Any]  # by rank; None for a rank that failed
+    told: list[dict[str, Any]]  # messages to the agent
     said: str
 
     def result(self, rank: int = 0) -> Any:
@@ -47,7 +47,7 @@ class Group:
         return sorted(int(path.name[5:]) for path in folder.glob("step-*") if path.suffix == "")
 
     def merged(self, step: int) -> Path:
-        """All tasks' parts in one folder; where two have a file of the same name, the first one's counts."""
+        """Merges the parts of all tasks into one folder; of two files with the same name, the first is used."""
         into = self.place / "merged" / f"step-{step}"
         into.mkdir(parents=True)
         for task in sorted(self.place.glob("task-*")):
@@ -56,41 +56,41 @@ class Group:
                 if path.is_file() and not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(path, target)
-        about = json.loads((into / "paceline.json").read_text())
-        assert about["parts"] == len(list(self.place.glob(f"task-*/snapshots/step-{step}")))
+        metadata = json.loads((into / "paceline.json").read_text())
+        assert metadata["parts"] == len(list(self.place.glob(f"task-*/snapshots/step-{step}")))
         return into
 
 
-def group(place: Path, program: str, world: int, restore: Path | None = None, **options: Any) -> Group:
-    place.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTEST"))}
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+def group(root: Path, program: str, world: int, restore: Path | None = None, **options: Any) -> Group:
+    root.mkdir()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "PYTEST"))}
+    receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     env = {
-        **kept,
+        **inherited,
         "PYTHONPATH": str(SOURCE),
         "PACELINE_RESTORE": str(restore or ""),
-        "PACELINE_REPORT_FD": str(theirs.fileno()),
-        "PACELINE_REPORT_INODE": str(os.fstat(theirs.fileno()).st_ino),
+        "PACELINE_REPORT_FD": str(sender.fileno()),
+        "PACELINE_REPORT_INODE": str(os.fstat(sender.fileno()).st_ino),
     }
-    with ours, theirs:
+    with receiver, sender:
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / program), str(place), str(world), json.dumps(options)], env=env,
-            pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, str(PROGRAMS / program), str(root), str(world), json.dumps(options)], env=env,
+            pass_fds=[sender.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
         )  # fmt: skip
         try:
-            said, _ = process.communicate(timeout=LIMIT_S)
+            output, _ = process.communicate(timeout=LIMIT_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with the tasks that it started
             process.wait()
-        ours.setblocking(False)
-        told = []
+        receiver.setblocking(False)
+        messages = []
         while True:
             try:
-                told.append(json.loads(ours.recv(1 << 16)))
+                messages.append(json.loads(receiver.recv(1 << 16)))
             except BlockingIOError:
                 break
-    files = [place / f"result-{rank}.json" for rank in range(world)]
+    files = [root / f"result-{rank}.json" for rank in range(world)]
     results = [json.loads(path.read_text()) if path.exists() else None for path in files]
-    return Group(place, results, told, said)
+    return Group(root, results, messages, output)

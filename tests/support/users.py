@@ -1,4 +1,4 @@
-"""Being another user for a while: root may read and write everything."""
+"""Switches to another user for a while, because root may read and write everything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOMEBODY = 12345
 
 @contextlib.contextmanager
 def somebody() -> Iterator[int]:
-    """A user with nothing but a number, where these tests may choose who they are; else whoever runs them."""
+    """Switches to an unprivileged user id if these tests run as root; otherwise keeps the current user."""
     groups, root = os.getgroups(), os.geteuid() == 0
     if root:
         os.setgroups([])

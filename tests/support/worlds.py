@@ -1,23 +1,25 @@
-"""A world around a captain, without sockets: members with leases, messages that wait, hosts that come and go."""
+"""A simulated world around a captain, without sockets: members with leases, queued messages, hosts that may fail."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.agent import events as ev
-from paceline.agent.captain import Captain
-from paceline.agent.ledger import OVER
-from paceline.agent.porter import Porter
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.ledger import OVER
+from paceline.agent.captain.state_machine import Captain
+from paceline.agent.transfers import requests as req
+from paceline.agent.transfers.porter import Porter
 from paceline.plan import ALONE, GROUP, INGEST, LEAD, VERSION, Host, Ingest, Limits, Plan, Restart, Role, Task
 from paceline.plan import Snapshots as Settings
-from paceline.storage.manifest import File, Id, parse, parse_id
-from paceline.storage.snapshots import Snapshots
-from paceline.storage.store import Sent, Wanted
+from paceline.storage.snapshots.manifest import File, SnapshotId, parse, parse_id
+from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stores.protocol import ContinueCheck, Sent
 
 LEASE = 10.0
 
@@ -37,7 +39,7 @@ def make_plan(
     ingest: bool = False,
     ingest_limit: float = 3600.0,
 ) -> Plan:
-    """A plan by hand: the captain's tests do not need a job file."""
+    """Builds a plan directly: tests of the captain do not need a job file."""
     roles, hosts, tasks = [], [], []
     counts = {"chief": int(chief), "worker": workers, "ps": ps, "evaluator": evaluator}
     rank = 0
@@ -65,52 +67,62 @@ def make_plan(
 
 
 class Memory:
-    """A store without a disk."""
+    """A store in memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, bytes] = {}
+        self._objects: dict[str, bytes] = {}
 
     def create(self, name: str, data: bytes) -> bool:
-        return self._kept.setdefault(name, data) is data
+        return self._objects.setdefault(name, data) is data
 
     def read(self, name: str, most: int) -> bytes | None:
-        return self._kept.get(name)
+        return self._objects.get(name)
 
     def has(self, name: str) -> bool:
-        return name in self._kept
+        return name in self._objects
 
     def folders(self, prefix: str) -> list[str]:
         return sorted({name[len(prefix) :].split("/")[0] for name in self.names(prefix)})
 
     def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in self._kept if name.startswith(prefix))
+        return sorted(name for name in self._objects if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        self._kept.pop(name, None)
+        self._objects.pop(name, None)
 
     def clear(self, prefix: str) -> None:
         for name in self.names(prefix):
             self.delete(name)
 
-    def send_all(self, files: Sequence[tuple[str, str]], wanted: Wanted, sent: Sent) -> None:
+    def send_all(self, files: Sequence[tuple[str, str]], should_continue: ContinueCheck, sent: Sent) -> None:
         for path, name in files:
-            data = self._kept[name] = Path(path).read_bytes()
+            data = self._objects[name] = Path(path).read_bytes()
             sent[name] = len(data), hashlib.sha256(data).hexdigest()
 
     def at_once(self, size: int) -> int:
         return 1
 
-    def fetch(self, name: str, path: str, wanted: Wanted) -> tuple[int, str]:
+    def fetch(self, name: str, path: str, should_continue: ContinueCheck) -> tuple[int, str]:
         raise NotImplementedError
 
-    def digest(self, name: str, wanted: Wanted) -> tuple[int, str]:
+    def digest(self, name: str, should_continue: ContinueCheck) -> tuple[int, str]:
         raise NotImplementedError
 
 
-def _id(text: str) -> Id:
-    found = parse_id(text)
-    assert found is not None
-    return found
+def _id(text: str) -> SnapshotId:
+    snapshot = parse_id(text)
+    assert snapshot is not None
+    return snapshot
+
+
+@dataclass(frozen=True)
+class Start:
+    """The part of a StartTasks instruction that is sent to one host."""
+
+    generation: int
+    tasks: Mapping[str, int]
+    restore: SnapshotId | None
+    data: str = ""
 
 
 @dataclass
@@ -124,7 +136,7 @@ class Process:
 
 @dataclass
 class Machine:
-    """A host as it really is, whatever the captain believes."""
+    """The actual state of a host, whatever the captain assumes."""
 
     host: str
     instance: str
@@ -135,42 +147,46 @@ class Machine:
     generation: int = 0
     lease_from: float = 0.0
     processes: dict[str, Process] = field(default_factory=dict)
-    exits: dict[str, ev.Exit] = field(default_factory=dict)
-    inbox: deque[ev.Instruction] = field(default_factory=deque)
+    exits: dict[str, ev.TaskExit] = field(default_factory=dict)
+    inbox: deque[ins.MemberInstruction | Start] = field(default_factory=deque)
     finished: bool = False
-    held: dict[tuple[str, Id], ev.Saved] = field(default_factory=dict)
-    stored: set[tuple[str, Id]] = field(default_factory=set)  # what this agent has sent, and does not send again
-    restored: Id | None = None
-    prepared: int = 0  # the generation that it is ready for
-    shown: Id | None = None  # to evaluators
-    follows: dict[str, Id | None] = field(default_factory=dict)  # what each evaluates; None: it waits for one
-    unnoted: dict[Id, ev.Evaluated] = field(default_factory=dict)  # on disk
-    data: str = ""  # where it is
+    held: dict[tuple[str, SnapshotId], ev.PartSaved] = field(default_factory=dict)
+    stored: set[tuple[str, SnapshotId]] = field(
+        default_factory=set
+    )  # parts that this agent has sent and does not send again
+    restored: SnapshotId | None = None
+    prepared: int = 0  # the generation that the host is prepared for
+    shown: SnapshotId | None = None  # the newest committed snapshot, shown to evaluators
+    follows: dict[str, SnapshotId | None] = field(
+        default_factory=dict
+    )  # the snapshot that each evaluator evaluates; None: it waits for one
+    unnoted: dict[SnapshotId, ev.SnapshotEvaluated] = field(default_factory=dict)  # results not yet acknowledged
+    data: str = ""  # the location of the data
 
 
 class Place:
-    """A place for snapshots that always works, unless it is told to fail; what is asked waits until it answers."""
+    """A location for snapshots that works unless a test makes it fail; requests are queued until it answers."""
 
     def __init__(self) -> None:
         self.store = Memory()
-        self.snapshots = Snapshots(self.store, "run")
-        self.asked: deque[dict[str, Any]] = deque()
-        self.fails: dict[str, Any] | None = None
-        self.read_only: dict[str, Any] | None = None  # what it says to who wants to write
+        self.snapshots = SnapshotRepository(self.store, "run")
+        self.asked: deque[tuple[req.Request, int]] = deque()
+        self.fails: req.Failure | None = None
+        self.read_only: req.Failure | None = None  # the failure of requests that write
         self.by = "captain"
-        self.sent: set[tuple[str, Id]] = set()
-        self.damaged: set[Id] = set()
+        self.sent: set[tuple[str, SnapshotId]] = set()
+        self.damaged: set[SnapshotId] = set()
         self.damage = "damaged"  # or "newer"
         self.origin = ""
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if error := self.fails or (request["do"] != "known" and self.read_only):
-            return {"error": error}
-        if request["do"] == "commit":
-            made = parse(request["manifest"].encode(), "manifest")
-            assert {(part.task, made.id) for part in made.parts} <= self.sent, "a manifest without its files"
-        porter = Porter(self.snapshots, self.snapshots, lambda _: None, lanes=(), origin=self.origin)
-        return porter.done({**request, "id": 0}, 0)
+    def answer(self, request: req.Request) -> req.Answer:
+        if error := self.fails or (None if isinstance(request, req.ListSnapshots) else self.read_only):
+            return error
+        if isinstance(request, req.CommitSnapshot):
+            manifest = parse(request.manifest.encode(), "manifest")
+            assert {(part.task, manifest.id) for part in manifest.parts} <= self.sent, "a manifest without its files"
+        porter = Porter(self.snapshots, self.snapshots, lambda *_: None, lanes=(), origin=self.origin)
+        return porter.execute(request)
 
 
 class World:
@@ -178,47 +194,50 @@ class World:
         self.plan = plan
         self.copies = copies = copies or plan.snapshots.in_bucket
         self.now = 1000.0
-        self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now, copies=copies)
+        self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now, keeps_copies=copies)
         self.machines = {host.name: Machine(host.name, f"{host.name}-a") for host in plan.hosts}
         self.ghosts: list[Machine] = []  # replaced hosts that still run until their lease ends
         self.events: list[tuple[str, int, dict[str, Any]]] = []
-        self.over: ev.Over | None = None
+        self.over: ins.EndRun | None = None
         self.left: str | None = None
         self.place = Place()
         self.place.origin = plan.snapshots.origin
-        self.told_committed: list[Id] = []
-        self.evaluated: list[Id] = []  # in the order in which evaluators were done
-        self.no_more: list[str] = []  # evaluators that have seen the last one
+        self.told_committed: list[SnapshotId] = []
+        self.evaluated: list[SnapshotId] = []  # in the order in which they were finished
+        self.no_more: list[str] = []  # evaluators that have received the last snapshot
         self.data_is_there = False
         self._instances = 0
-        self.started: list[tuple[str, int]] = []  # tasks and their generations in the order in which they began
+        self.started: list[tuple[str, int]] = []  # tasks and their generations in start order
 
     # ---- the captain
 
-    def tell(self, told: ev.Told) -> None:
-        for instruction in self.captain.handle(told, self.now):
-            if isinstance(instruction, ev.Emit):
-                self.events.append((instruction.kind, instruction.generation, instruction.fields))
+    def tell(self, event: ev.Event) -> None:
+        for instruction in self.captain.handle(event, self.now):
+            if isinstance(instruction, ins.EmitEvent):
+                self.events.append((instruction.kind, instruction.generation, dict(instruction.fields)))
                 if instruction.kind == "committed":
                     self.told_committed.append(_id(instruction.fields["snapshot"]))
-            elif isinstance(instruction, ev.Over):
+            elif isinstance(instruction, ins.EndRun):
                 self.over = instruction
-            elif isinstance(instruction, ev.Leave):
+            elif isinstance(instruction, ins.StepDown):
                 self.left = instruction.reason
-            elif isinstance(instruction, ev.Ask):
-                self.place.asked.append({"by": self.place.by, **instruction.request})
-            elif isinstance(instruction, ev.Start):
+            elif isinstance(instruction, ins.AskStore):
+                request = instruction.request
+                if isinstance(request, req.BeginGeneration) and not request.by:
+                    request = replace(request, by=self.place.by)
+                self.place.asked.append((request, instruction.ticket))
+            elif isinstance(instruction, ins.StartTasks):
                 for host, tasks in instruction.hosts.items():
-                    words = instruction.generation, tasks, instruction.restore, instruction.data
-                    self.machines[host].inbox.append(words)
+                    start = Start(instruction.generation, tasks, instruction.restore, instruction.data)
+                    self.machines[host].inbox.append(start)
             else:
                 self.machines[instruction.host].inbox.append(instruction)
 
     def restart_captain(self, with_notes: bool = True, wall: float = 0.0, ahead: float = 0.0) -> None:
-        """`wall`: what the clock on the wall has been set to. `ahead`: the machine has started again, and another clock
-        counts from now on."""
+        """`wall`: the new time of the wall clock. `ahead`: the machine was rebooted, and the monotonic clock differs by
+        this much."""
         self.now += ahead
-        saved = self.captain.saved() if with_notes else None
+        saved = self.captain.to_notes() if with_notes else None
         for machine in self.machines.values():
             machine.connected = False
             machine.inbox.clear()
@@ -242,7 +261,7 @@ class World:
         running = {name: process.attempt for name, process in machine.processes.items()}
         idle = [name for name in self._tasks_of(host) if name not in running]
         self.tell(
-            ev.Joined(
+            ev.MemberJoined(
                 host,
                 machine.instance,
                 machine.agent,
@@ -268,7 +287,7 @@ class World:
         if machine.connected:
             machine.connected = False
             machine.inbox.clear()
-            self.tell(ev.Disconnected(host))
+            self.tell(ev.MemberDisconnected(host))
 
     def agent_dies(self, host: str) -> None:
         machine = self.machines[host]
@@ -280,9 +299,10 @@ class World:
         self.disconnect(host)
 
     def host_is_replaced(self, host: str, dead: bool, same_place: bool = False) -> None:
-        """`dead`: the backend vouches for all earlier instances; else the old one runs on until its lease ends.
+        """`dead`: the backend guarantees that all earlier instances have ended; otherwise the old one runs until its
+        lease ends.
 
-        `same_place`: it is where the instance before was, which is gone therefore.
+        `same_place`: it runs where the previous instance ran, which therefore has ended.
         """
         old = self.machines[host]
         self.disconnect(host)
@@ -299,16 +319,16 @@ class World:
         machine = self.machines[host]
         while machine.connected and machine.inbox:
             instruction = machine.inbox.popleft()
-            if isinstance(instruction, ev.End):
+            if isinstance(instruction, ins.EndTasks):
                 self._end(machine, instruction)
-            elif isinstance(instruction, ev.Finish):
+            elif isinstance(instruction, ins.DismissMember):
                 machine.processes.clear()
                 machine.finished = True
-                self.tell(ev.Left(host))
-            elif isinstance(instruction, ev.Say):
-                self._hear(machine, instruction.message)
+                self.tell(ev.MemberLeft(host))
+            elif isinstance(instruction, Start):
+                self._start(machine, instruction)
             else:
-                self._start(machine, *instruction)
+                self._handle(machine, instruction)
 
     def deliver_all(self) -> None:
         for _ in range(20):
@@ -317,13 +337,13 @@ class World:
                 self.deliver(host)
 
     def answer(self) -> None:
-        """The place answers what it was asked."""
+        """The store answers all queued requests."""
         while self.place.asked:
             self.answer_one()
 
     def answer_one(self) -> None:
-        request = self.place.asked.popleft()
-        self.tell(ev.Answered(request, self.place.answer(request)))
+        request, ticket = self.place.asked.popleft()
+        self.tell(ev.StoreAnswered(request, self.place.answer(request), ticket))
 
     def save(self, task: str, step: int, parts: int = 1, **metrics: float) -> None:
         host = next(t.host for t in self.plan.tasks if t.name == task)
@@ -331,123 +351,128 @@ class World:
         process = machine.processes.get(task)
         if process is None:
             return
-        saved = ev.Saved(host, task, Id(step, process.generation), parts, metrics)
-        machine.held[task, saved.id] = saved
+        saved = ev.PartSaved(host, task, SnapshotId(step, process.generation), parts, metrics)
+        machine.held[task, saved.snapshot] = saved
         if machine.connected:
             self.tell(saved)
 
     def follow(self, task: str) -> None:
-        """It asks for its first snapshot."""
+        """The evaluator asks for its first snapshot."""
         machine = self._machine_of(task)
         if task in machine.processes and task not in machine.follows:
             machine.follows[task] = None
             if machine.connected:
-                self.tell(ev.Follows(machine.host, task))
+                self.tell(ev.EvaluatorWaiting(machine.host, task))
 
-    def evaluate(self, task: str, **metrics: float) -> Id | None:
-        """It is done with what it has, and wants the next."""
+    def evaluate(self, task: str, **metrics: float) -> SnapshotId | None:
+        """The evaluator has finished its snapshot and asks for the next."""
         machine = self._machine_of(task)
         id = machine.follows.get(task)
         if id is not None and id not in machine.unnoted:
-            told = machine.unnoted[id] = ev.Evaluated(machine.host, task, id, metrics)
+            result = machine.unnoted[id] = ev.SnapshotEvaluated(machine.host, task, id, metrics)
             self.evaluated.append(id)
             if machine.connected:
-                self.tell(told)
+                self.tell(result)
         return id
 
     def _machine_of(self, task: str) -> Machine:
         return self.machines[next(t.host for t in self.plan.tasks if t.name == task)]
 
-    def _hear_of_evaluation(self, machine: Machine, message: dict[str, Any]) -> None:
-        task, id = message.get("task"), message["snapshot"] and Id(*message["snapshot"])
-        if message["type"] == "noted":
-            machine.unnoted.pop(id, None)
-            for name in [name for name, has in machine.follows.items() if has == id]:
-                machine.follows[name] = None
-                self.tell(ev.Follows(machine.host, name))
-        elif task in machine.follows and machine.follows[task] is None:
-            if id is None:
-                del machine.follows[task]
-                self.no_more.append(task)
-                self.exit(task, "")
-            elif id in self.place.damaged:
-                told = machine.unnoted[id] = ev.Evaluated(machine.host, task, id, {}, f"{id} is damaged")
-                machine.follows[task] = id
-                self.tell(told)
-            else:
-                assert self.place.snapshots.has(id), "what is to be evaluated is gone"
-                machine.follows[task] = id
+    def _acknowledge(self, machine: Machine, snapshot: SnapshotId) -> None:
+        machine.unnoted.pop(snapshot, None)
+        for name in [name for name, current in machine.follows.items() if current == snapshot]:
+            machine.follows[name] = None
+            self.tell(ev.EvaluatorWaiting(machine.host, name))
 
-    def _hear(self, machine: Machine, message: dict[str, Any]) -> None:
-        kind = message["type"]
-        if kind in ("evaluate", "noted"):
-            self._hear_of_evaluation(machine, message)
+    def _assign(self, machine: Machine, task: str, snapshot: SnapshotId | None) -> None:
+        if task not in machine.follows or machine.follows[task] is not None:
             return
-        if message["snapshot"] is None:
-            machine.prepared, machine.restored = int(message["generation"]), None
-            self.tell(ev.Prepared(machine.host, None))
-            return
-        id = Id(*message["snapshot"])
-        if kind == "send" and (message["task"], id) in machine.held:
-            files = (File("state", 1, "0" * 64),)
-            error = self.place.fails or self.place.read_only
-            if message["anew"] or (message["task"], id) not in machine.stored:
-                if error is None:
-                    machine.stored.add((message["task"], id))
-                    self.place.sent.add((message["task"], id))
-            else:
-                error = None
-            self.tell(ev.Stored(machine.host, message["task"], id, () if error else files, error))
-        elif kind == "drop":
-            machine.held.pop((message["task"], id), None)
-            machine.stored.discard((message["task"], id))
-        elif kind == "prepare":
+        if snapshot is None:
+            del machine.follows[task]
+            self.no_more.append(task)
+            self.exit(task, "")
+        elif snapshot in self.place.damaged:
+            error = f"{snapshot} is damaged"
+            result = machine.unnoted[snapshot] = ev.SnapshotEvaluated(machine.host, task, snapshot, {}, error)
+            machine.follows[task] = snapshot
+            self.tell(result)
+        else:
+            assert self.place.snapshots.has(snapshot), "the snapshot to be evaluated does not exist"
+            machine.follows[task] = snapshot
+
+    def _handle(self, machine: Machine, message: ins.MemberInstruction) -> None:
+        if isinstance(message, ins.AcknowledgeEvaluation):
+            self._acknowledge(machine, message.snapshot)
+        elif isinstance(message, ins.EvaluateSnapshot):
+            self._assign(machine, message.task, message.snapshot)
+        elif isinstance(message, ins.PrepareHost) and message.snapshot is None:
+            machine.prepared, machine.restored = message.generation, None
+            self.tell(ev.HostPrepared(machine.host, None))
+        elif isinstance(message, ins.StorePart):
+            self._store(machine, message)
+        elif isinstance(message, ins.DropPart):
+            machine.held.pop((message.task, message.snapshot), None)
+            machine.stored.discard((message.task, message.snapshot))
+        elif isinstance(message, ins.PrepareHost):
             error = self.place.fails
-            if id in self.place.damaged:
-                error = {"kind": self.place.damage, "text": f"{id} is damaged", "passing": False}
-            machine.restored = None if error else id
-            machine.prepared = 0 if error else int(message["generation"])
-            self.tell(ev.Prepared(machine.host, id, error))
-        elif kind == "committed":
-            machine.shown = id
+            if message.snapshot in self.place.damaged:
+                error = req.Failure(self.place.damage, f"{message.snapshot} is damaged", False)
+            machine.restored = None if error else message.snapshot
+            machine.prepared = 0 if error else message.generation
+            self.tell(ev.HostPrepared(machine.host, message.snapshot, error))
+        elif isinstance(message, ins.AnnounceCommit):
+            machine.shown = message.snapshot
+
+    def _store(self, machine: Machine, message: ins.StorePart) -> None:
+        part = message.task, message.snapshot
+        if part not in machine.held:
+            return
+        error = self.place.fails or self.place.read_only
+        if message.anew or part not in machine.stored:
+            if error is None:
+                machine.stored.add(part)
+                self.place.sent.add(part)
+        else:
+            error = None
+        files = () if error else (File("state", 1, "0" * 64),)
+        self.tell(ev.PartStored(machine.host, *part, files, error))
 
     def _tasks_of(self, host: str) -> tuple[str, ...]:
         first = self.plan.ingest_task
         return (*self.plan.host(host).tasks, *([INGEST] if first is not None and first.host == host else []))
 
-    def _start(
-        self, machine: Machine, generation: int, tasks: dict[str, int], restore: Id | None, data: str = ""
-    ) -> None:
+    def _start(self, machine: Machine, start: Start) -> None:
+        generation, tasks, restore, data = start.generation, start.tasks, start.restore, start.data
         trains = [name for name in tasks if name != INGEST]
-        needs = bool(trains) and self.plan.ingest is not None
-        assert not needs or (self.data_is_there and data == "/data/fingerprint"), "a task began without its data"
+        needs_data = bool(trains) and self.plan.ingest is not None
+        assert not needs_data or (self.data_is_there and data == "/data/fingerprint"), "a task began without its data"
         machine.data = data or machine.data
         restores = [t for t in self.plan.tasks if t.name in tasks and t.rank >= 0]
         if restores:
             assert restore is None or machine.restored == restore, "a task began without its snapshot"
-            counted = [id for id in self.place.snapshots.known().counted() if id.generation < generation]
-            newest = next((id for id in counted if id not in self.place.damaged), None)
+            earlier = [id for id in self.place.snapshots.inventory().current() if id.generation < generation]
+            newest = next((id for id in earlier if id not in self.place.damaged), None)
             assert restore == newest, "a task began from another snapshot than the newest"
-            prepared = machine.prepared == generation or not self.plan.snapshots.watch
-            assert prepared, "a task began before its folder was put back"
+            is_prepared = machine.prepared == generation or not self.plan.snapshots.watch
+            assert is_prepared, "a task began before its folder was restored"
         machine.generation = max(machine.generation, generation)
         for name, attempt in tasks.items():
             assert name not in machine.processes, "a task was started twice on one host"
             machine.processes[name] = Process(attempt, generation, None, self.now, self.now)
             self.started.append((name, generation))
-            self.tell(ev.Started(machine.host, name, attempt, 1, False))
+            self.tell(ev.TaskStarted(machine.host, name, attempt, 1, False))
 
-    def _end(self, machine: Machine, end: ev.End) -> None:
+    def _end(self, machine: Machine, end: ins.EndTasks) -> None:
         for name, attempt in end.tasks.items():
             if name in machine.processes and machine.processes[name].attempt == attempt:
                 del machine.processes[name]
                 machine.follows.pop(name, None)
-                machine.exits[name] = ev.Exit(name, attempt, expected=True)
+                machine.exits[name] = ev.TaskExit(name, attempt, expected=True)
         offers = {name: f"h:{name}" for name in self._tasks_of(machine.host) if name not in machine.processes}
-        self.tell(ev.Ended(machine.host, end.tasks, offers))
+        self.tell(ev.TasksEnded(machine.host, end.tasks, offers))
 
     def exit(self, task: str, cause: str = "signal", place: str = "", survivor: bool = False) -> None:
-        """A task ends by itself."""
+        """A task ends on its own."""
         host = next(host for host in self.machines if task in self._tasks_of(host))
         machine = self.machines[host]
         process = machine.processes.pop(task, None)
@@ -455,17 +480,17 @@ class World:
         if process is None:
             return
         if task == INGEST and not cause:
-            made, self.data_is_there, machine.data = not self.data_is_there, True, "/data/fingerprint"
+            is_new, self.data_is_there, machine.data = not self.data_is_there, True, "/data/fingerprint"
             if machine.connected:
-                self.tell(ev.Ingested(host, "there", machine.data, "run", made, 3, 1000))
-        gone = ev.Exit(
+                self.tell(ev.IngestProgress(host, "there", machine.data, "run", is_new, 3, 1000))
+        task_exit = ev.TaskExit(
             task, process.attempt, 1 if cause else 0, None, False, cause, f"{cause} of {task}", place, survivor
         )
-        machine.exits[task] = gone
+        machine.exits[task] = task_exit
         if machine.connected:
-            self.tell(ev.Exited(host, gone))
+            self.tell(ev.TaskExited(host, task_exit))
             offers = {name: f"h:{name}" for name in self._tasks_of(host) if name not in machine.processes}
-            self.tell(ev.Ended(host, {}, offers))
+            self.tell(ev.TasksEnded(host, {}, offers))
 
     def step(self, step: int, tasks: list[str] | None = None) -> None:
         for machine in self.machines.values():
@@ -484,34 +509,34 @@ class World:
             if machine.connected and not machine.finished:
                 machine.lease_from = self.now
                 progress = {
-                    name: ev.Progress(p.step, self.now - p.step_at, self.now - p.output_at)
+                    name: ev.TaskProgress(p.step, self.now - p.step_at, self.now - p.output_at)
                     for name, p in machine.processes.items()
                 }
-                self.tell(ev.Beat(machine.host, progress))
+                self.tell(ev.Heartbeat(machine.host, 1, progress))
 
     # ---- time
 
     def pass_time(self, seconds: float) -> None:
-        """Members keep their leases, or end their tasks themselves, as real ones do."""
+        """Members renew their leases, or end their tasks when the lease expires, as real members do."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 1.0)
             for machine in [*self.machines.values(), *self.ghosts]:
                 if machine.processes and self.now - machine.lease_from > LEASE and not machine.connected:
                     for name, process in machine.processes.items():
-                        machine.exits[name] = ev.Exit(name, process.attempt, expected=True)
+                        machine.exits[name] = ev.TaskExit(name, process.attempt, expected=True)
                     machine.processes.clear()
                     machine.follows.clear()
             self.beat_all()
             self.tell(ev.Tick())
             self.answer()
 
-    # ---- what is true
+    # ---- the actual state
 
     def running(self) -> list[tuple[str, Process]]:
-        """Every process there is, those on lost hosts included."""
-        everyone = [*self.machines.values(), *self.ghosts]
-        return [(name, process) for machine in everyone for name, process in machine.processes.items()]
+        """Every running process, including those on lost hosts."""
+        machines = [*self.machines.values(), *self.ghosts]
+        return [(name, process) for machine in machines for name, process in machine.processes.items()]
 
     def kinds(self) -> list[str]:
         return [kind for kind, _, _ in self.events]
@@ -525,7 +550,7 @@ class World:
 
 
 def up(plan: Plan, copies: bool = False) -> World:
-    """A world in which the first generation runs; with its data, where the job makes any."""
+    """A world in which the first generation runs; if the job has an ingest step, its data exists."""
     world = World(plan, copies)
     world.join_all()
     world.deliver_all()

@@ -1,4 +1,4 @@
-"""Unit tests start no process: whatever tries is named. What needs one belongs to tests/local."""
+"""Unit tests must not start processes: a test that does fails. Tests that need one belong in tests/local."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system")
-_watched = False
+_is_active = False
 _started: list[str] = []
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:
-    if _watched and event in STARTS:
+    if _is_active and event in STARTS:
         _started.append(f"{event}{args[:2]}")
         raise AssertionError(f"a unit test starts a process: {_started[-1]}; move it to tests/local")
 
@@ -28,30 +28,30 @@ sys.addaudithook(_watch)
 
 @pytest.fixture(autouse=True)
 def no_process() -> Iterator[None]:
-    global _watched
-    _watched = True
+    global _is_active
+    _is_active = True
     _started.clear()
     yield
-    _watched = False
-    assert not _started, f"it starts a process: {_started[0]}; move it to tests/local"
+    _is_active = False
+    assert not _started, f"the test started a process: {_started[0]}; move it to tests/local"
 
 
 @pytest.fixture(autouse=True)
 def usual_mask() -> Iterator[None]:
-    """For files that tests write themselves, whoever runs them."""
-    before = os.umask(0o022)
+    """A fixed umask for files that tests write, whatever the umask of the user is."""
+    previous = os.umask(0o022)
     yield
-    os.umask(before)
+    os.umask(previous)
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that any user can reach."""
+    """A folder that any user can access."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
-    for closed, _, _ in os.walk(folder):  # from above: each is open before what is in it is looked for
-        Path(closed).chmod(0o700)
-        for inner in Path(closed).iterdir():
-            inner.is_symlink() or inner.chmod(0o700)
+    for subfolder, _, _ in os.walk(folder):  # top-down: each folder is opened before its contents are listed
+        Path(subfolder).chmod(0o700)
+        for path in Path(subfolder).iterdir():
+            path.is_symlink() or path.chmod(0o700)
     shutil.rmtree(folder)

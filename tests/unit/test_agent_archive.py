@@ -1,4 +1,4 @@
-"""agent.pyz: the same every time, with all that agents and programs import, in parts that `kubectl apply` takes."""
+"""agent.pyz: always the same bytes, all that agents and programs import, in parts that `kubectl apply` accepts."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import pytest
 
 import paceline
 from paceline import plan as plans
-from paceline.backends.kubernetes import render
-from paceline.backends.kubernetes.archive import agent_archive
+from paceline.backends.kubernetes.objects import run_objects
+from paceline.backends.kubernetes.payload.agent_archive import agent_archive
 from paceline.job import load_text
 from support import served
 
 PACKAGE = Path(paceline.__file__).parent
 FOLDERS = ("agent", "frameworks", "jax", "runtime", "storage", "tensorflow", "torch")
-MODULES = ("__init__.py", "keras.py", "plan.py")
+MODULES = ("__init__.py", "errors.py", "keras.py", "plan.py")
 MOST = 150_000  # bytes of an object; `kubectl apply` keeps a copy of it in an annotation, which has room for 262,144
 JOB = "{name: digits, framework: none, command: [python], code: image, tensorboard: true, kubernetes: {image: any}}"
 
 
 def sources() -> dict[str, str]:
-    """Of the archive, by their paths in it."""
+    """The sources in the archive, by path."""
     with zipfile.ZipFile(io.BytesIO(agent_archive())) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-# ---- what is in it
+# ---- contents
 
 
 def test_the_same_sources_give_the_same_bytes() -> None:
@@ -44,51 +44,51 @@ def test_the_same_sources_give_the_same_bytes() -> None:
         assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
-def test_it_holds_what_agents_and_programs_need_and_nothing_else() -> None:
+def test_the_archive_contains_only_what_agents_and_programs_need() -> None:
     paths = [
         *(PACKAGE / name for name in MODULES),
         *(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")),
     ]
-    held = sources()
-    del held["__main__.py"]
-    assert held.keys() == {f"paceline/{path.relative_to(PACKAGE)}" for path in paths}
+    archived = sources()
+    del archived["__main__.py"]
+    assert archived.keys() == {f"paceline/{path.relative_to(PACKAGE)}" for path in paths}
     for path in paths:
-        sent = held[f"paceline/{path.relative_to(PACKAGE)}"]
-        assert statements(sent) == statements(path.read_text()), path
+        source = archived[f"paceline/{path.relative_to(PACKAGE)}"]
+        assert statements(source) == statements(path.read_text()), path
 
 
-def test_a_new_folder_below_those_is_sent_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_subfolder_is_included_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "paceline"
-    for name in (*MODULES, *(f"{folder}/__init__.py" for folder in FOLDERS), "agent/net/tls.py", "view/state.py"):
+    for name in (*MODULES, *(f"{folder}/__init__.py" for folder in FOLDERS), "agent/net/tls.py", "view/run_state.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).touch()
     monkeypatch.setattr(paceline, "__file__", str(package / "__init__.py"))
-    assert "paceline/agent/net/tls.py" in sources() and "paceline/view/state.py" not in sources()
+    assert "paceline/agent/net/tls.py" in sources() and "paceline/view/run_state.py" not in sources()
 
 
 def statements(source: str) -> list[tuple[int, str]]:
-    """All but docstrings, each with its line, so that a traceback says where it was."""
-    made = compile(source, "", "exec", optimize=2, dont_inherit=True)
-    found, codes = [], [made]
+    """All code except docstrings, with line numbers, so that tracebacks point to the right line."""
+    module_code = compile(source, "", "exec", optimize=2, dont_inherit=True)
+    entries, codes = [], [module_code]
     while codes:
         code = codes.pop()
-        found += [(line or 0, code.co_name) for *_, line in code.co_lines()]
-        found.append((code.co_firstlineno, code.co_code.hex()))
+        entries += [(line or 0, code.co_name) for *_, line in code.co_lines()]
+        entries.append((code.co_firstlineno, code.co_code.hex()))
         codes += [each for each in code.co_consts if hasattr(each, "co_code")]
-    return found
+    return entries
 
 
-# ---- what it imports
+# ---- imports
 
 
-def test_it_imports_nothing_of_paceline_that_it_does_not_hold() -> None:
+def test_the_archive_contains_every_paceline_module_that_it_imports() -> None:
     assert list(missing(sources())) == []
 
 
-def test_a_missing_module_is_seen_however_it_is_imported() -> None:
+def test_a_missing_module_is_detected_however_it_is_imported() -> None:
     lines = {
-        "import paceline.view.state": "paceline.view.state",
-        "from paceline.view.state import read": "paceline.view.state",
+        "import paceline.view.run_state": "paceline.view.run_state",
+        "from paceline.view.run_state import read": "paceline.view.run_state",
         "from paceline.view import state": "paceline.view",
         "from paceline import view": "paceline.view",
         "from .. import view": "paceline.view",
@@ -96,22 +96,22 @@ def test_a_missing_module_is_seen_however_it_is_imported() -> None:
         "from paceline.agent import captain": "paceline.agent.captain",
     }
     for line, absent in lines.items():
-        held = {"paceline/__init__.py": "", "paceline/agent/__init__.py": "", "paceline/agent/pod.py": line}
-        assert f"paceline/agent/pod.py imports {absent}" in list(missing(held)), line
+        archived = {"paceline/__init__.py": "", "paceline/agent/__init__.py": "", "paceline/agent/pod.py": line}
+        assert f"paceline/agent/pod.py imports {absent}" in list(missing(archived)), line
     for line in ("import json", "from paceline import report", "if TYPE_CHECKING:\n    from paceline import view"):
         assert list(missing({"paceline/__init__.py": "def report(): pass", "paceline/plan.py": line})) == [], line
 
 
-def missing(held: Mapping[str, str]) -> Iterator[str]:
-    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in held}
-    for name, source in held.items():
+def missing(archived: Mapping[str, str]) -> Iterator[str]:
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in archived}
+    for name, source in archived.items():
         for module in imported(name, source):
             if module not in modules:
                 yield f"{name} imports {module}"
 
 
 def imported(name: str, source: str) -> Iterator[str]:
-    """The modules of Paceline that a source imports when it runs, at its top or anywhere in it."""
+    """The Paceline modules that a source imports at run time, anywhere in it."""
     package = name.split("/")[:-1]
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -125,7 +125,7 @@ def imported(name: str, source: str) -> Iterator[str]:
             module = ".".join([*above, *filter(None, [node.module])])
             if module.split(".")[0] == "paceline":
                 yield module
-                # The rest are names within the module.
+                # Other names are defined in the module.
                 yield from filter(is_module, (f"{module}.{each.name}" for each in node.names))
 
 
@@ -134,11 +134,11 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-# ---- how it is carried
+# ---- ConfigMaps
 
 
-def carried(objects: list[served.Object]) -> bytes:
-    """What the ConfigMaps of the agent hold, in the order of their names; each of them is small enough."""
+def joined_parts(objects: list[served.Object]) -> bytes:
+    """The parts in the agent's ConfigMaps, joined in the order of their names; checks that each is small enough."""
     maps = {each["metadata"]["name"]: each for each in objects if each["kind"] == "ConfigMap"}
     assert max(len(json.dumps(each)) for each in maps.values()) < MOST
     agents = sorted(name for name in maps if "-agent-" in name)
@@ -148,7 +148,7 @@ def carried(objects: list[served.Object]) -> bytes:
 
 
 def volumes(pod: served.Object) -> list[str]:
-    """The ConfigMaps that its volume of the agent has."""
+    """The ConfigMaps in the agent volume of a pod."""
     (volume,) = [each for each in pod["volumes"] if each["name"] == "paceline-agent"]
     return [source["configMap"]["name"] for source in volume["projected"]["sources"]]
 
@@ -156,11 +156,11 @@ def volumes(pod: served.Object) -> list[str]:
 @pytest.mark.parametrize("archive", [agent_archive(), random.Random(1).randbytes(1 << 20)], ids=["own", "big"])
 def test_kubectl_apply_can_keep_a_copy_of_each_part(archive: bytes, tmp_path: Path) -> None:
     plan = plans.make(load_text(JOB, "job.yaml", tmp_path, cluster=True).job)
-    run = render.render(plan, "digits-3f9a", archive)
+    run = run_objects.render(plan, "digits-3f9a", archive)
     serves = served.rendered("tensorflow-serving", tmp_path, agent=archive)
     for objects, name in ((run, "digits-3f9a-agent-"), (serves, "digits-3f9a-serve-agent-")):
-        assert carried(objects) == archive
-        made = [each["metadata"]["name"] for each in objects if each["metadata"]["name"].startswith(name)]
-        assert len(made) > (1 if len(archive) < 1 << 20 else 10)
+        assert joined_parts(objects) == archive
+        config_maps = [each["metadata"]["name"] for each in objects if each["metadata"]["name"].startswith(name)]
+        assert len(config_maps) > (1 if len(archive) < 1 << 20 else 10)
         pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("Job", "Deployment")]
-        assert [volumes(pod) for pod in pods] == [made] * len(pods)
+        assert [volumes(pod) for pod in pods] == [config_maps] * len(pods)

@@ -1,4 +1,4 @@
-"""What programs are given where AMX instructions are announced and not allowed; the probe itself: tests/local."""
+"""Variables for programs if AMX instructions are announced but not allowed; the probe itself: tests/local."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str | None]:
-    """A CPU that announces AMX, with a cache folder of its own. What the probe finds, in this order."""
+    """A CPU that announces AMX, and a separate cache folder. The list takes the probe's results, in order."""
     answers: list[str | None] = []
     monkeypatch.delenv(amx.OVERRIDE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(amx, "_announced", lambda: True)
+    monkeypatch.setattr(amx, "_is_reported", lambda: True)
     monkeypatch.setattr(amx, "probe", lambda: answers.pop(0))
     return answers
 
@@ -30,7 +30,7 @@ def test_a_cpu_that_traps_gets_a_limit_that_avoids_amx(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("state", [amx.WORKS, amx.ABSENT])
-def test_any_other_cpu_gets_none(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_cpu_gets_no_limit(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(amx.OVERRIDE, state)
     assert amx.environment({}) == {}
 
@@ -41,12 +41,12 @@ def test_a_limit_that_the_user_has_set_is_kept(name: str, monkeypatch: pytest.Mo
     assert amx.environment({name: "AVX2"}) == {}
 
 
-def test_where_the_probe_cannot_tell_no_limit_is_set_and_it_runs_again(announced: list[str | None]) -> None:
+def test_an_inconclusive_probe_sets_no_limit_and_runs_again(announced: list[str | None]) -> None:
     announced += [None, amx.TRAPS]
     assert [amx.state(), amx.state()] == [amx.ABSENT, amx.TRAPS]
 
 
-def test_what_another_user_has_put_there_is_not_believed(
+def test_a_cache_file_of_another_user_is_not_trusted(
     announced: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "paceline"
@@ -58,17 +58,17 @@ def test_what_another_user_has_put_there_is_not_believed(
     assert amx.state() == amx.TRAPS
     assert (tmp_path / "theirs").read_text() == planted, "written through a link"
     (folder / "amx.json").unlink()
-    os.mkfifo(folder / "amx.json")  # of which nobody writes the other end
+    os.mkfifo(folder / "amx.json")  # with no writer at the other end
     announced.append(amx.TRAPS)
     assert amx.state() == amx.TRAPS
     (folder / "amx.json").write_text(planted)
-    somebody = os.geteuid() + 1
-    monkeypatch.setattr("os.geteuid", lambda: somebody)
+    other_user = os.geteuid() + 1
+    monkeypatch.setattr("os.geteuid", lambda: other_user)
     announced.append(amx.TRAPS)
     assert amx.state() == amx.TRAPS
 
 
-def test_the_probe_runs_once_and_its_answer_is_remembered(announced: list[str | None], tmp_path: Path) -> None:
+def test_the_probe_runs_once_and_its_answer_is_cached(announced: list[str | None], tmp_path: Path) -> None:
     announced.append(amx.TRAPS)
     assert [amx.state(), amx.state()] == [amx.TRAPS, amx.TRAPS]
     assert announced == []
@@ -76,7 +76,7 @@ def test_the_probe_runs_once_and_its_answer_is_remembered(announced: list[str | 
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "cached",
     [
         json.dumps({"boot": "another", "amx": "works"}),
         json.dumps({"boot": BOOT.read_text().strip(), "amx": "perhaps"}),
@@ -85,37 +85,35 @@ def test_the_probe_runs_once_and_its_answer_is_remembered(announced: list[str | 
         "",
     ],
 )
-def test_what_another_start_of_the_machine_or_nobody_has_written_is_not_believed(
-    kept: str, announced: list[str | None], tmp_path: Path
-) -> None:
+def test_a_stale_or_invalid_cache_file_is_not_trusted(cached: str, announced: list[str | None], tmp_path: Path) -> None:
     (tmp_path / "paceline").mkdir()
-    (tmp_path / "paceline" / "amx.json").write_text(kept)
+    (tmp_path / "paceline" / "amx.json").write_text(cached)
     announced.append(amx.TRAPS)
     assert amx.state() == amx.TRAPS
 
 
-def test_where_nothing_can_be_remembered_the_probe_runs_again(
+def test_the_probe_runs_again_if_its_answer_cannot_be_cached(
     announced: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "paceline").write_text("a file, not a folder")
     announced += [amx.TRAPS, amx.WORKS, amx.TRAPS]
     assert [amx.state(), amx.state()] == [amx.TRAPS, amx.WORKS]
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where there is no home
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as if there were no home folder
     monkeypatch.chdir(tmp_path)
     assert amx.state() == amx.TRAPS
     assert [path.name for path in tmp_path.iterdir()] == ["paceline"]
 
 
-def test_where_it_is_not_announced_nothing_is_probed(
+def test_nothing_is_probed_if_amx_is_not_announced(
     announced: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amx, "_announced", lambda: False)
+    monkeypatch.setattr(amx, "_is_reported", lambda: False)
     assert amx.state() == amx.ABSENT
 
 
 @pytest.mark.parametrize(
-    ("state", "given", "reason"),
+    ("state", "variables", "reason"),
     [
         (amx.TRAPS, {}, f"{amx.FINDING}; set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 to avoid them"),
         (amx.TRAPS, {"ONEDNN_MAX_CPU_ISA": "ALL"}, f"{amx.FINDING}; set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"),
@@ -127,7 +125,7 @@ def test_where_it_is_not_announced_nothing_is_probed(
     ],
 )
 def test_a_death_by_sigill_has_a_likely_reason(
-    state: str, given: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+    state: str, variables: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(amx.OVERRIDE, state)
-    assert reason in amx.likely_reason(given)
+    assert reason in amx.likely_reason(variables)

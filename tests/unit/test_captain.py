@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
-from paceline.agent import events as ev
-from paceline.storage.manifest import File, Id
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.storage.snapshots.manifest import File, SnapshotId
 from support.worlds import LEASE, World, make_plan, up
+
+Kind = TypeVar("Kind")
 
 
 def generations(world: World) -> set[int]:
@@ -47,7 +50,7 @@ def test_a_dead_evaluator_restarts_alone() -> None:
     assert generations(world) == {1}
 
 
-def test_a_broken_evaluator_is_given_up_and_training_goes_on() -> None:
+def test_a_broken_evaluator_is_given_up_and_training_continues() -> None:
     world = up(make_plan(2, evaluator=True))
     for _ in range(2):
         world.exit("evaluator-0", "program-error", "x.py:1")
@@ -55,7 +58,7 @@ def test_a_broken_evaluator_is_given_up_and_training_goes_on() -> None:
         world.pass_time(5)
         world.deliver_all()
     assert names(world) == ["worker-0", "worker-1"]
-    assert "given up" in world.last("warning")["text"]
+    assert "gave up on evaluator-0" in world.last("warning")["text"]
     for task in ("worker-0", "worker-1"):
         world.exit(task, "")
     world.deliver_all()
@@ -72,7 +75,7 @@ def test_parameter_server_worker_restarts_alone_and_all_with_ps_or_chief() -> No
     world.deliver_all()
     assert {n: p.attempt for n, p in world.running()} == {"worker-0": 2, "worker-1": 3, "chief-0": 2, "ps-0": 2}
     assert world.captain.generation == 2
-    assert [(record["cause"], record["task"]) for record in world.captain.failing.restarts] == [
+    assert [(record.cause, record.task) for record in world.captain.failures.restarts] == [
         ("signal", "worker-1"),
         ("signal", "ps-0"),
     ]
@@ -135,11 +138,11 @@ def test_the_same_program_error_after_progress_is_tried_again() -> None:
         world.exit("worker-0", "program-error", "train.py:10")
         world.deliver_all()
         assert len(world.running()) == 2
-    assert [record["cause"] for record in world.captain.failing.restarts] == ["program-error"] * 3
+    assert [record.cause for record in world.captain.failures.restarts] == ["program-error"] * 3
 
 
-def test_the_loss_of_a_peer_twice_is_no_such_error() -> None:
-    """A chief whose worker has not found the new ps yet, say: there, nobody else has failed."""
+def test_losing_a_peer_twice_is_not_a_repeated_program_error() -> None:
+    """For example, a chief whose worker has not found the new ps yet: no other task has failed."""
     world = up(make_plan(2, limit=2, hang_after=None))
     for _ in range(2):
         world.exit("worker-0", "program-error", "tf.py:1", survivor=True)
@@ -152,7 +155,7 @@ def test_the_loss_of_a_peer_twice_is_no_such_error() -> None:
     assert world.over is not None and "restart.limit is 2" in world.over.reason
 
 
-def test_steps_that_were_done_before_are_no_progress() -> None:
+def test_repeated_steps_are_not_progress() -> None:
     world = up(make_plan(2, limit=2, hang_after=None))
     for _ in range(3):
         world.step(5)
@@ -176,10 +179,10 @@ def test_restarts_without_progress_wait_longer_each_time() -> None:
 
 
 @pytest.mark.parametrize("order", [["survivor", "culprit"], ["culprit", "survivor"]])
-def test_the_cause_is_never_a_survivors(order: list[str]) -> None:
+def test_the_cause_is_never_the_error_of_a_survivor(order: list[str]) -> None:
     world = up(make_plan(2))
-    for who in order:
-        if who == "survivor":
+    for kind in order:
+        if kind == "survivor":
             world.exit("worker-0", "program-error", "tf.py:1", survivor=True)
         else:
             world.exit("worker-1", "signal")
@@ -187,7 +190,7 @@ def test_the_cause_is_never_a_survivors(order: list[str]) -> None:
     assert (world.last("restart")["cause"], world.last("restart")["task"]) == ("signal", "worker-1")
 
 
-def test_a_lost_host_is_the_cause_though_survivors_speak_first() -> None:
+def test_a_lost_host_is_the_cause_even_if_survivors_report_first() -> None:
     world = up(make_plan(2))
     world.disconnect("worker-host-1")
     world.exit("worker-0", "program-error", "tf.py:1", survivor=True)
@@ -201,7 +204,7 @@ def test_a_lost_host_is_the_cause_though_survivors_speak_first() -> None:
     assert generations(world) == {2}
 
 
-def test_a_short_cut_of_the_connection_is_not_noticed_by_training() -> None:
+def test_a_short_disconnection_does_not_affect_training() -> None:
     world = up(make_plan(2))
     world.disconnect("worker-host-1")
     world.pass_time(3)
@@ -211,7 +214,7 @@ def test_a_short_cut_of_the_connection_is_not_noticed_by_training() -> None:
     assert generations(world) == {1} and "restart" not in world.kinds()
 
 
-def test_an_agent_that_was_started_again_has_lost_its_tasks() -> None:
+def test_a_restarted_agent_has_lost_its_tasks() -> None:
     world = up(make_plan(2))
     world.agent_dies("worker-host-0")
     world.join("worker-host-0")
@@ -220,7 +223,7 @@ def test_an_agent_that_was_started_again_has_lost_its_tasks() -> None:
     assert world.last("restart")["cause"] == "host-lost"
 
 
-def test_a_replaced_host_is_awaited_until_its_lease_has_run_out() -> None:
+def test_the_captain_waits_until_the_lease_of_a_replaced_host_has_ended() -> None:
     world = up(make_plan(2))
     world.host_is_replaced("worker-host-1", dead=False)
     world.join("worker-host-1")
@@ -231,7 +234,7 @@ def test_a_replaced_host_is_awaited_until_its_lease_has_run_out() -> None:
     assert generations(world) == {2} and len(world.running()) == 2
 
 
-def test_a_host_that_is_replaced_where_it_was_is_not_awaited() -> None:
+def test_the_captain_does_not_wait_if_a_host_is_replaced_in_the_same_pod() -> None:
     world = World(make_plan(2))
     world.machines["worker-host-1"].place = "pod-1"
     world.join_all()
@@ -242,7 +245,7 @@ def test_a_host_that_is_replaced_where_it_was_is_not_awaited() -> None:
     assert generations(world) == {2} and len(world.running()) == 2
 
 
-def test_a_captain_back_within_the_lease_adopts_the_generation() -> None:
+def test_a_captain_that_returns_within_the_lease_adopts_the_generation() -> None:
     world = up(make_plan(2, evaluator=True))
     world.step(7)
     world.restart_captain()
@@ -271,7 +274,7 @@ def test_a_captain_without_notes_learns_from_its_members() -> None:
     assert generations(world) == {3}
 
 
-def test_a_captain_back_after_the_lease_numbers_higher() -> None:
+def test_a_captain_that_returns_after_the_lease_forms_the_next_generation() -> None:
     world = up(make_plan(2))
     world.restart_captain()
     world.pass_time(LEASE + 2)
@@ -283,7 +286,7 @@ def test_a_captain_back_after_the_lease_numbers_higher() -> None:
     assert generations(world) == {2} and len(world.running()) == 2
 
 
-def test_missing_members_end_the_wait_with_their_names() -> None:
+def test_a_start_timeout_names_the_missing_members() -> None:
     world = World(make_plan(3, start=30))
     world.join("worker-host-0")
     world.pass_time(31)
@@ -294,13 +297,13 @@ def test_missing_members_end_the_wait_with_their_names() -> None:
     assert waits and waits[0]["missing"] == ["worker-host-1", "worker-host-2"]
 
 
-def test_hours_in_a_queue_are_no_failure_before_the_first_host() -> None:
+def test_the_wait_for_the_first_host_is_not_limited() -> None:
     world = World(make_plan(3, start=30))
     world.pass_time(500)
     assert world.over is None
 
 
-def test_no_step_for_hang_after_is_a_hang_of_the_group() -> None:
+def test_a_group_without_a_step_for_hang_after_hangs() -> None:
     world = up(make_plan(2, hang_after=20))
     world.step(1)
     for _ in range(19):
@@ -314,7 +317,7 @@ def test_no_step_for_hang_after_is_a_hang_of_the_group() -> None:
     assert generations(world) == {2}
 
 
-def test_output_counts_until_steps_are_reported() -> None:
+def test_output_counts_as_progress_until_steps_are_reported() -> None:
     world = up(make_plan(2, hang_after=20))
     for _ in range(50):
         world.output()
@@ -335,7 +338,7 @@ def test_an_unset_hang_after_grows_with_the_longest_gap() -> None:
     assert "hang" in world.kinds()
 
 
-def test_ps_and_evaluator_are_never_judged() -> None:
+def test_ps_and_evaluator_are_not_checked_for_hangs() -> None:
     world = up(make_plan(1, ps=1, chief=True, evaluator=True, hang_after=20))
     for step in range(1, 60):
         world.step(step, ["chief-0"])
@@ -343,7 +346,7 @@ def test_ps_and_evaluator_are_never_judged() -> None:
     assert "hang" not in world.kinds()
 
 
-def test_a_chief_that_hangs_takes_its_workers_along() -> None:
+def test_a_chief_that_hangs_restarts_its_workers_too() -> None:
     world = up(make_plan(2, ps=1, chief=True, hang_after=20))
     world.step(1, ["chief-0"])
     world.pass_time(25)
@@ -351,7 +354,7 @@ def test_a_chief_that_hangs_takes_its_workers_along() -> None:
     assert {n: p.attempt for n, p in world.running()} == {"chief-0": 2, "worker-0": 2, "worker-1": 2, "ps-0": 2}
 
 
-def test_a_worker_that_reports_steps_is_judged_by_itself() -> None:
+def test_a_worker_that_reports_steps_is_checked_for_hangs_on_its_own() -> None:
     world = up(make_plan(2, ps=1, hang_after=20))
     world.step(1)
     for step in range(2, 30):
@@ -371,7 +374,7 @@ def test_the_runtime_limit_has_its_own_reason() -> None:
 
 
 @pytest.mark.parametrize("clock", [{"wall": 1e9}, {"wall": 1.0}, {"ahead": -900.0}])
-def test_the_runtime_limit_goes_on_with_the_next_captain_whatever_its_clock_says(clock: dict[str, float]) -> None:
+def test_the_runtime_limit_continues_with_the_next_captain_whatever_its_clock_says(clock: dict[str, float]) -> None:
     world = up(make_plan(2, runtime=100, hang_after=None))
     world.pass_time(60)
     world.restart_captain(**clock)
@@ -386,7 +389,7 @@ def test_the_runtime_limit_goes_on_with_the_next_captain_whatever_its_clock_says
 
 def test_stop_ends_everything() -> None:
     world = up(make_plan(2, evaluator=True))
-    world.tell(ev.Stop("a person said so"))
+    world.tell(ev.StopRequested("a person said so"))
     world.deliver_all()
     assert world.running() == [] and world.over is not None
     assert (world.over.status, world.over.reason) == ("stopped", "a person said so")
@@ -400,22 +403,22 @@ def test_recovery_is_timed_from_failure_to_the_next_step() -> None:
     world.now += 1.5
     world.step(11)
     assert world.last("recovered")["first_step_after_s"] == pytest.approx(1.5)
-    assert world.captain.failing.restarts[0]["first_step_after_s"] == pytest.approx(1.5)
+    assert world.captain.failures.restarts[0].first_step_after_s == pytest.approx(1.5)
 
 
-def test_a_stop_while_the_captain_returns_still_gives_grace() -> None:
+def test_a_stop_while_the_captain_returns_still_grants_the_grace() -> None:
     world = up(make_plan(2))
     world.restart_captain()
-    world.tell(ev.Stop("a person said so"))
-    assert world.over is None, "nobody has said yet what runs"
+    world.tell(ev.StopRequested("a person said so"))
+    assert world.over is None, "no member has reported its tasks yet"
     world.join_all()
-    ends = [end for machine in world.machines.values() for end in machine.inbox if isinstance(end, ev.End)]
+    ends = [end for machine in world.machines.values() for end in machine.inbox if isinstance(end, ins.EndTasks)]
     assert [(end.how, end.grace) for end in ends] == [("term", world.plan.limits.grace)] * 2
     world.deliver_all()
     assert world.over is not None and world.over.status == "stopped"
 
 
-def test_a_death_after_adoption_is_seen() -> None:
+def test_a_death_after_adoption_is_noticed() -> None:
     world = up(make_plan(2))
     world.restart_captain()
     world.join("worker-host-0")
@@ -427,21 +430,21 @@ def test_a_death_after_adoption_is_seen() -> None:
     assert generations(world) == {2} and len(world.running()) == 2
 
 
-def test_a_captain_that_dies_in_a_back_off_counts_nothing_twice() -> None:
+def test_a_captain_that_dies_during_a_back_off_counts_no_restart_twice() -> None:
     world = up(make_plan(2, hang_after=None))
     for _ in range(2):
         world.exit("worker-0", "signal")
         world.deliver_all()
-    assert len(world.captain.failing.restarts) == 2, "the second restart waits"
+    assert len(world.captain.failures.restarts) == 2, "the second restart waits"
     world.restart_captain()
     world.join_all()
     world.pass_time(LEASE + 5)
     world.deliver_all()
-    assert [record["cause"] for record in world.captain.failing.restarts] == ["signal", "signal"]
+    assert [record.cause for record in world.captain.failures.restarts] == ["signal", "signal"]
     assert len(world.running()) == 2
 
 
-def test_a_cause_met_while_the_captain_was_away_is_kept() -> None:
+def test_a_failure_while_the_captain_was_away_is_the_cause() -> None:
     world = up(make_plan(2))
     world.restart_captain()
     world.exit("worker-1", "program-error", "train.py:3")
@@ -450,17 +453,17 @@ def test_a_cause_met_while_the_captain_was_away_is_kept() -> None:
     assert (world.last("restart")["cause"], world.last("restart")["task"]) == ("program-error", "worker-1")
 
 
-def test_a_member_that_dials_again_while_the_run_ends_keeps_its_grace() -> None:
+def test_a_member_that_reconnects_while_the_run_ends_keeps_its_grace() -> None:
     world = up(make_plan(2))
-    world.tell(ev.Stop("stop"))
+    world.tell(ev.StopRequested("stop"))
     world.disconnect("worker-host-1")
     world.now += 1
     world.join("worker-host-1")
-    (end,) = [end for end in world.machines["worker-host-1"].inbox if isinstance(end, ev.End)]
+    (end,) = [end for end in world.machines["worker-host-1"].inbox if isinstance(end, ins.EndTasks)]
     assert end.how == "term" and 0 < end.grace < world.plan.limits.grace
 
 
-def test_a_recovery_is_timed_though_the_captain_died_in_between() -> None:
+def test_a_recovery_is_timed_even_if_the_captain_died_in_between() -> None:
     world = up(make_plan(2))
     world.step(10)
     world.exit("worker-0", "signal")
@@ -469,66 +472,63 @@ def test_a_recovery_is_timed_though_the_captain_died_in_between() -> None:
     world.join_all()
     world.now += 2
     world.step(11)
-    assert world.captain.failing.restarts[0]["first_step_after_s"] == pytest.approx(2)
+    assert world.captain.failures.restarts[0].first_step_after_s == pytest.approx(2)
 
 
-def test_a_snapshot_of_the_group_that_is_asked_for_early_is_agreed_on_once_all_tasks_listen() -> None:
+def test_an_early_request_for_a_group_snapshot_is_agreed_on_once_all_tasks_listen() -> None:
     world = up(make_plan(2))
-    world.tell(ev.Beat("worker-host-0", {}, asking=("worker-0",)))
-    world.tell(ev.SaveNow("worker-host-0", "worker-0"))
-    assert not asked_to_agree(world)
-    world.tell(ev.Beat("worker-host-1", {}, asking=("worker-1",)))
-    assert asked_to_agree(world) == {"worker-host-0", "worker-host-1"}
+    world.tell(ev.Heartbeat("worker-host-0", 1, {}, asking=("worker-0",)))
+    world.tell(ev.SaveRequested("worker-host-0", "worker-0"))
+    assert not hosts_asked_to_agree(world)
+    world.tell(ev.Heartbeat("worker-host-1", 1, {}, asking=("worker-1",)))
+    assert hosts_asked_to_agree(world) == {"worker-host-0", "worker-host-1"}
 
 
-def agreed(world: World) -> None:
-    """All tasks listen, one host has to go, and all have agreed on a step."""
+def agree_on_a_step(world: World) -> None:
+    """All tasks listen, one host has to leave, and all tasks have agreed on a step."""
     for number in range(2):
-        world.tell(ev.Beat(f"worker-host-{number}", {}, asking=(f"worker-{number}",)))
-    world.tell(ev.Leaving("worker-host-1", "SIGTERM"))
+        world.tell(ev.Heartbeat(f"worker-host-{number}", 1, {}, asking=(f"worker-{number}",)))
+    world.tell(ev.HostLeaving("worker-host-1", "SIGTERM"))
     for say in ("here", "yes"):
         for number in range(2):
-            world.tell(ev.Agrees(f"worker-host-{number}", f"worker-{number}", say, 1, 3))
-    assert told(world, "agree")[-1]["words"]["say"] == "go"
+            world.tell(ev.AgreementReply(f"worker-host-{number}", f"worker-{number}", say, 1, 3))
+    assert received(world, ins.AgreeOnStep)[-1].words["say"] == "go"
 
 
-def told(world: World, kind: str) -> list[dict[str, Any]]:
-    inbox = world.machines["worker-host-1"].inbox
-    return [each.message for each in inbox if isinstance(each, ev.Say) and each.message["type"] == kind]
+def received(world: World, kind: type[Kind]) -> list[Kind]:
+    return [each for each in world.machines["worker-host-1"].inbox if isinstance(each, kind)]
 
 
-def commits(world: World, step: int) -> None:
-    id = Id(step, 1)
-    world.tell(ev.Saved("worker-host-0", "worker-0", id, 1, {}))
+def commit_step(world: World, step: int) -> None:
+    id = SnapshotId(step, 1)
+    world.tell(ev.PartSaved("worker-host-0", "worker-0", id, 1, {}))
     world.place.sent.add(("worker-0", id))
-    world.tell(ev.Stored("worker-host-0", "worker-0", id, (File("state", 1, "0" * 64),)))
+    world.tell(ev.PartStored("worker-host-0", "worker-0", id, (File("state", 1, "0" * 64),)))
     world.answer()
 
 
-def test_a_host_that_has_to_go_waits_for_the_snapshot_that_was_agreed_on_not_for_one_that_was_on_its_way() -> None:
+def test_a_leaving_host_waits_for_the_agreed_snapshot_and_not_for_an_earlier_one() -> None:
     world = up(make_plan(2))
-    agreed(world)
-    world.tell(ev.Agrees("worker-host-0", "worker-0", "saves", 1, 9, step=105))
-    commits(world, 100)
-    assert told(world, "farewell") == []
-    commits(world, 105)
-    assert len(told(world, "farewell")) == 1
+    agree_on_a_step(world)
+    world.tell(ev.AgreementReply("worker-host-0", "worker-0", "saves", 1, 9, step=105))
+    commit_step(world, 100)
+    assert received(world, ins.ReleaseHost) == []
+    commit_step(world, 105)
+    assert len(received(world, ins.ReleaseHost)) == 1
 
 
-def test_while_tasks_are_on_their_way_to_a_step_no_other_is_agreed_on() -> None:
-    """One that is past it would save at the first, and others at the second."""
+def test_no_other_step_is_agreed_on_until_all_tasks_have_saved_at_the_first() -> None:
+    """A task that is past the first step would save at the first, and others at the second."""
     world = up(make_plan(2))
-    agreed(world)
-    before = len(told(world, "agree"))
-    world.tell(ev.SaveNow("worker-host-0", "worker-0"))
-    world.tell(ev.Agrees("worker-host-0", "worker-0", "saves", 1, 9, step=105))
-    assert len(told(world, "agree")) == before
-    world.tell(ev.Agrees("worker-host-1", "worker-1", "saves", 1, 9, step=105))
-    assert told(world, "agree")[before:][0]["words"] == {"say": "where", "which": 2}
+    agree_on_a_step(world)
+    count_before = len(received(world, ins.AgreeOnStep))
+    world.tell(ev.SaveRequested("worker-host-0", "worker-0"))
+    world.tell(ev.AgreementReply("worker-host-0", "worker-0", "saves", 1, 9, step=105))
+    assert len(received(world, ins.AgreeOnStep)) == count_before
+    world.tell(ev.AgreementReply("worker-host-1", "worker-1", "saves", 1, 9, step=105))
+    assert received(world, ins.AgreeOnStep)[count_before:][0].words == {"say": "where", "which": 2}
 
 
-def asked_to_agree(world: World) -> set[str]:
-    said = {
-        name: [each for each in machine.inbox if isinstance(each, ev.Say)] for name, machine in world.machines.items()
-    }
-    return {name for name, words in said.items() if any(each.message["type"] == "agree" for each in words)}
+def hosts_asked_to_agree(world: World) -> set[str]:
+    machines = world.machines.items()
+    return {name for name, machine in machines if any(isinstance(each, ins.AgreeOnStep) for each in machine.inbox)}

@@ -1,4 +1,4 @@
-"""The captain under any order of events: hosts, agents, connections, tasks and captains come and go as they like."""
+"""The captain under any order of events: hosts, agents, connections, tasks and captains come and go at any time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.agent import events as ev
+from paceline.agent.captain import events as ev
+from paceline.agent.transfers.requests import STORE, Failure
 from paceline.plan import GROUP, INGEST, LEAD
-from paceline.storage.manifest import parse_id
+from paceline.storage.snapshots.manifest import parse_id
 from support.worlds import LEASE, World, make_plan
 
 LIMIT = 4
@@ -85,8 +86,8 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def task_ends(self, data: Any, cause: str, survivor: bool) -> None:
         task = data.draw(st.sampled_from(self._running()))
-        place = data.draw(st.sampled_from(["a.py:1", "b.py:2"])) if cause == "program-error" else ""
-        self.world.exit(task, cause, place, survivor)
+        location = data.draw(st.sampled_from(["a.py:1", "b.py:2"])) if cause == "program-error" else ""
+        self.world.exit(task, cause, location, survivor)
 
     @precondition(lambda self: self._running())
     @rule()
@@ -97,11 +98,11 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self._running())
     @rule(data=st.data(), whole=st.booleans())
     def tasks_save(self, data: Any, whole: bool) -> None:
-        """One task all of it, or every task a part."""
+        """One task saves everything, or every task saves a part."""
         self.step += 1
-        trains = [name for name in self._running() if not name.startswith(("ps", "evaluator", "ingest"))]
-        for task in trains[:1] if whole else trains:
-            self.world.save(task, self.step, 1 if whole else len(trains))
+        training_tasks = [name for name in self._running() if not name.startswith(("ps", "evaluator", "ingest"))]
+        for task in training_tasks[:1] if whole else training_tasks:
+            self.world.save(task, self.step, 1 if whole else len(training_tasks))
 
     @precondition(lambda self: self._evaluators())
     @rule(data=st.data())
@@ -114,15 +115,15 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.evaluate(data.draw(st.sampled_from(self._evaluators())), accuracy=self.step)
 
     @rule()
-    def the_place_answers(self) -> None:
+    def the_store_answers(self) -> None:
         self.world.answer()
 
-    @rule(fails=st.sampled_from([None, None, {"kind": "store", "text": "away", "passing": True}]))
-    def the_place_fails_or_heals(self, fails: dict[str, Any] | None) -> None:
+    @rule(fails=st.sampled_from([None, None, Failure(STORE, "away", True)]))
+    def the_store_fails_or_recovers(self, fails: Failure | None) -> None:
         self.world.place.fails = fails if self.world.captain.generation else None
 
-    @rule(fails=st.sampled_from([None, {"kind": "store", "text": "read-only", "passing": True}]))
-    def the_place_takes_nothing_or_everything(self, fails: dict[str, Any] | None) -> None:
+    @rule(fails=st.sampled_from([None, Failure(STORE, "read-only", True)]))
+    def the_store_becomes_read_only_or_writable(self, fails: Failure | None) -> None:
         self.world.place.read_only = fails if self.world.captain.generation else None
 
     @rule(seconds=st.sampled_from([0.5, 2.0, LEASE + 1.5, 70.0]))
@@ -131,14 +132,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(notes=st.booleans())
     def captain_dies_and_returns(self, notes: bool) -> None:
-        known = max(machine.generation for machine in self.world.machines.values())
+        newest_on_members = max(machine.generation for machine in self.world.machines.values())
         if not self.world.is_over:
-            self.world.restart_captain(notes or known < self.world.captain.generation)
+            self.world.restart_captain(notes or newest_on_members < self.world.captain.generation)
 
     @rule(stop=st.integers(0, 9))
-    def a_person_stops_it(self, stop: int) -> None:
+    def the_user_stops_it(self, stop: int) -> None:
         if stop == 0:
-            self.world.tell(ev.Stop("stop"))
+            self.world.tell(ev.StopRequested("stop"))
 
     @invariant()
     def at_most_one_generation_lives(self) -> None:
@@ -149,8 +150,8 @@ class AnyOrder(RuleBasedStateMachine):
         running = self.world.running()
         generations = {process.generation for name, process in running if name in together}
         assert len(generations) <= 1, running
-        # Of an ingest, a captain whose notes are lost may not know that a lost host still runs it: at the place for the
-        # data they take turns.
+        # A captain whose notes are lost may not know that a lost host still runs an ingest. The two attempts take turns
+        # at the location of the data.
         names = [name for name, _ in running if name != INGEST]
         assert len(names) == len(set(names)), running
 
@@ -162,42 +163,42 @@ class AnyOrder(RuleBasedStateMachine):
         assert started == sorted(started)
 
     @invariant()
-    def what_was_told_to_be_committed_counts(self) -> None:
+    def a_reported_commit_is_on_the_chain(self) -> None:
         if not hasattr(self, "world") or not self.world.told_committed:
             return
         newest = self.world.told_committed[-1]
-        counted = self.world.place.snapshots.known().counted()
-        assert newest in counted, (newest, counted)
+        chain = self.world.place.snapshots.inventory().current()
+        assert newest in chain, (newest, chain)
         assert self.world.left is None
 
     @invariant()
-    def an_event_tells_of_what_is_recorded(self) -> None:
+    def evaluated_events_match_the_stored_evaluations(self) -> None:
         if not hasattr(self, "world"):
             return
         snapshots = self.world.place.snapshots
         for kind, _, fields in self.world.events:
             if kind == "evaluated" and (id := parse_id(fields["snapshot"])) is not None and snapshots.has(id):
-                told = snapshots.evaluation(id)
-                assert told is not None and told.metrics == fields["metrics"]
+                evaluation = snapshots.evaluation(id)
+                assert evaluation is not None and evaluation.metrics == fields["metrics"]
 
     @invariant()
-    def no_two_evaluate_the_same(self) -> None:
-        """Unless one of them is on a host that was lost, or has been replaced, and may be running."""
+    def no_two_evaluators_have_the_same_snapshot(self) -> None:
+        """Unless one evaluator is on a host that was lost or replaced and may still be running."""
         if not hasattr(self, "world"):
             return
-        there = [machine for machine in self.world.machines.values() if machine.connected]
-        given = [id for machine in there for id in machine.follows.values() if id is not None]
-        assert len(given) == len(set(given)), given
+        connected = [machine for machine in self.world.machines.values() if machine.connected]
+        snapshot_ids = [id for machine in connected for id in machine.follows.values() if id is not None]
+        assert len(snapshot_ids) == len(set(snapshot_ids)), snapshot_ids
 
     @invariant()
-    def budgets_are_kept(self) -> None:
+    def restart_budgets_are_respected(self) -> None:
         if not hasattr(self, "world"):
             return
         for unit in self.world.captain.units:
             assert all(count <= LIMIT + 1 for count in unit.budget.counts.values())
 
     def teardown(self) -> None:
-        """From wherever this ended: with all hosts back, the run runs on to its end."""
+        """From any state: with all hosts back, the run continues to its end."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -222,16 +223,21 @@ class AnyOrder(RuleBasedStateMachine):
                 for task in self._evaluators():
                     world.evaluate(task, accuracy=1.0)
                 world.deliver_all()
-        assert world.is_over, (world.captain.phase, [(u.name, u.phase, u.lacking, u.live) for u in world.captain.units])
+        assert world.is_over, (
+            world.captain.phase,
+            [(u.name, u.phase, u.not_ready, u.live) for u in world.captain.units],
+        )
         world.deliver_all()
         for host in world.machines:
-            world.disconnect(host)  # the captain has left; whoever did not hear of the end sees its lease run out
+            world.disconnect(host)  # the captain has left; the leases of members that did not receive the end run out
         world.pass_time(LEASE + 2)
         assert world.running() == []
         assert world.over is not None and world.over.status in ("succeeded", "failed", "stopped")
         if len(world.plan.tasks_of("evaluator")) == 1 and world.no_more:
             snapshots = world.place.snapshots
-            assert all(map(snapshots.evaluation, snapshots.known().counted())), "the last one was left out"
+            assert all(map(snapshots.evaluation, snapshots.inventory().current())), (
+                "the last snapshot was not evaluated"
+            )
 
 
 AnyOrder.TestCase.settings = settings(

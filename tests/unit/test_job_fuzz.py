@@ -1,4 +1,4 @@
-"""Any input at all ends in a plan or in a clear error: 5,000 examples, of which most are jobs with something wrong."""
+"""Any input results in a plan or a clear error: 5,000 examples, most of them invalid jobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from paceline import job, plan
-from paceline.job.cluster import ITEMS, Credentials, Kubernetes
+from paceline.job.kubernetes_section import ITEMS, Credentials, Kubernetes
 from paceline.job.models import Group, Job, Limits, Restart
-from paceline.job.writing import write
+from paceline.job.yaml_writer import write
 
 COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
@@ -89,56 +89,56 @@ anything = st.recursive(
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as made:
-        (Path(made) / "train.py").write_text("")
-        (Path(made) / "pkg").mkdir()
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "train.py").write_text("")
+        (Path(directory) / "pkg").mkdir()
         for name in ("__init__", "train"):
-            (Path(made) / "pkg" / f"{name}.py").write_text("")
-        yield Path(made)
+            (Path(directory) / "pkg" / f"{name}.py").write_text("")
+        yield Path(directory)
 
 
-def ends_well(text: str, folder: Path, overrides: Sequence[str] = ()) -> bool:
-    """Whether the text is a job; that it is either a plan or an error with something to read, nothing else."""
+def check_load(text: str, folder: Path, overrides: Sequence[str] = ()) -> bool:
+    """Return whether the text is a valid job. Fail unless loading ends in a plan or a readable error."""
     try:
         loaded = job.load_text(text, "job.yaml", folder, overrides)
     except job.JobError as error:
         assert error.problems and all(problem.message for problem in error.problems)
         assert str(error).strip() and all(line.isprintable() for line in str(error).split("\n"))
         return False
-    made = plan.to_json(plan.make(loaded.job))
-    assert plan.to_json(plan.make(loaded.job)) == made
-    again = job.load_text(loaded.text, "job.yaml", folder)
-    assert plan.to_json(plan.make(again.job)) == made
+    plan_json = plan.to_json(plan.make(loaded.job))
+    assert plan.to_json(plan.make(loaded.job)) == plan_json
+    reloaded = job.load_text(loaded.text, "job.yaml", folder)
+    assert plan.to_json(plan.make(reloaded.job)) == plan_json
     return True
 
 
-def paths(data: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(data: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    return [at, *(path for key, value in inner for path in paths(value, (*at, key)))]
+    return [prefix, *(path for key, value in inner for path in paths(value, (*prefix, key)))]
 
 
 @st.composite
 def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    """A job with up to three changes: a value replaced, removed, added or moved under another name."""
+    """A job with up to three changes: a value replaced, removed, added or renamed."""
     data: dict[str, Any] = copy.deepcopy(draw(st.sampled_from(JOBS)))
     for _ in range(draw(st.integers(0, 3))):
         path = draw(st.sampled_from(paths(data)[1:] or [("name",)]))
-        holder: Any = data
+        parent: Any = data
         for step in path[:-1]:
-            holder = holder[step]
+            parent = parent[step]
         change = draw(st.sampled_from(["replace", "remove", "add", "rename"]))
-        if change == "replace" or isinstance(holder, list):
-            holder[path[-1]] = draw(anything)
+        if change == "replace" or isinstance(parent, list):
+            parent[path[-1]] = draw(anything)
         elif change == "remove":
-            holder.pop(path[-1], None)
+            parent.pop(path[-1], None)
         elif change == "add":
-            holder[draw(words | st.text(max_size=8))] = draw(anything)
+            parent[draw(words | st.text(max_size=8))] = draw(anything)
         else:
-            holder[draw(words)] = holder.pop(path[-1], None)
+            parent[draw(words)] = parent.pop(path[-1], None)
     return data
 
 
-def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def optional_fields(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -152,7 +152,7 @@ letters = st.characters(codec="utf-8", exclude_characters="\0")
 variables = st.dictionaries(
     st.from_regex(r"[A-Z][A-Z0-9_]{0,5}x", fullmatch=True), st.text(letters, max_size=8), max_size=3
 )
-groups = some(replicas=st.integers(1, 4), tasks_per_host=st.integers(1, 3), **sizes)
+groups = optional_fields(replicas=st.integers(1, 4), tasks_per_host=st.integers(1, 3), **sizes)
 hosts = groups | st.lists(groups, min_size=1, max_size=3)
 command = st.lists(st.text(letters, min_size=1, max_size=8), max_size=3).map(lambda more: ["python", "train.py", *more])
 names = st.sampled_from(["a", "0", "a.b-c", "x" * 253])
@@ -178,7 +178,7 @@ sources = st.one_of(
     st.fixed_dictionaries({"empty": sizes["memory"]}, optional={"read_only": st.booleans()}),
 )
 volumes = st.lists(sources, max_size=3).map(
-    lambda found: [{"mount": f"/mnt/{number}/", **source} for number, source in enumerate(found)]
+    lambda items: [{"mount": f"/mnt/{number}/", **source} for number, source in enumerate(items)]
 )
 tolerations = st.one_of(
     st.fixed_dictionaries({"key": keys}, optional={"value": st.just("a"), "effect": st.just("NoSchedule")}),
@@ -186,16 +186,16 @@ tolerations = st.one_of(
         {"operator": st.just("Exists"), "effect": st.just("NoExecute"), "seconds": st.integers(0, 9)}
     ),
 )
-rest = some(
+other_fields = optional_fields(
     env=variables,
     code=st.sampled_from([".", "./pkg/..", "image"]),
     tensorboard=st.booleans()
-    | some(image=st.just("a/b"), ingress=some(tls=names).map(lambda tls: {"host": "a.b", **tls})),
+    | optional_fields(image=st.just("a/b"), ingress=optional_fields(tls=names).map(lambda tls: {"host": "a.b", **tls})),
     export=st.just({"command": ["python", "train.py"]}),
     credentials=st.fixed_dictionaries({"secret": names, "file": st.sampled_from(["a", ".b", "c_D.json"])}),
-    restart=some(limit=st.integers(0, 20), hang_after=times, warm=st.booleans()),
-    limits=some(start=times, runtime=times, grace=times, keep_finished=times),
-    kubernetes=some(
+    restart=optional_fields(limit=st.integers(0, 20), hang_after=times, warm=st.booleans()),
+    limits=optional_fields(start=times, runtime=times, grace=times, keep_finished=times),
+    kubernetes=optional_fields(
         image=st.just("a/b:c"),
         namespace=st.just("1a"),
         context=st.text(letters, max_size=4).map("c".__add__),
@@ -215,7 +215,7 @@ rest = some(
     **sizes,
 )
 chief = st.fixed_dictionaries({"tasks_per_host": st.just(1)}, optional={"env": variables})
-right_jobs = st.one_of(
+valid_jobs = st.one_of(
     st.fixed_dictionaries(
         {"framework": st.sampled_from(["torch", "jax", "none"])},
         optional={"roles": st.fixed_dictionaries({"worker": hosts})},
@@ -239,24 +239,24 @@ right_jobs = st.one_of(
 )
 
 
-def test_the_unchanged_jobs_are_right(folder: Path) -> None:
+def test_the_unchanged_jobs_are_valid(folder: Path) -> None:
     for data in JOBS:
-        assert ends_well(write(data), folder)
+        assert check_load(write(data), folder)
 
 
 @settings(max_examples=1750, **COMMON)
 @given(data=mutated())
-def test_jobs_with_something_changed(data: dict[str, Any], folder: Path) -> None:
-    ends_well(json.dumps(data), folder)
+def test_changed_jobs(data: dict[str, Any], folder: Path) -> None:
+    check_load(json.dumps(data), folder)
 
 
 @settings(max_examples=750, **COMMON)
-@given(kind=right_jobs, rest=rest, command=command, as_json=st.booleans())
-def test_jobs_that_are_right(
-    kind: dict[str, Any], rest: dict[str, Any], command: list[str], as_json: bool, folder: Path
+@given(kind=valid_jobs, other_fields=other_fields, command=command, as_json=st.booleans())
+def test_valid_jobs(
+    kind: dict[str, Any], other_fields: dict[str, Any], command: list[str], as_json: bool, folder: Path
 ) -> None:
-    data = {"name": "right", "command": command, **kind, **rest}
-    assert ends_well(json.dumps(data) if as_json else write(data), folder)
+    data = {"name": "right", "command": command, **kind, **other_fields}
+    assert check_load(json.dumps(data) if as_json else write(data), folder)
 
 
 @settings(max_examples=750, **COMMON)
@@ -274,7 +274,7 @@ def test_jobs_that_are_right(
     ),
 )
 def test_overrides(data: dict[str, Any], overrides: list[str], folder: Path) -> None:
-    ends_well(write(data), folder, overrides)
+    check_load(write(data), folder, overrides)
 
 
 PIECES = ["name: a\n", "framework: torch\n", "command: [python, train.py]\n", "roles:\n", "  worker: {replicas: 2}\n"]
@@ -321,21 +321,23 @@ SPACES = [
 @settings(max_examples=750, **COMMON)
 @given(pieces=st.lists(st.sampled_from(PIECES) | st.sampled_from(SIGNS) | st.sampled_from(SPACES) | words, max_size=25))
 def test_pieces_of_yaml_in_any_order(pieces: list[str], folder: Path) -> None:
-    ends_well("".join(pieces), folder)
+    check_load("".join(pieces), folder)
 
 
 @settings(max_examples=500, **COMMON)
-@given(data=st.sampled_from(JOBS), at=st.floats(0, 1), cut=st.integers(0, 12), put=st.text(max_size=6))
-def test_text_damaged_in_one_place(data: dict[str, Any], at: float, cut: int, put: str, folder: Path) -> None:
+@given(data=st.sampled_from(JOBS), position=st.floats(0, 1), cut=st.integers(0, 12), inserted=st.text(max_size=6))
+def test_text_damaged_at_one_position(
+    data: dict[str, Any], position: float, cut: int, inserted: str, folder: Path
+) -> None:
     text = write(data)
-    start = int(at * len(text))
-    ends_well(text[:start] + put + text[start + cut :], folder)
+    start = int(position * len(text))
+    check_load(text[:start] + inserted + text[start + cut :], folder)
 
 
 @settings(max_examples=250, **COMMON)
 @given(text=st.text(max_size=200))
 def test_any_text(text: str, folder: Path) -> None:
-    ends_well(text, folder)
+    check_load(text, folder)
 
 
 @settings(max_examples=250, **COMMON)

@@ -1,4 +1,4 @@
-"""Jobs that are right: what comes out of the file, the overrides, the command line."""
+"""Valid jobs: how the file, the overrides and the command line are read."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(text: str, folder: Path, *overrides: str) -> job.Loaded:
+def load(text: str, folder: Path, *overrides: str) -> job.LoadedJob:
     return job.load_text(text, "job.yaml", folder, overrides)
 
 
-def refused(text: str, folder: Path, *overrides: str) -> str:
+def load_error(text: str, folder: Path, *overrides: str) -> str:
     with pytest.raises(job.JobError) as caught:
         load(text, folder, *overrides)
     return str(caught.value)
 
 
-def test_the_least_job(folder: Path) -> None:
+def test_the_minimal_job(folder: Path) -> None:
     loaded = load(TEXT, folder)
     assert loaded.text == TEXT and loaded.notes == []
-    made = loaded.job
-    assert (made.name, made.framework, made.strategy) == ("digits", "tensorflow", "multi-worker")
-    assert made.command == ["python", "train.py"] and made.code == str(folder) and made.env == {}
-    assert [group.replicas for group in made.roles["worker"]] == [1] and list(made.roles) == ["worker"]
-    assert (made.restart.limit, made.restart.hang_after, made.restart.warm) == (10, None, True)
-    assert (made.limits.start, made.limits.runtime, made.limits.grace) == (1800.0, None, 30.0)
-    assert (made.cpu, made.memory, made.gpus, made.kubernetes) == (None, None, None, None)
-    assert (made.tensorboard, made.credentials, made.limits.keep_finished) == (None, None, 3600.0)
+    parsed = loaded.job
+    assert (parsed.name, parsed.framework, parsed.strategy) == ("digits", "tensorflow", "multi-worker")
+    assert parsed.command == ["python", "train.py"] and parsed.code == str(folder) and parsed.env == {}
+    assert [group.replicas for group in parsed.roles["worker"]] == [1] and list(parsed.roles) == ["worker"]
+    assert (parsed.restart.limit, parsed.restart.hang_after, parsed.restart.warm) == (10, None, True)
+    assert (parsed.limits.start, parsed.limits.runtime, parsed.limits.grace) == (1800.0, None, 30.0)
+    assert (parsed.cpu, parsed.memory, parsed.gpus, parsed.kubernetes) == (None, None, None, None)
+    assert (parsed.tensorboard, parsed.credentials, parsed.limits.keep_finished) == (None, None, 3600.0)
 
 
 def test_every_field(folder: Path) -> None:
-    made = load(
+    loaded = load(
         """
 name: digits-2
 framework: tensorflow
@@ -69,28 +69,28 @@ kubernetes: {image: "a/b:1", namespace: 2-team}
 """,
         folder,
     )
-    assert made.notes == ["kubernetes: not used on this machine"]
-    one = made.job
-    assert one.code == str(folder / "sub") and one.cpu == 0.5 and one.memory == 512 * 2**20
-    assert one.roles["worker"][0].memory == 8 * 10**9 and one.roles["worker"][1].memory == 2**20
-    assert one.restart.hang_after == 5400.0 and one.restart.warm is False and one.restart.limit == 0
-    assert (one.limits.start, one.limits.runtime, one.limits.grace) == (90.0, 172800.0, 0.5)
-    assert one.env == {"SEED": "7", "EMPTY": "", "OMP_NUM_THREADS": "2"}
-    made_plan = plan.make(one)
-    assert [len(made_plan.tasks_of(role)) for role in plan.ORDER] == [1, 5, 2, 1]
+    assert loaded.notes == ["kubernetes: not used on this machine"]
+    parsed = loaded.job
+    assert parsed.code == str(folder / "sub") and parsed.cpu == 0.5 and parsed.memory == 512 * 2**20
+    assert parsed.roles["worker"][0].memory == 8 * 10**9 and parsed.roles["worker"][1].memory == 2**20
+    assert parsed.restart.hang_after == 5400.0 and parsed.restart.warm is False and parsed.restart.limit == 0
+    assert (parsed.limits.start, parsed.limits.runtime, parsed.limits.grace) == (90.0, 172800.0, 0.5)
+    assert parsed.env == {"SEED": "7", "EMPTY": "", "OMP_NUM_THREADS": "2"}
+    job_plan = plan.make(parsed)
+    assert [len(job_plan.tasks_of(role)) for role in plan.ORDER] == [1, 5, 2, 1]
 
 
-def test_servers_may_go_without_a_command_under_a_chief(folder: Path) -> None:
+def test_parameter_server_roles_may_omit_the_command(folder: Path) -> None:
     text = "name: a\nframework: tensorflow\nstrategy: parameter-server\n"
-    chief = text + "roles: {chief: {command: [python, train.py]}, worker: {}, ps: {}}\n"
-    assert plan.make(load(chief, folder).job).role("worker").command == ()
-    none = text + "roles: {worker: {command: [python, train.py]}, ps: {}}\n"
-    assert plan.make(load(none, folder).job).role("ps").command == ()
+    with_chief = text + "roles: {chief: {command: [python, train.py]}, worker: {}, ps: {}}\n"
+    assert plan.make(load(with_chief, folder).job).role("worker").command == ()
+    without_chief = text + "roles: {worker: {command: [python, train.py]}, ps: {}}\n"
+    assert plan.make(load(without_chief, folder).job).role("ps").command == ()
 
 
-def test_fields_that_every_role_has_of_its_own_are_noted(folder: Path) -> None:
+def test_a_note_names_fields_that_every_role_overrides(folder: Path) -> None:
     loaded = load(TEXT + "cpu: 1\ngpus: 1\nroles: {worker: {cpu: 2}}\n", folder)
-    assert loaded.notes == ["cpu: not used, every role has its own"]
+    assert loaded.notes == ["cpu: not used, because every role sets its own"]
 
 
 def test_anchors_and_merges_within_bounds(folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_job_in_json(folder: Path) -> None:
     assert load(text, folder).job.command == ["sh", "-c", "\U0001f600"]
 
 
-def test_the_folder_is_that_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_relative_to_the_job_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "job.yaml").write_text(TEXT + "code: sub\n")
     monkeypatch.chdir(folder.parent)
     loaded = job.load(Path(folder.name) / "job.yaml", ["name=other"])
@@ -120,26 +120,29 @@ def test_the_folder_is_that_of_the_file(folder: Path, monkeypatch: pytest.Monkey
 
 
 OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "a number": ("roles.worker.replicas=4", lambda made: made.roles["worker"][0].replicas == 4),
-    "with an index": ("roles.worker.0.replicas=4", lambda made: made.roles["worker"][0].replicas == 4),
-    "a new role": ("roles.evaluator.replicas=2", lambda made: made.roles["evaluator"][0].replicas == 2),
-    "a mapping": ("restart={limit: 3, warm: false}", lambda made: made.restart.limit == 3 and not made.restart.warm),
-    "a list": ("command=[python, sub/train.py]", lambda made: made.command == ["python", "sub/train.py"]),
-    "a word of a command": ("command.1=sub/train.py", lambda made: made.command == ["python", "sub/train.py"]),
-    "a variable": ("env.SEED=007", lambda made: made.env == {"SEED": "007"}),
-    "an empty variable": ("env.SEED=", lambda made: made.env == {"SEED": ""}),
-    "a variable with signs": ("env.URL=a=b: [c #", lambda made: made.env == {"URL": "a=b: [c #"}),
-    "a variable of a role": ("roles.worker.env.SEED=7", lambda made: made.roles["worker"][0].env == {"SEED": "7"}),
-    "a time": ("limits.runtime=1h", lambda made: made.limits.runtime == 3600.0),
-    "an image": ("kubernetes.image=a/b:c", lambda made: made.kubernetes.image == "a/b:c"),
+    "a number": ("roles.worker.replicas=4", lambda parsed: parsed.roles["worker"][0].replicas == 4),
+    "with an index": ("roles.worker.0.replicas=4", lambda parsed: parsed.roles["worker"][0].replicas == 4),
+    "a new role": ("roles.evaluator.replicas=2", lambda parsed: parsed.roles["evaluator"][0].replicas == 2),
+    "a mapping": (
+        "restart={limit: 3, warm: false}",
+        lambda parsed: parsed.restart.limit == 3 and not parsed.restart.warm,
+    ),
+    "a list": ("command=[python, sub/train.py]", lambda parsed: parsed.command == ["python", "sub/train.py"]),
+    "an argument of a command": ("command.1=sub/train.py", lambda parsed: parsed.command == ["python", "sub/train.py"]),
+    "a variable": ("env.SEED=007", lambda parsed: parsed.env == {"SEED": "007"}),
+    "an empty variable": ("env.SEED=", lambda parsed: parsed.env == {"SEED": ""}),
+    "a variable with signs": ("env.URL=a=b: [c #", lambda parsed: parsed.env == {"URL": "a=b: [c #"}),
+    "a variable of a role": ("roles.worker.env.SEED=7", lambda parsed: parsed.roles["worker"][0].env == {"SEED": "7"}),
+    "a time": ("limits.runtime=1h", lambda parsed: parsed.limits.runtime == 3600.0),
+    "an image": ("kubernetes.image=a/b:c", lambda parsed: parsed.kubernetes.image == "a/b:c"),
 }
 
 
 @pytest.mark.parametrize("case", OVERRIDES)
 def test_an_override(case: str, folder: Path) -> None:
-    override, holds = OVERRIDES[case]
+    override, check = OVERRIDES[case]
     loaded = load(TEXT + "roles: {worker: {replicas: 2}}\n", folder, override)
-    assert holds(loaded.job)
+    assert check(loaded.job)
     assert load(loaded.text, folder).job == loaded.job
 
 
@@ -149,8 +152,8 @@ WRONG_OVERRIDES = {
         "roles.worker.replicas: must be at least 1, got 0; allowed: a whole number from 1 to 100000",
     ),
     "no equals sign": ("roles.worker.replicas", 'has no "="; write --set roles.worker.replicas=4'),
-    "no name": ("=3", "has an empty name; write --set roles.worker.replicas=4"),
-    "a hole in the path": ("roles..replicas=3", "has an empty name; write --set roles.worker.replicas=4"),
+    "no name": ("=3", "has an empty key; write --set roles.worker.replicas=4"),
+    "an empty step in the path": ("roles..replicas=3", "has an empty key; write --set roles.worker.replicas=4"),
     "unknown": (
         "roles.worker.replics=3",
         'roles.worker.replics: unknown key "replics"; did you mean "replicas"? '
@@ -168,16 +171,16 @@ WRONG_OVERRIDES = {
     ),
     "no such group": (
         "roles.worker.1.replicas=3",
-        'roles.worker.1.replicas: "roles.worker" is one group: there is no group 1; the first is 0',
+        'roles.worker.1.replicas: "roles.worker" has one group: there is no group 1; the first group is 0',
     ),
-    "no such item": ("command.7=a", 'command.7: "command" has no item 7: it holds 2; the first is 0'),
-    "within a text": ("name.a=3", 'name.a: "name" holds digits: nothing within it can be set'),
-    "not YAML": ("command=[a", 'not YAML: the list "[" opened on line 1 is not closed by "]", or lacks a ","'),
-    "nothing": ("limits.runtime=", "limits.runtime: has no value; give it one, or remove the key"),
-    "a variable of ours": ("env.RANK=3", 'env.RANK: "RANK" is set by Paceline itself, for each task; remove it'),
+    "no such item": ("command.7=a", 'command.7: "command" has no item 7: its length is 2; the first item is 0'),
+    "within a text": ("name.a=3", 'name.a: "name" is the single value digits: it has no keys to set'),
+    "not YAML": ("command=[a", 'not YAML: the list "[" opened on line 1 is not closed with "]", or a "," is missing'),
+    "nothing": ("limits.runtime=", "limits.runtime: has no value; give it a value, or remove the key"),
+    "a reserved variable": ("env.RANK=3", 'env.RANK: "RANK" is set by Paceline for each task; remove it'),
     "a missing script": (
         "command.1=trian.py",
-        'command.1: the script "trian.py" is not there: looked in FOLDER; did you mean "train.py"?',
+        'command.1: the script "trian.py" does not exist: looked in FOLDER; did you mean "train.py"?',
     ),
 }
 
@@ -185,33 +188,34 @@ WRONG_OVERRIDES = {
 @pytest.mark.parametrize("case", WRONG_OVERRIDES)
 def test_a_wrong_override(case: str, folder: Path) -> None:
     override, message = WRONG_OVERRIDES[case]
-    shown = refused(TEXT + "roles: {worker: {replicas: 2}}\n", folder, override)
-    assert shown.replace(str(folder), "FOLDER") == f"--set {override}: {message}"
+    error = load_error(TEXT + "roles: {worker: {replicas: 2}}\n", folder, override)
+    assert error.replace(str(folder), "FOLDER") == f"--set {override}: {message}"
 
 
 @pytest.mark.parametrize("override", ["\udcff=3", "env.A=\udcff", "name=\udcff", "env.A=\0"])
 def test_an_override_that_is_not_text(override: str, folder: Path) -> None:
-    assert refused(TEXT, folder, override).endswith(": holds a character that no program can be given")
+    assert load_error(TEXT, folder, override).endswith(": contains a character that cannot be passed to a program")
 
 
 def test_a_command_that_is_not_text(folder: Path) -> None:
     text = job.from_command("none", 1, command=["sh", "\udcff"], folder=folder)
-    assert "command.1: holds the character \\udcff, which no program can be given" in refused(text, folder)
-    assert "U+DCFF may not stand in a text file" in refused("name: \udcff\n", folder)
+    assert "command.1: contains the character \\udcff, which cannot be passed to a program" in load_error(text, folder)
+    assert "U+DCFF is not allowed in a text file" in load_error("name: \udcff\n", folder)
 
 
-def test_an_override_of_one_among_several_groups(folder: Path) -> None:
+def test_an_override_of_one_of_several_groups(folder: Path) -> None:
     text = TEXT + "roles:\n  worker:\n    - {replicas: 1}\n    - {replicas: 2}\n"
     assert [group.replicas for group in load(text, folder, "roles.worker.1.replicas=5").job.roles["worker"]] == [1, 5]
-    assert refused(text, folder, "roles.worker.replicas=5") == (
-        '--set roles.worker.replicas=5: roles.worker.replicas: "roles.worker" is a list of 2: say which item is meant; '
+    assert load_error(text, folder, "roles.worker.replicas=5") == (
+        '--set roles.worker.replicas=5: roles.worker.replicas: "roles.worker" is a list of 2 items: choose one of '
+        "them; "
         "write roles.worker.0.replicas"
     )
     single = TEXT + "roles:\n  worker:\n    - {replicas: 1}\n"
     assert load(single, folder, "roles.worker.replicas=5").job.roles["worker"][0].replicas == 5
 
 
-def test_overrides_are_applied_in_order_and_can_mend_a_file(folder: Path) -> None:
+def test_overrides_are_applied_in_order_and_can_fix_a_file(folder: Path) -> None:
     loaded = load(TEXT + "gpus: -1\n", folder, "gpus=3", "gpus=0")
     assert loaded.job.gpus == 0
 
@@ -253,7 +257,7 @@ def test_the_name_comes_from_the_script(command: list[str], name: str, folder: P
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         [
             "a b",
@@ -275,14 +279,14 @@ def test_the_name_comes_from_the_script(command: list[str], name: str, folder: P
         ]
     ],
 )
-def test_any_words_of_a_command_come_back(words: list[str], folder: Path) -> None:
-    command = ["sh", "-c", *[word or "x" for word in words], 'q"\\']
+def test_any_arguments_of_a_command_are_preserved(arguments: list[str], folder: Path) -> None:
+    command = ["sh", "-c", *[argument or "x" for argument in arguments], 'q"\\']
     text = job.from_command("none", 1, command=command, folder=folder)
     assert load(text, folder).job.command == command
 
 
 def test_mistakes_of_a_command_are_reported_too(folder: Path) -> None:
     text = job.from_command("torch", 0, ps=1, command=["python", "trian.py"], folder=folder)
-    shown = refused(text, folder)
-    assert "roles.worker.replicas: must be at least 1, got 0" in shown
-    assert 'roles.ps: a torch job has no role "ps"' in shown and 'did you mean "train.py"?' in shown
+    error = load_error(text, folder)
+    assert "roles.worker.replicas: must be at least 1, got 0" in error
+    assert 'roles.ps: a torch job has no role "ps"' in error and 'did you mean "train.py"?' in error

@@ -1,4 +1,4 @@
-"""Every mistake in a job file, and the message it ends in."""
+"""Every mistake in a job file, and its message."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from paceline import job
 HEAD = "name: digits\nframework: torch\ncommand: [python, train.py]\n"
 TENSORFLOW = "name: digits\nframework: tensorflow\ncommand: [python, train.py]\n"
 SERVERS = "name: digits\nframework: tensorflow\nstrategy: parameter-server\n"
-TIMES = 'allowed: a time such as "90s", "10m", "6h", "1h30m" or "2d", or a number of seconds'
+TIMES = 'allowed: a duration such as "90s", "10m", "6h", "1h30m" or "2d", or a number of seconds'
 AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
-CORES = 'allowed: a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
+CORES = 'allowed: a number of cores such as 4 or 0.5, or millicores such as "500m"'
 TOP = (
     "allowed: code, command, cpu, credentials, env, export, framework, gpus, ingest, kubernetes, limits, memory, "
     "name, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, try"
 )
-PLACES = (
+LOCATIONS = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
     "or on a cluster a volume claim (claim://name/path)"
 )
 GROUP = "allowed: command, cpu, env, gpus, memory, replicas, tasks_per_host"
-NAMES = "allowed: a letter, then letters, digits and -, all lower case, at most 40 characters"
+NAMES = "allowed: a lowercase letter, then lowercase letters, digits and -, at most 40 characters"
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mistakes(text: str, folder: Path, *overrides: str) -> str:
+def load_error(text: str, folder: Path, *overrides: str) -> str:
     with pytest.raises(job.JobError) as caught:
         job.load_text(text, "job.yaml", folder, overrides)
     assert all(problem.message for problem in caught.value.problems)
     return str(caught.value).replace(str(folder), "FOLDER")
 
 
-# (what is added to HEAD, the whole message)
+# (the text added to HEAD, the whole message)
 FIELDS = {
     "unknown key": (
         "roles:\n  worker: {replics: 3}\n",
@@ -61,10 +61,10 @@ FIELDS = {
     "a key with a name that pydantic uses": (
         '"[key]": 1\nenv: {"[key]": a}\n',
         f'job.yaml:4: [key]: unknown key "[key]"; {TOP}\n    "[key]": 1\n'
-        'job.yaml:5: env.[key]: "[key]" is not the name of a variable; did you mean "key"? '
-        'allowed: letters, digits and _, no digit first\n    env: {"[key]": a}',
+        'job.yaml:5: env.[key]: "[key]" is not a valid variable name; did you mean "key"? '
+        'allowed: letters, digits and _, not starting with a digit\n    env: {"[key]": a}',
     ),
-    "key of another place": (
+    "key of another section": (
         "replicas: 2\n",
         f'job.yaml:4: replicas: unknown key "replicas"; did you mean "roles.worker.replicas"? {TOP}\n    replicas: 2',
     ),
@@ -75,57 +75,58 @@ FIELDS = {
     ),
     "snapshots to another kind of bucket": (
         "snapshots: {to: gcs://training}\n",
-        'job.yaml:4: snapshots.to: "gcs://" is no place for snapshots; did you mean "gs://"? '
-        f"{PLACES}\n    snapshots: {{to: gcs://training}}",
+        'job.yaml:4: snapshots.to: "gcs://" is not a supported location for snapshots; did you mean "gs://"? '
+        f"{LOCATIONS}\n    snapshots: {{to: gcs://training}}",
     ),
     "snapshots to a bucket that lacks a slash": (
         "snapshots: {to: 's3:/training'}\n",
-        'job.yaml:4: snapshots.to: has to have two slashes after "s3:"; write s3://training, or ./s3:/training for a '
-        f"folder of that name; {PLACES}\n    snapshots: {{to: 's3:/training'}}",
+        'job.yaml:4: snapshots.to: needs two slashes after "s3:"; write s3://training, or ./s3:/training for a '
+        f"folder of that name; {LOCATIONS}\n    snapshots: {{to: 's3:/training'}}",
     ),
-    "snapshots to no bucket": (
+    "snapshots without a bucket": (
         "snapshots: {to: 's3:///digits'}\n",
-        f"job.yaml:4: snapshots.to: names no bucket; write s3://bucket/path; {PLACES}\n    snapshots: {{to: 's3:///digits'}}",
+        f"job.yaml:4: snapshots.to: does not name a bucket; write s3://bucket/path; {LOCATIONS}\n    snapshots: {{to: 's3:///digits'}}",
     ),
     "a path that leads out of a bucket": (
         "snapshots: {to: 's3://training/../other'}\n",
-        "job.yaml:4: snapshots.to: has a path that cannot be one; write names with one / between them; "
-        f"{PLACES}\n    snapshots: {{to: 's3://training/../other'}}",
+        "job.yaml:4: snapshots.to: has an invalid path; separate names by a single /, without ., .., ? and #; "
+        f"{LOCATIONS}\n    snapshots: {{to: 's3://training/../other'}}",
     ),
-    "an ingest of nothing": (
+    "an ingest without a command": (
         "ingest: {to: data}\n",
         "job.yaml:4: ingest.command: is missing; write command: [python, ingest.py]\n    ingest: {to: data}",
     ),
-    "an ingest to nowhere": (
+    "an ingest without a location": (
         "ingest: {command: [python, train.py]}\n",
         "job.yaml:4: ingest.to: is missing; write to: s3://training/digits\n    ingest: {command: [python, train.py]}",
     ),
     "an ingest to another kind of bucket": (
         "ingest: {command: [python, train.py], to: gcs://data}\n",
-        'job.yaml:4: ingest.to: "gcs://" is no place for data; did you mean "gs://"? '
-        f"{PLACES}\n    ingest: {{command: [python, train.py], to: gcs://data}}",
+        'job.yaml:4: ingest.to: "gcs://" is not a supported location for data; did you mean "gs://"? '
+        f"{LOCATIONS}\n    ingest: {{command: [python, train.py], to: gcs://data}}",
     ),
-    "an ingest with a script that is not there": (
+    "an ingest with a missing script": (
         "ingest: {command: [python, trian.py], to: data}\n",
-        'job.yaml:4: ingest.command.1: the script "trian.py" is not there: looked in FOLDER; did you mean "train.py"?\n'
+        'job.yaml:4: ingest.command.1: the script "trian.py" does not exist: looked in FOLDER; did you mean '
+        '"train.py"?\n'
         "    ingest: {command: [python, trian.py], to: data}",
     ),
-    "an input that is not there": (
+    "a missing input": (
         "ingest: {command: [python, train.py], to: data, inputs: [train.py, $A, 's3://raw/a', 'raw/*']}\n",
-        'job.yaml:4: ingest.inputs.3: nothing is called "raw/*" in FOLDER\n'
+        'job.yaml:4: ingest.inputs.3: no file matches "raw/*" in FOLDER\n'
         "    ingest: {command: [python, train.py], to: data, inputs: [train.py, $A, 's3://raw/a', 'raw/*']}",
     ),
-    "inputs as one text": (
+    "inputs as one string": (
         "ingest: {command: [python, train.py], to: data, inputs: train.py}\n",
-        'job.yaml:4: ingest.inputs: must be a list of files, got the text "train.py"; write [ingest.py, raw/*.txt]\n'
+        'job.yaml:4: ingest.inputs: must be a list of files, got the string "train.py"; write [ingest.py, raw/*.txt]\n'
         "    ingest: {command: [python, train.py], to: data, inputs: train.py}",
     ),
-    "a claim that nothing names": (
+    "an unused claim": (
         "snapshots: {claim: {size: 20Gi}}\n",
-        "job.yaml:4: snapshots.claim: has no effect: snapshots.to names no claim; "
+        "job.yaml:4: snapshots.claim: has no effect: snapshots.to is not a volume claim; "
         "write to: claim://snapshots, or remove claim\n    snapshots: {claim: {size: 20Gi}}",
     ),
-    "a claim of no size": (
+    "a claim without a size": (
         "snapshots: {to: claim://digits, claim: {}}\n",
         "job.yaml:4: snapshots.claim.size: is missing; write size: 100Gi\n"
         "    snapshots: {to: claim://digits, claim: {}}",
@@ -133,7 +134,8 @@ FIELDS = {
     **{
         f"{path} as a folder of checkpoints": (
             f"snapshots: {{watch: {path}}}\n",
-            "job.yaml:4: snapshots.watch: cannot be a folder of checkpoints; name one below the working folder: ckpt/; "
+            "job.yaml:4: snapshots.watch: is not a valid folder for checkpoints; use a folder below the working "
+            "folder, such as ckpt/; "
             f"allowed: a folder\n    snapshots: {{watch: {path}}}",
         )
         for path in (".", "a/../../b", "~/ckpt", "s3://bucket/ckpt")
@@ -141,7 +143,7 @@ FIELDS = {
     "a second copy of snapshots": (
         "snapshots: {mirror: true}\n",
         'job.yaml:4: snapshots.mirror: unknown key "mirror"; remove it: on a cluster, the hosts that wrote the newest '
-        "one keep a copy by themselves; allowed: best, claim, from, keep, rate, to, trust, watch\n"
+        "snapshot keep a copy automatically; allowed: best, claim, from, keep, rate, to, trust, watch\n"
         "    snapshots: {mirror: true}",
     ),
     "no snapshot is kept": (
@@ -149,15 +151,15 @@ FIELDS = {
         "job.yaml:4: snapshots.keep: must be at least 1, got 0; allowed: a whole number of at least 1\n"
         "    snapshots: {keep: 0}",
     ),
-    "the best by nothing": (
+    "the best without a metric": (
         "snapshots: {best: {mode: max}}\n",
         "job.yaml:4: snapshots.best.metric: is missing; write metric: loss\n    snapshots: {best: {mode: max}}",
     ),
     "the best by a number": (
         "snapshots: {best: {metric: 3, mode: lowest}}\n",
-        'job.yaml:4: snapshots.best.metric: must be text, got the number 3; write "3"\n'
+        'job.yaml:4: snapshots.best.metric: must be a string, got the number 3; write "3"\n'
         "    snapshots: {best: {metric: 3, mode: lowest}}\n"
-        'job.yaml:4: snapshots.best.mode: "lowest" is not known here; did you mean "min"? allowed: min, max\n'
+        'job.yaml:4: snapshots.best.mode: "lowest" is not a valid value; did you mean "min"? allowed: min, max\n'
         "    snapshots: {best: {metric: 3, mode: lowest}}",
     ),
     "no replicas": (
@@ -177,7 +179,7 @@ FIELDS = {
     ),
     "text for a number": (
         'roles: {worker: {replicas: "2"}}\n',
-        'job.yaml:4: roles.worker.replicas: must be a whole number, got the text "2"; write it without quotes; '
+        'job.yaml:4: roles.worker.replicas: must be a whole number, got the string "2"; write it without quotes; '
         'allowed: a whole number from 1 to 100000\n    roles: {worker: {replicas: "2"}}',
     ),
     "half a GPU": (
@@ -191,7 +193,7 @@ FIELDS = {
     ),
     "too many tasks": (
         "roles: {worker: {replicas: 100000, tasks_per_host: 8}}\n",
-        "job.yaml:4: roles: makes 800000 tasks; a job has at most 100000\n"
+        "job.yaml:4: roles: makes 800000 tasks; a job can have at most 100000\n"
         "    roles: {worker: {replicas: 100000, tasks_per_host: 8}}",
     ),
     "a role that is a number": (
@@ -201,11 +203,11 @@ FIELDS = {
     ),
     "a role without groups": (
         "roles: {worker: []}\n",
-        "job.yaml:4: roles.worker: is an empty list: a role has at least one group\n    roles: {worker: []}",
+        "job.yaml:4: roles.worker: is an empty list: a role needs at least one group\n    roles: {worker: []}",
     ),
     "a group that is text": (
         "roles: {worker: [a]}\n",
-        f'job.yaml:4: roles.worker.0: must be a mapping, got the text "a"; {GROUP}\n    roles: {{worker: [a]}}',
+        f'job.yaml:4: roles.worker.0: must be a mapping, got the string "a"; {GROUP}\n    roles: {{worker: [a]}}',
     ),
     "roles that are a list": (
         "roles: [worker]\n",
@@ -213,7 +215,7 @@ FIELDS = {
     ),
     "no roles": (
         "roles: {}\n",
-        "job.yaml:4: roles: is empty; remove it for one worker, or write {worker: {replicas: 2}}\n    roles: {}",
+        "job.yaml:4: roles: is empty; remove it to run one worker, or write {worker: {replicas: 2}}\n    roles: {}",
     ),
     "chief in a torch job": (
         "roles: {worker: {}, chief: {}}\n",
@@ -227,7 +229,7 @@ FIELDS = {
     ),
     "strategy without effect": (
         "strategy: multi-worker\n",
-        "job.yaml:4: strategy: has no effect in a torch job: only tensorflow has strategies; remove it\n"
+        "job.yaml:4: strategy: has no effect in a torch job: only tensorflow jobs have a strategy; remove it\n"
         "    strategy: multi-worker",
     ),
     "tensorflow without effect": (
@@ -236,18 +238,18 @@ FIELDS = {
     ),
     "unknown strategy": (
         "strategy: MultiWorkerMirroredStrategy\n",
-        'job.yaml:4: strategy: "MultiWorkerMirroredStrategy" is not known here; did you mean "multi-worker"? '
+        'job.yaml:4: strategy: "MultiWorkerMirroredStrategy" is not a valid value; did you mean "multi-worker"? '
         "allowed: multi-worker, parameter-server\n    strategy: MultiWorkerMirroredStrategy",
     ),
     "groups with other commands": (
         "roles:\n  worker:\n    - {replicas: 1}\n    - {command: [python, train.py, -x]}\n",
-        "job.yaml:7: roles.worker.1.command: differs from the command of the first group: all groups of a role have "
-        "the same; give every group of worker the same command\n        - {command: [python, train.py, -x]}",
+        "job.yaml:7: roles.worker.1.command: differs from the first group: all groups of a role must have the "
+        "same command; use the same command in every group of worker\n        - {command: [python, train.py, -x]}",
     ),
     "groups with other variables": (
         "roles:\n  worker:\n    - {env: {A: b}}\n    - {replicas: 2}\n",
-        "job.yaml:7: roles.worker.1.env: differs from the env of the first group: all groups of a role have the same; "
-        "give every group of worker the same env\n        - {replicas: 2}",
+        "job.yaml:7: roles.worker.1.env: differs from the first group: all groups of a role must have the same env; "
+        "use the same env in every group of worker\n        - {replicas: 2}",
     ),
     "memory": (
         "memory: 8G b\n",
@@ -274,21 +276,22 @@ FIELDS = {
         f'job.yaml:4: cpu: "4 cores" is not a number of cores; did you mean 4? {CORES}\n    cpu: 4 cores',
     ),
     "no cpu": ("cpu: 0\n", f"job.yaml:4: cpu: must be at least 0.001, got 0; {CORES}\n    cpu: 0"),
-    "endless cpu": ("cpu: .inf\n", f"job.yaml:4: cpu: must be at most 100000, got inf; {CORES}\n    cpu: .inf"),
+    "infinite cpu": ("cpu: .inf\n", f"job.yaml:4: cpu: must be at most 100000, got inf; {CORES}\n    cpu: .inf"),
     "duration": (
         "limits: {start: soon}\n",
-        f'job.yaml:4: limits.start: "soon" is not a time; {TIMES}\n    limits: {{start: soon}}',
+        f'job.yaml:4: limits.start: "soon" is not a duration; {TIMES}\n    limits: {{start: soon}}',
     ),
     "duration in words": (
         "limits: {start: 5 minutes}\n",
-        f'job.yaml:4: limits.start: "5 minutes" is not a time; did you mean "5m"? {TIMES}\n'
+        f'job.yaml:4: limits.start: "5 minutes" is not a duration; did you mean "5m"? {TIMES}\n'
         "    limits: {start: 5 minutes}",
     ),
     "duration as a clock": (
         "limits: {start: 1:30}\n",
-        f'job.yaml:4: limits.start: "1:30" is not a time; did you mean "1h30m"? {TIMES}\n    limits: {{start: 1:30}}',
+        f'job.yaml:4: limits.start: "1:30" is not a duration; did you mean "1h30m"? {TIMES}\n    limits: '
+        f"{{start: 1:30}}",
     ),
-    "duration of nothing": (
+    "duration of zero": (
         "limits: {grace: 0s}\n",
         f'job.yaml:4: limits.grace: must be longer than 0 seconds, got "0s"; {TIMES}\n    limits: {{grace: 0s}}',
     ),
@@ -302,39 +305,39 @@ FIELDS = {
         f"job.yaml:4: restart.hang_after: must be longer than 0 seconds, got -5; {TIMES}\n"
         "    restart: {hang_after: -5}",
     ),
-    "endless duration": (
+    "infinite duration": (
         "limits: {runtime: .inf}\n",
         f"job.yaml:4: limits.runtime: must be at most 3650d, got inf; {TIMES}\n    limits: {{runtime: .inf}}",
     ),
     "yes for true": (
         "restart: {warm: yes}\n",
-        'job.yaml:4: restart.warm: must be true or false, got the text "yes"; write true; allowed: true, false\n'
+        'job.yaml:4: restart.warm: must be true or false, got the string "yes"; write true; allowed: true, false\n'
         "    restart: {warm: yes}",
     ),
     "a variable that is a number": (
         "env: {SEED: 07}\n",
-        'job.yaml:4: env.SEED: must be text, got the number 7; write "07"\n    env: {SEED: 07}',
+        'job.yaml:4: env.SEED: must be a string, got the number 7; write "07"\n    env: {SEED: 07}',
     ),
     "a variable's name": (
         "env: {my-seed: a}\n",
-        'job.yaml:4: env.my-seed: "my-seed" is not the name of a variable; did you mean "my_seed"? '
-        "allowed: letters, digits and _, no digit first\n    env: {my-seed: a}",
+        'job.yaml:4: env.my-seed: "my-seed" is not a valid variable name; did you mean "my_seed"? '
+        "allowed: letters, digits and _, not starting with a digit\n    env: {my-seed: a}",
     ),
-    "a variable of ours": (
+    "a reserved variable": (
         'env: {TF_CONFIG: "{}", PACELINE_RUN: a}\n',
-        'job.yaml:4: env.TF_CONFIG: "TF_CONFIG" is set by Paceline itself, for each task; remove it\n'
+        'job.yaml:4: env.TF_CONFIG: "TF_CONFIG" is set by Paceline for each task; remove it\n'
         '    env: {TF_CONFIG: "{}", PACELINE_RUN: a}\n'
-        'job.yaml:4: env.PACELINE_RUN: "PACELINE_RUN" is set by Paceline itself, for each task; remove it\n'
+        'job.yaml:4: env.PACELINE_RUN: "PACELINE_RUN" is set by Paceline for each task; remove it\n'
         '    env: {TF_CONFIG: "{}", PACELINE_RUN: a}',
     ),
-    "a variable of ours in a role": (
+    "a reserved variable in a role": (
         'roles: {worker: {env: {RANK: "1"}}}\n',
-        'job.yaml:4: roles.worker.env.RANK: "RANK" is set by Paceline itself, for each task; remove it\n'
+        'job.yaml:4: roles.worker.env.RANK: "RANK" is set by Paceline for each task; remove it\n'
         '    roles: {worker: {env: {RANK: "1"}}}',
     ),
     "a section that is text": (
         "limits: 6h\n",
-        'job.yaml:4: limits: must be a mapping, got the text "6h"; '
+        'job.yaml:4: limits: must be a mapping, got the string "6h"; '
         "allowed: commit, evaluation, grace, keep_finished, runtime, start\n    limits: 6h",
     ),
     "variables that are a list": (
@@ -347,7 +350,7 @@ FIELDS = {
     ),
     "a key without a value": (
         "limits:\n",
-        "job.yaml:4: limits: has no value; give it one, or remove the key\n    limits:",
+        "job.yaml:4: limits: has no value; give it a value, or remove the key\n    limits:",
     ),
     "a date": (
         "env: {DAY: 2026-01-02}\n",
@@ -355,27 +358,27 @@ FIELDS = {
     ),
     "an image with a space": (
         "kubernetes: {image: a b}\n",
-        'job.yaml:4: kubernetes.image: "a b" is not the name of an image: it holds a space\n'
+        'job.yaml:4: kubernetes.image: "a b" is not a valid image name: it contains a space\n'
         "    kubernetes: {image: a b}",
     ),
     "a namespace": (
         "kubernetes: {namespace: Team_A}\n",
         'job.yaml:4: kubernetes.namespace: "Team_A" is not a valid name; did you mean "team-a"? '
-        "allowed: lower case letters, digits and -, at most 63 characters\n    kubernetes: {namespace: Team_A}",
+        "allowed: lowercase letters, digits and -, at most 63 characters\n    kubernetes: {namespace: Team_A}",
     ),
-    "a folder that is not there": (
+    "a missing folder": (
         "code: script\n",
-        'job.yaml:4: code: the folder "script" is not there: looked for FOLDER/script; did you mean "scripts"?\n'
+        'job.yaml:4: code: the folder "script" does not exist: looked for FOLDER/script; did you mean "scripts"?\n'
         "    code: script",
     ),
-    "a word that is nearly image": (
+    "almost the word image": (
         "code: imge\n",
-        'job.yaml:4: code: the folder "imge" is not there: looked for FOLDER/imge; did you mean "image"?\n'
+        'job.yaml:4: code: the folder "imge" does not exist: looked for FOLDER/imge; did you mean "image"?\n'
         "    code: imge",
     ),
-    "a folder named image that is not there": (
+    "a missing folder named image": (
         "code: ./image\n",
-        'job.yaml:4: code: the folder "./image" is not there: looked for FOLDER/image\n    code: ./image',
+        'job.yaml:4: code: the folder "./image" does not exist: looked for FOLDER/image\n    code: ./image',
     ),
     "try without a command": (
         "try: {}\n",
@@ -388,7 +391,7 @@ FIELDS = {
     ),
     "try as a line of text": (
         "try: {command: python translate.py}\n",
-        "job.yaml:4: try.command: must be a list of words, got one text; write [python, translate.py]\n"
+        "job.yaml:4: try.command: must be a list of arguments, got a single string; write [python, translate.py]\n"
         "    try: {command: python translate.py}",
     ),
     "export with another key": (
@@ -396,27 +399,27 @@ FIELDS = {
         'job.yaml:4: export.to: unknown key "to"; did you mean "snapshots.to"? allowed: command\n'
         "    export: {command: [python, train.py], to: /models}",
     ),
-    "scripts that are not there": (
+    "scripts that cannot run": (
         "try: {command: [python, tran.py]}\nexport: {command: [./run.sh]}\n",
-        'job.yaml:4: try.command.1: the script "tran.py" is not there: looked in FOLDER; did you mean "train.py"?\n'
+        'job.yaml:4: try.command.1: the script "tran.py" does not exist: looked in FOLDER; did you mean "train.py"?\n'
         "    try: {command: [python, tran.py]}\n"
-        'job.yaml:5: export.command.0: the program "./run.sh" may not be executed; chmod +x ./run.sh\n'
+        'job.yaml:5: export.command.0: the program "./run.sh" is not executable; run chmod +x ./run.sh\n'
         "    export: {command: [./run.sh]}",
     ),
     "serve without export": (
         "serve: {image: team/serve}\n",
-        "job.yaml:4: serve: has no effect without export, which makes the model of a snapshot; write export: "
+        "job.yaml:4: serve: has no effect without export, which creates the model from a snapshot; write export: "
         "{command: [python, export.py]}\n    serve: {image: team/serve}",
     ),
     "serve without an image, of another framework than tensorflow": (
         "export: {command: [python, train.py]}\nserve: {replicas: 2}\n",
-        "job.yaml:5: serve.image: is missing: only for tensorflow there is an image that serves its models; "
-        "name one that holds paceline[serve] and torch\n    serve: {replicas: 2}",
+        "job.yaml:5: serve.image: is missing: only tensorflow has a default image for serving; "
+        "name an image that contains paceline[serve] and torch\n    serve: {replicas: 2}",
     ),
     "serve with a wrong image and a broken export": (
         "export: {}\nserve: {image: a b, replicas: 0}\n",
         "job.yaml:4: export.command: is missing; write command: [python, export.py]\n    export: {}\n"
-        'job.yaml:5: serve.image: "a b" is not the name of an image: it holds a space\n'
+        'job.yaml:5: serve.image: "a b" is not a valid image name: it contains a space\n'
         "    serve: {image: a b, replicas: 0}\n"
         "job.yaml:5: serve.replicas: must be at least 1, got 0; allowed: a whole number from 1 to 1000\n"
         "    serve: {image: a b, replicas: 0}",
@@ -428,12 +431,13 @@ FIELDS = {
     ),
     "yes for tensorboard": (
         "tensorboard: on\n",
-        'job.yaml:4: tensorboard: must be true, false or a mapping, got the text "on"; write true; allowed: true, '
+        'job.yaml:4: tensorboard: must be true, false or a mapping, got the string "on"; write true; allowed: true, '
         "false, a mapping\n    tensorboard: on",
     ),
     "another service for tensorboard": (
         "tensorboard: {service: nodeport}\n",
-        'job.yaml:4: tensorboard.service: "nodeport" is not known here; did you mean "NodePort"? allowed: ClusterIP, '
+        'job.yaml:4: tensorboard.service: "nodeport" is not a valid value; did you mean "NodePort"? allowed: '
+        "ClusterIP, "
         "NodePort, LoadBalancer\n    tensorboard: {service: nodeport}",
     ),
     "an ingress without its host": (
@@ -453,7 +457,8 @@ FIELDS = {
     ),
     "a time to keep": (
         "limits: {keep_finished: forever}\n",
-        f'job.yaml:4: limits.keep_finished: "forever" is not a time; {TIMES}\n    limits: {{keep_finished: forever}}',
+        f'job.yaml:4: limits.keep_finished: "forever" is not a duration; {TIMES}\n    limits: '
+        f"{{keep_finished: forever}}",
     ),
     "a folder that is a file": (
         "code: train.py\n",
@@ -466,34 +471,34 @@ FIELDS = {
 @pytest.mark.parametrize("case", FIELDS)
 def test_a_wrong_field(case: str, folder: Path) -> None:
     added, message = FIELDS[case]
-    assert mistakes(HEAD + added, folder) == message
+    assert load_error(HEAD + added, folder) == message
 
 
 # (the command, the message after "job.yaml:3: ")
 COMMANDS = {
-    "one text": (
+    "one string": (
         "python train.py --epochs 20",
-        'command: must be a list of words, got one text; write [python, train.py, --epochs, "20"]',
+        'command: must be a list of arguments, got a single string; write [python, train.py, --epochs, "20"]',
     ),
     "a number": (
         "[python, train.py, 20]",
-        'command.2: must be text, got the number 20; write "20"',
+        'command.2: must be a string, got the number 20; write "20"',
     ),
     "a number as written": (
         "[python, train.py, 1e-3]",
-        'command.2: must be text, got the number 0.001; write "1e-3"',
+        'command.2: must be a string, got the number 0.001; write "1e-3"',
     ),
-    "a switch": ("[python, train.py, true]", 'command.2: must be text, got true; write "true"'),
+    "a switch": ("[python, train.py, true]", 'command.2: must be a string, got true; write "true"'),
     "an empty word": ('[python, train.py, ""]', "command.2: is empty"),
     "empty": ("[]", "command: is empty; write what to run, such as [python, train.py]"),
-    "a mapping": ("{a: b}", "command: must be a list of words, got a mapping; write [python, train.py]"),
+    "a mapping": ("{a: b}", "command: must be a list of arguments, got a mapping; write [python, train.py]"),
     "missing script": (
         "[python, -u, trian.py]",
-        'command.2: the script "trian.py" is not there: looked in FOLDER; did you mean "train.py"?',
+        'command.2: the script "trian.py" does not exist: looked in FOLDER; did you mean "train.py"?',
     ),
     "missing script in a folder": (
         "[python3, scripts/trian.py]",
-        'command.1: the script "scripts/trian.py" is not there: looked in FOLDER/scripts; '
+        'command.1: the script "scripts/trian.py" does not exist: looked in FOLDER/scripts; '
         'did you mean "scripts/train.py"?',
     ),
     "script that is a folder": (
@@ -502,31 +507,34 @@ COMMANDS = {
     ),
     "missing module": (
         "[python, -m, pkg.trian]",
-        'command.2: the module "pkg.trian" is not there: looked in FOLDER/pkg; did you mean "pkg.train"?',
+        'command.2: the module "pkg.trian" does not exist: looked in FOLDER/pkg; did you mean "pkg.train"?',
     ),
     "package without main": (
         "[python, -m, pkg]",
         'command.2: "pkg" is a package without a __main__.py: Python cannot run it',
     ),
-    "Python alone": ("[python]", "command.0: runs Python without a script: a task has no input to read one from"),
-    "unknown program": ("[bsah, run.sh]", 'command.0: the program "bsah" is not found; did you mean "bash"?'),
+    "Python alone": ("[python]", "command.0: runs Python without a script: a task cannot read one from standard input"),
+    "unknown program": ("[bsah, run.sh]", 'command.0: the program "bsah" was not found on PATH; did you mean "bash"?'),
     "script as program": (
         "[train.py]",
-        'command.0: the program "train.py" is not found; did you mean [python, train.py]?',
+        'command.0: the program "train.py" was not found on PATH; did you mean [python, train.py]?',
     ),
-    "program of the folder": ("[run.sh]", 'command.0: the program "run.sh" is not found; did you mean "./run.sh"?'),
-    "program that may not run": (
+    "program of the folder": (
+        "[run.sh]",
+        'command.0: the program "run.sh" was not found on PATH; did you mean "./run.sh"?',
+    ),
+    "program that is not executable": (
         "[./run.sh]",
-        'command.0: the program "./run.sh" may not be executed; chmod +x ./run.sh',
+        'command.0: the program "./run.sh" is not executable; run chmod +x ./run.sh',
     ),
     "program that is a folder": ("[./scripts]", 'command.0: the program "./scripts" is a folder'),
     "missing program of the folder": (
         "[./rn.sh]",
-        'command.0: the program "./rn.sh" is not there: looked in FOLDER; did you mean "./run.sh"?',
+        'command.0: the program "./rn.sh" does not exist: looked in FOLDER; did you mean "./run.sh"?',
     ),
     "all words in one": (
         '["python train.py"]',
-        'command.0: the program "python train.py" is not found; every word of the command is an item of its own',
+        'command.0: the program "python train.py" was not found on PATH; write each argument as a separate item',
     ),
 }
 
@@ -535,7 +543,7 @@ COMMANDS = {
 def test_a_wrong_command(case: str, folder: Path) -> None:
     command, message = COMMANDS[case]
     text = f"name: digits\nframework: torch\ncommand: {command}\n"
-    assert mistakes(text, folder) == f"job.yaml:3: {message}\n    command: {command}"
+    assert load_error(text, folder) == f"job.yaml:3: {message}\n    command: {command}"
 
 
 GOOD_COMMANDS = (
@@ -553,7 +561,7 @@ GOOD_COMMANDS = (
 
 
 @pytest.mark.parametrize("command", GOOD_COMMANDS)
-def test_a_right_command(command: str, folder: Path) -> None:
+def test_a_valid_command(command: str, folder: Path) -> None:
     job.load_text(f"name: digits\nframework: torch\ncommand: {command}\n", "job.yaml", folder)
 
 
@@ -567,7 +575,7 @@ JOBS = {
     ),
     "an unknown Keras": (
         TENSORFLOW + "tensorflow: {keras: tf_keras}\n",
-        'job.yaml:4: tensorflow.keras: "tf_keras" is not known here; did you mean "legacy"? allowed: legacy\n'
+        'job.yaml:4: tensorflow.keras: "tf_keras" is not a valid value; did you mean "legacy"? allowed: legacy\n'
         "    tensorflow: {keras: tf_keras}",
     ),
     "ps under multi-worker": (
@@ -578,23 +586,23 @@ JOBS = {
     ),
     "two chiefs": (
         TENSORFLOW + "roles: {worker: {}, chief: {replicas: 2}}\n",
-        "job.yaml:4: roles.chief.replicas: a job has exactly one chief, got 2; allowed: 1\n"
+        "job.yaml:4: roles.chief.replicas: a job must have exactly one chief, got 2; allowed: 1\n"
         "    roles: {worker: {}, chief: {replicas: 2}}",
     ),
     "a chief on two GPUs": (
         TENSORFLOW + "gpus: 2\nroles: {worker: {}, chief: {}}\n",
-        "job.yaml:4: gpus: a job has exactly one chief, and this makes 2 tasks of it, one a GPU; "
+        "job.yaml:4: gpus: a job must have exactly one chief, but this makes 2 chief tasks, one per GPU; "
         "write tasks_per_host: 1 in roles.chief\n    gpus: 2",
     ),
     "only an evaluator": (
         TENSORFLOW + "roles: {evaluator: {}}\n",
-        'job.yaml:4: roles: has no "worker": nothing would train; add worker: {replicas: 1}\n'
+        'job.yaml:4: roles: has no "worker": no task would train; add worker: {replicas: 1}\n'
         "    roles: {evaluator: {}}",
     ),
-    "a watched folder of nobody": (
+    "a watched folder without a chief": (
         SERVERS + "command: [python, train.py]\nroles: {worker: {}, ps: {}}\nsnapshots: {watch: ckpt/}\n",
-        "job.yaml:6: snapshots.watch: has no effect: in a parameter-server job it is the chief's folder that is "
-        "watched, and the job has none; add roles.chief, or remove it\n    snapshots: {watch: ckpt/}",
+        "job.yaml:6: snapshots.watch: has no effect: a parameter-server job watches the chief's folder, and this job "
+        "has no chief; add roles.chief, or remove it\n    snapshots: {watch: ckpt/}",
     ),
     "parameter-server without ps": (
         SERVERS + "command: [python, train.py]\nroles: {worker: {}}\n",
@@ -613,7 +621,7 @@ JOBS = {
     ),
     "no command for the workers, without a chief": (
         SERVERS + "roles: {worker: {}, ps: {}}\n",
-        "job.yaml: command: is missing: nothing says what to run; write command: [python, train.py]",
+        "job.yaml: command: is missing: there is nothing to run; write command: [python, train.py]",
     ),
     "a command for the ps only, without a chief": (
         SERVERS + "roles:\n  worker: {}\n  ps: {command: [python, train.py]}\n",
@@ -627,9 +635,9 @@ JOBS = {
     ),
     "nothing but a name": (
         "name: digits\n",
-        "job.yaml: framework: is missing; write framework: none for a program of no framework; "
+        "job.yaml: framework: is missing; write framework: none for a program without a framework; "
         "allowed: tensorflow, torch, jax, none\n"
-        "job.yaml: command: is missing: nothing says what to run; write command: [python, train.py]",
+        "job.yaml: command: is missing: there is nothing to run; write command: [python, train.py]",
     ),
     "no name": (
         "framework: torch\ncommand: [python, train.py]\n",
@@ -645,16 +653,16 @@ JOBS = {
     ),
     "a number as name": (
         "name: 7\nframework: torch\ncommand: [python, train.py]\n",
-        f'job.yaml:1: name: must be text, got the number 7; write "7"; {NAMES}\n    name: 7',
+        f'job.yaml:1: name: must be a string, got the number 7; write "7"; {NAMES}\n    name: 7',
     ),
     "a framework": (
         "name: a\nframework: pytorch\ncommand: [python, train.py]\n",
-        'job.yaml:2: framework: "pytorch" is not known here; did you mean "torch"? '
+        'job.yaml:2: framework: "pytorch" is not a valid value; did you mean "torch"? '
         "allowed: tensorflow, torch, jax, none\n    framework: pytorch",
     ),
     "a short framework": (
         "name: a\nframework: TF\ncommand: [python, train.py]\n",
-        'job.yaml:2: framework: "TF" is not known here; did you mean "tensorflow"? '
+        'job.yaml:2: framework: "TF" is not a valid value; did you mean "tensorflow"? '
         "allowed: tensorflow, torch, jax, none\n    framework: TF",
     ),
 }
@@ -663,7 +671,7 @@ JOBS = {
 @pytest.mark.parametrize("case", JOBS)
 def test_a_wrong_job(case: str, folder: Path) -> None:
     text, message = JOBS[case]
-    assert mistakes(text, folder) == message
+    assert load_error(text, folder) == message
 
 
 def test_several_mistakes_are_reported_together_in_line_order(folder: Path) -> None:
@@ -695,15 +703,15 @@ def test_several_mistakes_are_reported_together_in_line_order(folder: Path) -> N
 
 def test_one_mistake_is_not_reported_twice(folder: Path) -> None:
     text = "name: a\nframework: torh\ncommand: [python, train.py]\nroles: {ps: {}}\n"
-    assert mistakes(text, folder).count("job.yaml:") == 1
+    assert load_error(text, folder).count("job.yaml:") == 1
 
 
-def test_text_that_would_act_on_a_terminal_is_shown_harmless(folder: Path) -> None:
-    shown = mistakes(HEAD + 'memory: "\\e[31m"\n', folder)
-    assert "\x1b" not in shown and '"\\u001b[31m" is not an amount' in shown
+def test_terminal_control_characters_are_shown_escaped(folder: Path) -> None:
+    error = load_error(HEAD + 'memory: "\\e[31m"\n', folder)
+    assert "\x1b" not in error and '"\\u001b[31m" is not an amount' in error
 
 
-def test_of_very_many_mistakes_the_first_are_shown(folder: Path) -> None:
-    shown = mistakes(HEAD + "".join(f"k{number}: 1\n" for number in range(3000)), folder)
-    assert shown.splitlines()[0].startswith('job.yaml:4: k0: unknown key "k0"')
-    assert shown.splitlines()[-1] == "and 50 more problems"
+def test_only_the_first_of_very_many_mistakes_are_shown(folder: Path) -> None:
+    error = load_error(HEAD + "".join(f"k{number}: 1\n" for number in range(3000)), folder)
+    assert error.splitlines()[0].startswith('job.yaml:4: k0: unknown key "k0"')
+    assert error.splitlines()[-1] == "and 50 more problems"

@@ -1,4 +1,4 @@
-"""What is made from the models: the JSON Schema and the reference page, and that they say what the loader does."""
+"""Files generated from the models, the JSON Schema and the reference page, match what the loader accepts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ import pytest
 from ruamel.yaml import YAML
 
 from paceline import job
-from paceline.job import cluster_values, errors, files, published, reference, tree, values, writing
+from paceline.job import (
+    file_checks,
+    json_schema,
+    kubernetes_values,
+    reference_page,
+    similar_names,
+    values,
+    yaml_tree,
+    yaml_writer,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAD = {"name": "digits", "framework": "tensorflow", "command": ["python", "train.py"]}
 
 
-def valid(data: Any) -> bool:
+def is_valid(data: Any) -> bool:
     schema = job.schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return bool(jsonschema.Draft202012Validator(schema).is_valid(data))
 
 
-def test_the_published_schema_is_that_of_the_models() -> None:
-    assert (DOCS / "job.schema.json").read_text() == published.text(), (
-        "run: python -m paceline.job.published > docs/job.schema.json"
+def test_the_published_schema_matches_the_models() -> None:
+    assert (DOCS / "job.schema.json").read_text() == json_schema.text(), (
+        "run: python -m paceline.job.json_schema > docs/job.schema.json"
     )
-    assert json.loads(published.text()) == job.schema()
+    assert json.loads(json_schema.text()) == job.schema()
 
 
-def test_the_page_is_that_of_the_models() -> None:
-    assert (DOCS / "job-file.md").read_text() == reference.page(), (
-        "run: python -m paceline.job.reference > docs/job-file.md"
+def test_the_reference_page_matches_the_models() -> None:
+    assert (DOCS / "job-file.md").read_text() == reference_page.page(), (
+        "run: python -m paceline.job.reference_page > docs/job-file.md"
     )
 
 
@@ -170,29 +179,29 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("more", RIGHT, ids=str)
-def test_the_schema_takes_what_the_loader_takes(more: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", RIGHT, ids=str)
+def test_the_schema_accepts_what_the_loader_accepts(extra: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    assert valid({**HEAD, **more})
-    job.load_text(json.dumps({**HEAD, **more}), "job.json", tmp_path)
+    assert is_valid({**HEAD, **extra})
+    job.load_text(json.dumps({**HEAD, **extra}), "job.json", tmp_path)
 
 
-@pytest.mark.parametrize("more", WRONG, ids=str)
-def test_the_schema_refuses_what_the_loader_refuses(more: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", WRONG, ids=str)
+def test_the_schema_rejects_what_the_loader_rejects(extra: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    assert not valid({**HEAD, **more})
+    assert not is_valid({**HEAD, **extra})
     with pytest.raises(job.JobError):
-        job.load_text(json.dumps({**HEAD, **more}), "job.json", tmp_path)
+        job.load_text(json.dumps({**HEAD, **extra}), "job.json", tmp_path)
 
 
-def test_the_examples_are_right(tmp_path: Path) -> None:
+def test_the_examples_are_valid(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    page = reference.page()
-    whole = [text for text in re.findall("```yaml\n(.*?)```", page, re.DOTALL) if text.startswith("name:")]
-    assert len(whole) == 2
-    for text in whole:
+    page = reference_page.page()
+    examples = [text for text in re.findall("```yaml\n(.*?)```", page, re.DOTALL) if text.startswith("name:")]
+    assert len(examples) == 2
+    for text in examples:
         assert job.load_text(text, "job.yaml", tmp_path, cluster=True).notes == []
-        assert valid(YAML(typ="safe", pure=True).load(text))
+        assert is_valid(YAML(typ="safe", pure=True).load(text))
     schema = job.schema()
     for model in [schema, *schema["$defs"].values()]:
         for field in model["properties"].values():
@@ -201,8 +210,10 @@ def test_the_examples_are_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [cluster_values, errors, files, tree, values, writing], ids=lambda module: module.__name__
+    "module",
+    [kubernetes_values, file_checks, similar_names, yaml_tree, values, yaml_writer],
+    ids=lambda module: module.__name__,
 )
-def test_the_examples_in_the_code_are_right(module: Any) -> None:
+def test_the_examples_in_the_code_are_correct(module: Any) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0

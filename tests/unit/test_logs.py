@@ -1,4 +1,4 @@
-"""Output becomes lines: stamped, folded, bounded, and never a reason to stop."""
+"""Output becomes log lines: timestamped, folded and bounded; a failing disk never stops the task."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent import logs
-from paceline.agent.journal import Appender, stamp
-from paceline.agent.logs import TaskLog
+from paceline.agent.run_files import Appender, stamp
+from paceline.agent.tasks import task_log
+from paceline.agent.tasks.task_log import TaskLog
 
 
 def read(path: Path) -> list[str]:
@@ -22,12 +22,12 @@ def read(path: Path) -> list[str]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> TaskLog:
-    made = TaskLog(str(tmp_path / "worker-0.log"), lambda text: None)
-    made.begin(1)
-    return made
+    new_log = TaskLog(str(tmp_path / "worker-0.log"), lambda text: None)
+    new_log.begin(1)
+    return new_log
 
 
-def test_lines_come_whole_however_they_are_cut(log: TaskLog, tmp_path: Path) -> None:
+def test_lines_are_complete_however_the_output_is_split(log: TaskLog, tmp_path: Path) -> None:
     for piece in (b"one\ntw", b"o\nthree", b"\n", b"four"):
         log.feed(piece)
     log.end()
@@ -43,7 +43,7 @@ def test_a_new_generation_starts_a_new_tail(log: TaskLog, tmp_path: Path) -> Non
 
 
 def test_a_progress_bar_keeps_its_latest_state(log: TaskLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "BAR_EVERY", 1e9)
+    monkeypatch.setattr(task_log, "BAR_EVERY", 1e9)
     for percent in range(0, 100, 10):
         log.feed(f"\r{percent}%".encode())
     log.feed(b"\rdone\n")
@@ -56,26 +56,26 @@ def test_bars_are_shown_while_they_run(log: TaskLog, tmp_path: Path) -> None:
     assert read(tmp_path / "worker-0.log") == ["g1 ~ 10%"]
 
 
-def test_windows_line_ends_are_line_ends(log: TaskLog, tmp_path: Path) -> None:
+def test_windows_line_endings_end_a_line(log: TaskLog, tmp_path: Path) -> None:
     log.feed(b"one\r\ntwo\r\n")
     assert read(tmp_path / "worker-0.log") == ["g1 | one", "g1 | two"]
 
 
-def test_an_endless_line_is_cut(log: TaskLog, tmp_path: Path) -> None:
-    log.feed(b"x" * (logs.LONGEST_LINE * 3 + 5))
+def test_a_very_long_line_is_split(log: TaskLog, tmp_path: Path) -> None:
+    log.feed(b"x" * (task_log.LONGEST_LINE * 3 + 5))
     log.end()
     lines = read(tmp_path / "worker-0.log")
-    assert len(lines) == 4 and sum(line.count("x") for line in lines) == logs.LONGEST_LINE * 3 + 5
+    assert len(lines) == 4 and sum(line.count("x") for line in lines) == task_log.LONGEST_LINE * 3 + 5
 
 
-def test_bytes_that_are_no_utf8_are_replaced(log: TaskLog, tmp_path: Path) -> None:
+def test_invalid_utf8_is_replaced(log: TaskLog, tmp_path: Path) -> None:
     log.feed(b"a\xff\xfeb\n")
     assert read(tmp_path / "worker-0.log") == ["g1 | a��b"]
 
 
-def test_a_full_disk_is_said_once_and_nothing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    appender = Appender(str(tmp_path / "x"), said.append)
+def test_a_full_disk_is_reported_once_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    appender = Appender(str(tmp_path / "x"), messages.append)
     appender.write(b"before\n")
 
     def full(fd: int, data: bytes) -> int:
@@ -85,8 +85,8 @@ def test_a_full_disk_is_said_once_and_nothing_is_raised(tmp_path: Path, monkeypa
         patch.setattr(os, "write", full)
         for _ in range(3):
             appender.write(b"lost\n")
-    assert len(said) == 1 and "No space left" in said[0] and "training goes on" in said[0]
-    appender._silent_until = 0.0
+    assert len(messages) == 1 and "No space left" in messages[0] and "training continues" in messages[0]
+    appender._retry_at = 0.0
     appender.write(b"after\n")
     assert (tmp_path / "x").read_text() == "before\nafter\n"
 

@@ -1,4 +1,4 @@
-"""Job to plan: pure, the same bytes for the same job, and back from its JSON."""
+"""Job to plan: a pure function, the same bytes for the same job, and readable from its JSON."""
 
 from __future__ import annotations
 
@@ -25,69 +25,71 @@ limits: {runtime: 1h}
 """
 
 
-def made(tmp_path: Path) -> plan.Plan:
+def make_plan(tmp_path: Path) -> plan.Plan:
     (tmp_path / "train.py").write_text("")
     return plan.make(load_text(JOB, "job.yaml", tmp_path).job)
 
 
 def test_the_same_job_gives_the_same_bytes(tmp_path: Path) -> None:
-    assert plan.to_json(made(tmp_path)) == plan.to_json(made(tmp_path))
+    assert plan.to_json(make_plan(tmp_path)) == plan.to_json(make_plan(tmp_path))
 
 
 def test_a_plan_survives_json(tmp_path: Path) -> None:
-    one = made(tmp_path)
-    assert plan.from_data(json.loads(plan.to_json(one))) == one
+    job_plan = make_plan(tmp_path)
+    assert plan.from_data(json.loads(plan.to_json(job_plan))) == job_plan
 
 
 def test_roles_override_the_job(tmp_path: Path) -> None:
-    one = made(tmp_path)
-    assert one.role("worker").env == {"A": "1", "B": "2"} and one.role("ps").env == {"A": "1", "B": "1"}
-    assert one.role("evaluator").command == ("python", "train.py", "--evaluate")
+    job_plan = make_plan(tmp_path)
+    assert job_plan.role("worker").env == {"A": "1", "B": "2"} and job_plan.role("ps").env == {"A": "1", "B": "1"}
+    assert job_plan.role("evaluator").command == ("python", "train.py", "--evaluate")
 
 
 def test_gpus_of_the_job_are_for_the_roles_that_train(tmp_path: Path) -> None:
-    one = made(tmp_path)
-    assert {host.role: host.gpus for host in one.hosts} == {"chief": 1, "worker": 1, "ps": 0, "evaluator": 0}
+    job_plan = make_plan(tmp_path)
+    assert {host.role: host.gpus for host in job_plan.hosts} == {"chief": 1, "worker": 1, "ps": 0, "evaluator": 0}
 
 
-def test_what_restarts_what(tmp_path: Path) -> None:
-    one = made(tmp_path)
-    assert {role.name: role.restarts for role in one.roles} == {
+def test_which_roles_restart_with_each_other(tmp_path: Path) -> None:
+    job_plan = make_plan(tmp_path)
+    assert {role.name: role.restarts for role in job_plan.roles} == {
         "chief": plan.LEAD, "ps": plan.LEAD, "worker": plan.ALONE, "evaluator": plan.ALONE,
     }  # fmt: skip
-    assert [role.name for role in one.roles if role.decides] == ["chief"]
+    assert [role.name for role in job_plan.roles if role.decides] == ["chief"]
 
 
 def test_a_plan_without_the_fields_for_clusters_is_read(tmp_path: Path) -> None:
-    data = plan.to_data(made(tmp_path))
+    data = plan.to_data(make_plan(tmp_path))
     del data["tensorboard"], data["credentials"], data["kubernetes"], data["limits"]["keep_finished"], data["programs"]
     del data["serve"]
-    assert plan.from_data(data) == made(tmp_path)
+    assert plan.from_data(data) == make_plan(tmp_path)
 
 
 def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = JOB + "try: {command: [python, train.py, --try]}\nexport: {command: [python, train.py, --export]}\n"
-    one = plan.make(load_text(text, "job.yaml", tmp_path).job)
-    assert one.programs == {
+    job_plan = plan.make(load_text(text, "job.yaml", tmp_path).job)
+    assert job_plan.programs == {
         "try": plan.Program(("python", "train.py", "--try"), {"A": "1", "B": "1"}),
         "export": plan.Program(("python", "train.py", "--export"), {"A": "1", "B": "1"}),
     }
-    assert plan.from_data(plan.to_data(one)) == one
+    assert plan.from_data(plan.to_data(job_plan)) == job_plan
 
 
 def test_try_and_export_have_the_keras_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = "name: a\nframework: tensorflow\ncommand: [python, train.py]\ntensorflow: {keras: legacy}\n"
-    one = plan.make(load_text(f"{text}try: {{command: [python, train.py]}}\n", "job.yaml", tmp_path).job)
-    assert one.programs["try"].env == one.roles[0].env == {"TF_USE_LEGACY_KERAS": "1"}
+    job_plan = plan.make(load_text(f"{text}try: {{command: [python, train.py]}}\n", "job.yaml", tmp_path).job)
+    assert job_plan.programs["try"].env == job_plan.roles[0].env == {"TF_USE_LEGACY_KERAS": "1"}
 
 
-def test_the_order_of_keys_makes_no_other_bytes(tmp_path: Path) -> None:
-    one = "kubernetes: {labels: {a: b, c: d}, pod: {e: {f: 1, g: [h]}, i: null}}\ncredentials: {secret: a, file: b}\n"
-    other = "credentials: {file: b, secret: a}\nkubernetes: {pod: {i: null, e: {g: [h], f: 1}}, labels: {c: d, a: b}}\n"
+def test_the_order_of_keys_does_not_change_the_bytes(tmp_path: Path) -> None:
+    first = "kubernetes: {labels: {a: b, c: d}, pod: {e: {f: 1, g: [h]}, i: null}}\ncredentials: {secret: a, file: b}\n"
+    second = (
+        "credentials: {file: b, secret: a}\nkubernetes: {pod: {i: null, e: {g: [h], f: 1}}, labels: {c: d, a: b}}\n"
+    )
     (tmp_path / "train.py").write_text("")
-    plans = [plan.make(load_text(JOB + more, "job.yaml", tmp_path).job) for more in (one, other)]
+    plans = [plan.make(load_text(JOB + more, "job.yaml", tmp_path).job) for more in (first, second)]
     assert plan.to_json(plans[0]) == plan.to_json(plans[1])
 
 
@@ -98,8 +100,8 @@ def test_a_plan_shares_nothing_with_its_job(tmp_path: Path) -> None:
     assert plan.make(job).kubernetes["pod"] == {"a": {"b": [1]}}
 
 
-def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
-    data = {**plan.to_data(made(tmp_path)), "version": 99}
+def test_a_plan_of_another_version_is_rejected(tmp_path: Path) -> None:
+    data = {**plan.to_data(make_plan(tmp_path)), "version": 99}
     try:
         plan.from_data(data)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Rendered objects: valid against the API's schema, the same each time, named so that nothing is cut or collides."""
+"""Rendered objects: valid against the API's schema, always the same, with names that are neither cut nor shared."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from paceline import plan as plans
 from paceline.backends import certificates
-from paceline.backends.kubernetes import names, render
-from paceline.backends.kubernetes.patch import merge
+from paceline.backends.kubernetes.objects import names, run_objects
+from paceline.backends.kubernetes.objects.pod_patch import merge
 from paceline.job import load_text
-from paceline.view.yaml import dump
+from paceline.view.yaml_output import dump
 
 GOLDEN = Path(__file__).parent / "rendered"
 VERSION = "1.36"
@@ -114,15 +114,15 @@ def plan_of(text: str, folder: Path) -> plans.Plan:
 
 
 def rendered(name: str, folder: Path, run: str = "digits-3f9a", **more: Any) -> list[Object]:
-    return render.render(plan_of(JOBS[name], folder), run, AGENT, **more)
+    return run_objects.render(plan_of(JOBS[name], folder), run, AGENT, **more)
 
 
-def one(objects: list[Object], kind: str, name: str) -> Object:
+def find_object(objects: list[Object], kind: str, name: str) -> Object:
     return next(each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_objects_are_valid_and_as_published(name: str, tmp_path: Path) -> None:
+def test_objects_are_valid_and_match_the_golden_files(name: str, tmp_path: Path) -> None:
     objects = rendered(name, tmp_path, code=[] if "code: image" in JOBS[name] else [b"part one", b"part two"])
     for each in objects:
         kubernetes_validate.validate(each, VERSION, strict=True)
@@ -130,23 +130,23 @@ def test_objects_are_valid_and_as_published(name: str, tmp_path: Path) -> None:
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_RENDERED"):
         path.write_text(text)
-    assert text == path.read_text(), "UPDATE_RENDERED=1 writes the files anew: look at the difference"
+    assert text == path.read_text(), "UPDATE_RENDERED=1 rewrites the files: review the difference"
 
 
 def test_the_same_input_gives_the_same_objects_without_a_secret(tmp_path: Path) -> None:
     first, second = rendered("mirrored", tmp_path), rendered("mirrored", tmp_path)
     assert dump(first) == dump(second)
-    assert one(first, "Secret", "digits-3f9a")["data"] == {}
+    assert find_object(first, "Secret", "digits-3f9a")["data"] == {}
 
 
-def test_certificates_come_on_request_and_without_the_key_that_signed_them(tmp_path: Path) -> None:
-    made = certificates.generate()
-    secret = one(rendered("mirrored", tmp_path, certificates=made), "Secret", "digits-3f9a")
-    assert {name: base64.b64decode(text).decode() for name, text in secret["data"].items()} == made
-    assert [name for name in made if name.endswith(".key")] == ["captain.key", "member.key", "tensorboard.key"]
+def test_certificates_are_included_on_request_without_the_key_that_signed_them(tmp_path: Path) -> None:
+    generated = certificates.generate()
+    secret = find_object(rendered("mirrored", tmp_path, certificates=generated), "Secret", "digits-3f9a")
+    assert {name: base64.b64decode(text).decode() for name, text in secret["data"].items()} == generated
+    assert [name for name in generated if name.endswith(".key")] == ["captain.key", "member.key", "tensorboard.key"]
 
 
-def test_the_captains_job_comes_first_and_tells_the_runs_truth(tmp_path: Path) -> None:
+def test_the_captains_job_comes_first_and_decides_the_outcome_of_the_run(tmp_path: Path) -> None:
     objects = rendered("mirrored", tmp_path)
     captain = objects[0]
     assert (captain["kind"], captain["metadata"]["name"]) == ("Job", "digits-3f9a")
@@ -158,14 +158,14 @@ def test_the_captains_job_comes_first_and_tells_the_runs_truth(tmp_path: Path) -
         assert job["spec"]["activeDeadlineSeconds"] == 30 * 60 + 6 * 3600 + 30 + 10 * 60 + 86400 + 120
 
 
-def test_gpus_go_to_the_roles_that_ask_and_unequal_hosts_have_jobs_of_their_own(tmp_path: Path) -> None:
+def test_gpus_go_to_the_roles_that_request_them_and_unequal_hosts_get_their_own_jobs(tmp_path: Path) -> None:
     objects = rendered("servers", tmp_path, run="servers-0001")
     limits = {
         job["metadata"]["name"]: job["spec"]["template"]["spec"]["containers"][0]["resources"].get("limits", {})
         for job in objects
         if job["kind"] == "Job"
     }
-    gpus = {name: given.get("example.com/gpu") for name, given in limits.items()}
+    gpus = {name: limit.get("example.com/gpu") for name, limit in limits.items()}
     assert gpus == {
         "servers-0001": None,
         "servers-0001-chief": None,
@@ -173,10 +173,12 @@ def test_gpus_go_to_the_roles_that_ask_and_unequal_hosts_have_jobs_of_their_own(
         "servers-0001-worker-g1": "1",
         "servers-0001-ps": None,
     }
-    told = json.loads(
-        one(objects, "Job", "servers-0001-worker-g1")["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+    settings = json.loads(
+        find_object(objects, "Job", "servers-0001-worker-g1")["spec"]["template"]["spec"]["containers"][0]["env"][0][
+            "value"
+        ]
     )
-    assert told["first"] == 1  # the second group goes on where the first one ended
+    assert settings["first"] == 1  # the second group continues the numbers of the first
 
 
 def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
     )
     plan = plan_of(text, tmp_path)
     run = f"{name}-3f9a"
-    for each in render.render(plan, run, AGENT, [b"x"]):
+    for each in run_objects.render(plan, run, AGENT, [b"x"]):
         assert each["metadata"]["name"].startswith(run) and LABEL.fullmatch(each["metadata"]["name"])
     for group in names.groups(plan):
         assert LABEL.fullmatch(f"{names.job_of(run, group)}-{len(group.hosts) - 1}")
@@ -196,8 +198,8 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
 
 def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
     plan = plan_of(JOBS["mirrored"].replace("replicas: 3", "replicas: 5000"), tmp_path)
-    objects = render.render(plan, "digits-3f9a", AGENT, certificates=certificates.generate())
-    config = one(objects, "ConfigMap", "digits-3f9a-plan")
+    objects = run_objects.render(plan, "digits-3f9a", AGENT, certificates=certificates.generate())
+    config = find_object(objects, "ConfigMap", "digits-3f9a-plan")
     packed = base64.b64decode(config["binaryData"]["plan.json.gz"])
     assert plans.from_data(json.loads(gzip.decompress(packed))) == plan
     assert max(len(json.dumps(each)) for each in objects) < 400_000
@@ -205,7 +207,7 @@ def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
 
 def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -> None:
     for name in JOBS:
-        visit = render.visit(plan_of(JOBS[name], tmp_path), "digits-3f9a", "paceline-visit-0123")
+        visit = run_objects.visit(plan_of(JOBS[name], tmp_path), "digits-3f9a", "paceline-visit-0123")
         for job in [*rendered(name, tmp_path), visit]:
             if job["kind"] not in ("Job", "Deployment"):
                 continue
@@ -219,11 +221,11 @@ def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -
             assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 
 
-def test_a_visit_has_the_claim_is_nothing_of_the_run_and_goes_by_itself(tmp_path: Path) -> None:
+def test_a_visit_mounts_the_claim_is_not_part_of_the_run_and_is_deleted_automatically(tmp_path: Path) -> None:
     text = JOBS["everything"].replace(
         "        kubernetes:", "        snapshots: {to: 'claim://kept/x'}\n        kubernetes:"
     )
-    visit = render.visit(plan_of(text, tmp_path), "digits-3f9a", "paceline-visit-0123")
+    visit = run_objects.visit(plan_of(text, tmp_path), "digits-3f9a", "paceline-visit-0123")
     kubernetes_validate.validate(visit, VERSION, strict=True)
     spec, pod = visit["spec"], visit["spec"]["template"]["spec"]
     assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 86400, 0)
@@ -235,27 +237,32 @@ def test_a_visit_has_the_claim_is_nothing_of_the_run_and_goes_by_itself(tmp_path
     assert "env" not in pod["containers"][0] and "envFrom" not in pod["containers"][0]
 
 
-def test_tensorboard_waits_with_the_rest_and_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+def test_tensorboard_is_suspended_with_the_run_and_has_its_own_certificate(tmp_path: Path) -> None:
     for suspended, replicas in ((True, 0), (False, 1)):
-        board = one(rendered("board", tmp_path, suspended=suspended), "Deployment", "digits-3f9a-tensorboard")["spec"]
+        board = find_object(rendered("board", tmp_path, suspended=suspended), "Deployment", "digits-3f9a-tensorboard")[
+            "spec"
+        ]
         assert board["replicas"] == replicas
     pod = board["template"]["spec"]
     tls = next(volume for volume in pod["volumes"] if volume["name"] == "paceline-tls")
     assert [item["key"] for item in tls["secret"]["items"]] == ["ca.pem", "tensorboard.pem", "tensorboard.key"]
-    service = one(rendered("board", tmp_path), "Service", "digits-3f9a-tensorboard")["spec"]
+    service = find_object(rendered("board", tmp_path), "Service", "digits-3f9a-tensorboard")["spec"]
     assert service["selector"] == board["selector"]["matchLabels"]
     plain = rendered("mirrored", tmp_path)
     assert not [each for each in plain if each["metadata"]["name"].endswith("-tensorboard")]
 
 
-def test_a_published_tensorboard_is_reached_by_its_page_alone(tmp_path: Path) -> None:
+def test_only_the_page_of_a_published_tensorboard_is_reachable(tmp_path: Path) -> None:
     objects = rendered("published", tmp_path)
-    name, ours = "digits-3f9a-tensorboard-page", {"paceline.dev/run": "digits-3f9a", "paceline.dev/role": "tensorboard"}
-    service = one(objects, "Service", name)["spec"]
-    assert service == {"type": "NodePort", "selector": ours, "ports": [{"name": "page", "port": 6006}]}
-    policy = one(objects, "NetworkPolicy", name)["spec"]
-    assert (policy["podSelector"], policy["ingress"]) == ({"matchLabels": ours}, [{"ports": [{"port": 6006}]}])
-    ingress = one(objects, "Ingress", name)["spec"]
+    name, labels = (
+        "digits-3f9a-tensorboard-page",
+        {"paceline.dev/run": "digits-3f9a", "paceline.dev/role": "tensorboard"},
+    )
+    service = find_object(objects, "Service", name)["spec"]
+    assert service == {"type": "NodePort", "selector": labels, "ports": [{"name": "page", "port": 6006}]}
+    policy = find_object(objects, "NetworkPolicy", name)["spec"]
+    assert (policy["podSelector"], policy["ingress"]) == ({"matchLabels": labels}, [{"ports": [{"port": 6006}]}])
+    ingress = find_object(objects, "Ingress", name)["spec"]
     assert ingress["ingressClassName"] == "nginx"
     assert ingress["tls"] == [{"hosts": ["digits.example.com"], "secretName": "digits-tls"}]
     assert ingress["rules"][0]["http"]["paths"][0]["backend"]["service"] == {"name": name, "port": {"name": "page"}}
@@ -263,13 +270,17 @@ def test_a_published_tensorboard_is_reached_by_its_page_alone(tmp_path: Path) ->
 
 
 def test_only_pods_of_the_run_reach_its_ports(tmp_path: Path) -> None:
-    """By shape: no network policy engine runs on the test machines."""
-    policy = one(rendered("mirrored", tmp_path), "NetworkPolicy", "digits-3f9a")["spec"]
-    ours = {"matchLabels": {names.RUN_LABEL: "digits-3f9a"}}
-    assert policy == {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]}
+    """Checks the object only: no network policy engine runs on the test machines."""
+    policy = find_object(rendered("mirrored", tmp_path), "NetworkPolicy", "digits-3f9a")["spec"]
+    selector = {"matchLabels": {names.RUN_LABEL: "digits-3f9a"}}
+    assert policy == {
+        "podSelector": selector,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": selector}]}],
+    }
 
 
-def test_a_patch_merges_lists_of_named_things_and_replaces_the_rest() -> None:
+def test_a_patch_merges_lists_of_named_items_and_replaces_everything_else() -> None:
     base = {"volumes": [{"name": "a", "emptyDir": {}}], "args": ["x"], "hostname": "h"}
     patch = {
         "volumes": [{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "b"}],

@@ -1,4 +1,4 @@
-"""The order of examples: the same for the same size, seed and epoch, each once an epoch, however it is split."""
+"""The order of examples: fixed by size, seed and epoch; each example once per epoch, however it is split."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ seeds = st.integers(0, 3)
 
 
 def tasks(size: int, batch: int, seed: int, world: int, state: dict[str, int] | None = None) -> list[Shards]:
-    made = [Shards(size, batch, seed, rank, world) for rank in range(world)]
-    for each in made:
+    shards = [Shards(size, batch, seed, rank, world) for rank in range(world)]
+    for each in shards:
         if state is not None:
             each.load(state)
-    return made
+    return shards
 
 
 @given(st.integers(1, 3000), seeds, st.integers(0, 3))
@@ -28,21 +28,21 @@ def test_an_order_has_every_index_once(size: int, seed: int, epoch: int) -> None
     assert sorted(map(order, range(size))) == list(range(size))
 
 
-def test_orders_differ_by_seed_and_epoch_and_stay_as_they_are() -> None:
-    """Another version of Paceline must not have another order: a run that goes on would see examples twice."""
+def test_orders_differ_by_seed_and_epoch_and_never_change() -> None:
+    """A new version of Paceline must keep the order: a resumed run would otherwise see examples twice."""
     assert [permutation(10, 7, 0)(index) for index in range(10)] == [6, 0, 1, 3, 8, 9, 7, 5, 2, 4]
     orders = {tuple(map(permutation(50, seed, epoch), range(50))) for seed in range(5) for epoch in range(5)}
     assert len(orders) == 25
 
 
-def test_no_place_is_preferred() -> None:
-    """Of 5 examples over many epochs, each is as often at each place."""
-    counts = Counter((place, permutation(5, 0, epoch)(place)) for epoch in range(5000) for place in range(5))
+def test_no_position_is_preferred() -> None:
+    """Over many epochs, each of 5 examples is equally often at each position."""
+    counts = Counter((position, permutation(5, 0, epoch)(position)) for epoch in range(5000) for position in range(5))
     assert all(850 < count < 1150 for count in counts.values()) and len(counts) == 25
 
 
 @given(sizes, batches, seeds, worlds)
-def test_each_example_comes_once_an_epoch_whatever_the_number_of_tasks(
+def test_each_example_comes_once_per_epoch_for_any_number_of_tasks(
     size: int, batch: int, seed: int, world: int
 ) -> None:
     epochs = [list(each) for each in tasks(size, batch, seed, world)]
@@ -51,37 +51,37 @@ def test_each_example_comes_once_an_epoch_whatever_the_number_of_tasks(
 
 
 @given(sizes, batches, seeds, worlds, worlds, st.data())
-def test_another_number_of_tasks_goes_on_with_the_next_example(
+def test_another_number_of_tasks_continues_with_the_next_example(
     size: int, batch: int, seed: int, world: int, later: int, data: st.DataObject
 ) -> None:
     before = tasks(size, batch, seed, world)
     steps = data.draw(st.integers(0, len(before[0])))
-    seen = [index for each in before for _, share in zip(range(steps), each, strict=False) for index in share]
+    indices = [index for each in before for _, share in zip(range(steps), each, strict=False) for index in share]
     states = [each.state() for each in before]
     assert all(state == states[0] for state in states)
     after = tasks(size, batch, seed, later, states[0])
-    seen += [index for each in after for share in each for index in share] if states[0]["epoch"] == 0 else []
-    assert sorted(seen) == list(range(size))
+    indices += [index for each in after for share in each for index in share] if states[0]["epoch"] == 0 else []
+    assert sorted(indices) == list(range(size))
 
 
 @given(sizes, batches, seeds, worlds, st.data())
-def test_a_resumed_task_sees_what_the_undisturbed_one_sees(
+def test_a_resumed_task_gets_the_same_examples_as_an_undisturbed_one(
     size: int, batch: int, seed: int, world: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, world - 1))
     undisturbed = Shards(size, batch, seed, rank, world)
-    wanted = [list(undisturbed), list(undisturbed)]
+    expected = [list(undisturbed), list(undisturbed)]
     first = Shards(size, batch, seed, rank, world)
     steps = data.draw(st.integers(0, len(first)))
-    given = [share for _, share in zip(range(steps), first, strict=False)]
-    again = Shards(size, batch, seed, rank, world)
-    again.load(first.state())
-    if again.epoch == 0:
-        given += list(again)
-    assert [given, list(again)] == wanted
+    shares = [share for _, share in zip(range(steps), first, strict=False)]
+    resumed = Shards(size, batch, seed, rank, world)
+    resumed.load(first.state())
+    if resumed.epoch == 0:
+        shares += list(resumed)
+    assert [shares, list(resumed)] == expected
 
 
-def test_a_loader_that_reads_ahead_is_counted_by_what_training_has_got() -> None:
+def test_with_a_loader_that_reads_ahead_only_batches_used_in_training_count() -> None:
     order = Shards(10, 4, rank=0, world=1)
     loaded = list(order.sampler())
     assert order.position == 0 and len(order.sampler()) == 3
@@ -90,17 +90,17 @@ def test_a_loader_that_reads_ahead_is_counted_by_what_training_has_got() -> None
     assert list(steps) == loaded[1:] and (order.epoch, order.position) == (1, 0)
 
 
-def test_other_examples_are_refused_by_name() -> None:
+def test_state_of_other_examples_is_rejected_with_the_reason() -> None:
     state = Shards(10, 4, seed=1, rank=0, world=1).state()
-    with pytest.raises(ValueError, match="the snapshot was made with size 10, and here it is 11"):
+    with pytest.raises(ValueError, match="size is 10 in the snapshot, but 11 here"):
         Shards(11, 4, seed=1, rank=0, world=1).load(state)
-    with pytest.raises(ValueError, match="the snapshot was made with seed 1, and here it is 2"):
+    with pytest.raises(ValueError, match="seed is 1 in the snapshot, but 2 here"):
         Shards(10, 4, seed=2, rank=0, world=1).load(state)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(3, 3), (-1, 2), (0, 0)])
-def test_a_task_that_is_none_is_refused(rank: int, world: int) -> None:
-    with pytest.raises(ValueError, match="there is no such task"):
+def test_an_invalid_rank_is_rejected(rank: int, world: int) -> None:
+    with pytest.raises(ValueError, match="rank must be from 0 to"):
         Shards(10, 4, rank=rank, world=world)
 
 
@@ -110,8 +110,8 @@ def test_rank_and_world_are_those_of_the_run(monkeypatch: pytest.MonkeyPatch) ->
     assert (Shards(10, 4).rank, Shards(10, 4).world) == (1, 3)
 
 
-def test_a_coordinator_deals_out_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the tasks of a parameter-server job are told, none of which is one of a group."""
+def test_a_coordinator_gets_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variables of a parameter-server job, whose tasks have no rank."""
     monkeypatch.setenv("PACELINE_RANK", "-1")
     monkeypatch.setenv("PACELINE_WORLD_SIZE", "0")
     assert (Shards(10, 4).rank, Shards(10, 4).world) == (0, 1)

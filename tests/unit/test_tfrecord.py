@@ -1,4 +1,4 @@
-"""Event files of TensorBoard: ours are read by TensorBoard, and TensorFlow's by us."""
+"""TensorBoard reads the event files that Paceline writes, and Paceline reads those of TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from paceline.runtime import tfrecord
+from paceline.storage import tfrecord
 
 
-def test_the_checksum_is_that_of_its_example() -> None:
+def test_the_checksum_matches_its_example() -> None:
     assert doctest.testmod(tfrecord).failed == 0
 
 
-def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_files_of_paceline(tmp_path: Path) -> None:
     with (tmp_path / "events.out.tfevents.1").open("wb") as file:
         file.write(tfrecord.first(1000.0))
         for step in (1, 200, 300_000):
             file.write(tfrecord.scalars(step, 1000.0 + step, {"accuracy": step / 4, "loss": -1.5}))
-    read = EventAccumulator(str(tmp_path))
-    read.Reload()
-    assert set(read.Tags()["tensors"]) == {"accuracy", "loss"}
-    events = read.Tensors("accuracy")
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert set(accumulator.Tags()["tensors"]) == {"accuracy", "loss"}
+    events = accumulator.Tensors("accuracy")
     assert [(event.step, event.wall_time) for event in events] == [(1, 1001.0), (200, 1200.0), (300_000, 301_000.0)]
     assert [event.tensor_proto.float_val[0] for event in events] == [0.25, 50.0, 75_000.0]
-    assert read.SummaryMetadata("loss").plugin_data.plugin_name == "scalars"
+    assert accumulator.SummaryMetadata("loss").plugin_data.plugin_name == "scalars"
 
 
-def test_steps_of_others_files_are_read_and_a_torn_end_is_told(tmp_path: Path) -> None:
+def test_steps_of_foreign_files_are_read_and_a_truncated_end_is_reported(tmp_path: Path) -> None:
     writer = EventFileWriter(str(tmp_path))
     for step in (7, 1 << 40):
         event = Event(wall_time=1.0, step=step)

@@ -1,20 +1,20 @@
-"""Reading events.jsonl, and saying what is in it."""
+"""Reading events.jsonl and describing its events."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from paceline.view import events, words
+from paceline.view import events, wording
 from paceline.view.tail import Tail
 from support import recorded
 from support.recorded import event
 
 
-def told(line: dict[str, object]) -> str:
+def describe(line: dict[str, object]) -> str:
     parsed = events.parse(json.dumps(line))
     assert parsed is not None
-    return words.say(parsed)
+    return wording.describe(parsed)
 
 
 def test_events_come_in_order(tmp_path: Path) -> None:
@@ -40,19 +40,19 @@ def test_a_half_written_last_line_waits_for_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b"", b"{", b"[]", b"null", b'{"event": 3}', b'{"event": "step"}', b"\xff\xfe", b"[" * 90000]
 )
-def test_damaged_lines_are_passed_over(line: bytes) -> None:
+def test_damaged_lines_are_skipped(line: bytes) -> None:
     assert events.parse(line) is None
 
 
-def test_an_event_of_another_version_is_shown_as_it_is() -> None:
-    assert told(event(1, "sang", song="la", times=2)) == "sang song=la times=2"
+def test_an_event_of_another_version_is_shown_with_its_fields() -> None:
+    assert describe(event(1, "sang", song="la", times=2)) == "sang song=la times=2"
 
 
-def test_no_file_is_no_events(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
     assert list(events.read(tmp_path)) == []
 
 
-def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "long"
     path.write_bytes(b"x" * (5 << 20))
     tail = Tail(path)
@@ -69,11 +69,11 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     ("line", "sentence"),
     [
         (recorded.STARTED, "digits-3f9a started: 3 tasks on 3 hosts (tensorflow multi-worker)"),
-        (recorded.WAITING, "waiting for worker-host-1 (12 s of 30 min)"),
-        (recorded.FORMED, "generation 1 starts: worker-0 and worker-1"),
+        (recorded.WAITING, "waiting for worker-host-1 (12 s so far, limit 30 min)"),
+        (recorded.FORMED, "starting worker-0 and worker-1 (generation 1)"),
         (
             event(1, "generation-formed", 2, tasks=["worker-0"], restore="step-120"),
-            "generation 2 starts from step 120: worker-0",
+            "starting worker-0 from step 120 (generation 2)",
         ),
         (recorded.KILLED, "worker-1 was killed by SIGKILL"),
         (
@@ -82,11 +82,15 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         ),
         (event(1, "task-exited", task="worker-1", code=None, signal=None, expected=False), "worker-1 is lost"),
         (event(1, "task-exited", task="worker-1", code=0, signal=None, expected=False), "worker-1 finished"),
-        (event(1, "task-exited", task="worker-1", code=None, signal="SIGTERM", expected=True), "worker-1 was ended"),
-        (recorded.RESTART, "restart 1 of 10 (signal, worker-1): killed by SIGKILL"),
+        (event(1, "task-exited", task="worker-1", code=None, signal="SIGTERM", expected=True), "worker-1 was stopped"),
+        (
+            recorded.RESTART,
+            "restarting after a failure of worker-1 (signal, 1 of 10 without progress): killed by SIGKILL",
+        ),
         (
             {**recorded.RESTART, "delay_s": 4.0},
-            "restart 1 of 10 (signal, worker-1): killed by SIGKILL; next try in 4 s",
+            "restarting after a failure of worker-1 (signal, 1 of 10 without progress): killed by SIGKILL; "
+            "next attempt in 4 s",
         ),
         (
             event(1, "hang", tasks=["worker-0"], silent_s=601.0, limit_s=600.0, progress="output"),
@@ -99,18 +103,18 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_events_in_words(line: dict[str, object], sentence: str) -> None:
-    assert told(line) == sentence
+def test_descriptions_of_events(line: dict[str, object], sentence: str) -> None:
+    assert describe(line) == sentence
 
 
 @pytest.mark.parametrize("line", recorded.LIFE, ids=lambda line: line["event"])
-def test_every_kind_has_its_own_words(line: dict[str, object]) -> None:
-    assert "=" not in told(line)
+def test_every_kind_has_its_own_description(line: dict[str, object]) -> None:
+    assert "=" not in describe(line)
 
 
 @pytest.mark.parametrize("kind", events.KINDS)
-def test_an_event_without_its_fields_is_no_reason_to_fail(kind: str) -> None:
-    told(event(1, kind))
+def test_an_event_without_its_fields_is_not_an_error(kind: str) -> None:
+    describe(event(1, kind))
 
 
 @pytest.mark.parametrize(
@@ -118,5 +122,5 @@ def test_an_event_without_its_fields_is_no_reason_to_fail(kind: str) -> None:
     [(0, "0 s"), (0.44, "0.4 s"), (1.0, "1 s"), (12.2, "12 s"), (60, "1 min"), (65, "1 min 5 s"), (1800, "30 min"),
      (3605, "1 h"), (7800, "2 h 10 min"), (86400 * 3 + 10, "3 d"), (-1, "0 s")],
 )  # fmt: skip
-def test_lengths_of_time(seconds: float, text: str) -> None:
-    assert words.span(seconds) == text
+def test_durations(seconds: float, text: str) -> None:
+    assert wording.span(seconds) == text

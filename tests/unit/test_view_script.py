@@ -1,10 +1,10 @@
-"""What `paceline init` finds out about a script, and that the job file it writes is valid."""
+"""What `paceline init` detects in a script, and that the job file it writes is valid."""
 
 from pathlib import Path
 
 import pytest
 
-from paceline.cli.script import Unreadable, candidates, look
+from paceline.job.script_inspection import UnreadableScript, candidates, inspect_script
 from support.recorded import call
 
 CASES = {
@@ -48,9 +48,9 @@ CASES = {
 def test_guesses(tmp_path: Path, text: str, expected: tuple[object, ...]) -> None:
     path = tmp_path / "train.py"
     path.write_text(text)
-    found = look(path)
-    assert (found.framework, found.strategy, found.chief, found.evaluator, found.distributed) == expected
-    assert all(found.reasons)
+    script = inspect_script(path)
+    assert (script.framework, script.strategy, script.chief, script.evaluator, script.distributed) == expected
+    assert all(script.reasons)
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES)
@@ -58,19 +58,19 @@ def test_the_job_file_is_valid(tmp_path: Path, text: str, expected: tuple[object
     folder = tmp_path / "My Digits!"
     folder.mkdir()
     (folder / "train.py").write_text(text)
-    done = call(tmp_path, "init", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert f"train.py: {expected[0]}" in done.stderr
-    assert "wrote job.yaml; look it over, then: paceline run job.yaml" in done.stderr
+    result = call(tmp_path, "init", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert f"train.py: {expected[0]}" in result.stderr
+    assert "wrote job.yaml; review it, then: paceline run job.yaml" in result.stderr
     assert call(tmp_path, "validate", cwd=folder).stdout.startswith("job.yaml is valid: ")
 
 
-def test_a_job_file_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
+def test_a_job_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch")
     (tmp_path / "job.yaml").write_text("mine")
     refused = call(tmp_path, "init", cwd=tmp_path)
     assert (refused.returncode, (tmp_path / "job.yaml").read_text()) == (2, "mine")
-    assert refused.stderr == "error: job.yaml is there already; --force overwrites it\n"
+    assert refused.stderr == "error: job.yaml already exists; --force overwrites it\n"
     assert call(tmp_path, "init", "--force", cwd=tmp_path).returncode == 0
     assert "framework: torch" in (tmp_path / "job.yaml").read_text()
 
@@ -82,15 +82,15 @@ def test_the_likeliest_script_is_chosen(tmp_path: Path) -> None:
     }.items():  # fmt: skip
         (tmp_path / name).write_text(text)
     assert [script.path.name for script in candidates(tmp_path)] == ["train.py", "data.py", "plot.py"]
-    done = call(tmp_path, "init", cwd=tmp_path)
-    assert "chose train.py over data.py; name another: paceline init data.py" in done.stderr
+    result = call(tmp_path, "init", cwd=tmp_path)
+    assert "chose train.py over data.py; to use another: paceline init data.py" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"def", b"\xff\xfe", b"\x00", b"(" * 5000], ids=str)
-def test_what_is_not_python_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_python_is_reported(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(content)
-    with pytest.raises(Unreadable):
-        look(path)
-    done = call(tmp_path, "init", "train.py", cwd=tmp_path)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    with pytest.raises(UnreadableScript):
+        inspect_script(path)
+    result = call(tmp_path, "init", "train.py", cwd=tmp_path)
+    assert result.returncode == 2 and "Traceback" not in result.stderr

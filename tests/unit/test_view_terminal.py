@@ -1,15 +1,15 @@
-"""Lines above a live area; what programs print cannot get at the terminal."""
+"""Lines above a live area; the output of programs cannot control the terminal."""
 
 import io
 import os
 
 import pytest
 
-from paceline.view import terminal, yaml
+from paceline.view import terminal, yaml_output
 
 
 @pytest.mark.parametrize(
-    ("text", "coloured", "plain"),
+    ("text", "colored", "plain"),
     [
         ("plain", "plain", "plain"),
         ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m\x1b[0m", "red"),
@@ -27,9 +27,9 @@ from paceline.view import terminal, yaml
         ("\x1b[", "", ""),
     ],
 )
-def test_only_colours_of_a_program_reach_the_terminal(text: str, coloured: str, plain: str) -> None:
-    assert terminal.clean(text, colours=True) == coloured
-    assert terminal.clean(text, colours=False) == plain
+def test_only_colors_of_a_program_reach_the_terminal(text: str, colored: str, plain: str) -> None:
+    assert terminal.clean(text, colors=True) == colored
+    assert terminal.clean(text, colors=False) == plain
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_the_live_area_is_replaced_and_lines_stay() -> None:
     assert out.getvalue().endswith("\r\x1b[1A\x1b[Jend\n")
 
 
-def test_without_a_terminal_there_is_no_live_area_and_no_colour() -> None:
+def test_without_a_terminal_there_is_no_live_area_and_no_color() -> None:
     out = io.StringIO()
     screen = terminal.Screen(out)
     screen.show(["one"], ["step 1"])
-    assert out.getvalue() == "one\n" and not screen.colours
+    assert out.getvalue() == "one\n" and not screen.colors
 
 
-def test_a_screen_whose_reader_has_gone_says_so_and_goes_on() -> None:
+def test_a_screen_whose_reader_is_gone_reports_it_and_continues() -> None:
     reading, writing = os.pipe()
     with open(writing, "w") as stream:
         screen = terminal.Screen(stream)
@@ -69,10 +69,10 @@ def test_a_screen_whose_reader_has_gone_says_so_and_goes_on() -> None:
         os.close(reading)
         assert screen.closed()
         screen.show(["into the void"])
-        again = terminal.Screen(stream)
-        again.show(["x"])
-        assert again.gone
-        again.show(["y"])
+        second = terminal.Screen(stream)
+        second.show(["x"])
+        assert second.gone
+        second.show(["y"])
 
 
 def test_columns() -> None:
@@ -95,4 +95,4 @@ def test_columns() -> None:
 def test_yaml_is_read_back_as_the_same_data(data: object) -> None:
     from ruamel.yaml import YAML
 
-    assert YAML(typ="safe").load(yaml.dump(data)) == data
+    assert YAML(typ="safe").load(yaml_output.dump(data)) == data

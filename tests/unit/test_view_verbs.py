@@ -1,4 +1,4 @@
-"""The verbs that read runs, called as a person calls them, on folders written by hand."""
+"""The verbs that read runs, called as a user calls them, on run folders written by hand."""
 
 import ast
 import json
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage.folder import Folder
-from paceline.view import runs
+from paceline.storage.stores.folder import FolderStore
+from paceline.view import run_folders
 from support import committed, recorded
 from support.recorded import REPORT, at, call
 
@@ -27,10 +27,10 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_ls(home: Path) -> None:
-    done = call(home, "ls")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert (done.returncode, done.stderr) == (0, "")
-    assert lines[0] == ["RUN", "STATUS", "STEP", "RESTARTS", "AGE", "TOOK", "REASON"]
+    result = call(home, "ls")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert (result.returncode, result.stderr) == (0, "")
+    assert lines[0] == ["RUN", "STATUS", "STEP", "RESTARTS", "AGE", "DURATION", "REASON"]
     assert [line[:4] for line in lines[1:]] == [
         ["translate-0001", "failed", "161", "1"],
         ["digits-3f9a", "succeeded", "161", "1"],
@@ -51,19 +51,19 @@ def test_ls_and_status_give_the_fields_of_the_report(home: Path) -> None:
     assert "  best         step-100-g1: accuracy 0.9\n" in call(home, "status", "digits").stdout
 
 
-def test_status_tells_what_is_saved_from_what_is_committed(tmp_path: Path) -> None:
+def test_status_distinguishes_saved_from_committed_snapshots(tmp_path: Path) -> None:
     saved = recorded.event(6, "saved", step=120, snapshot="step-120-g1")
     folder = recorded.write(tmp_path, events=[*recorded.LIFE[:10], saved])
     with recorded.supervised(folder):
         [line] = [line for line in call(tmp_path, "status").stdout.splitlines() if line.startswith("  snapshots")]
-        told = re.sub(r"(\d+ (d|h|min|s) ?)+ago", "... ago", line)
-        where = f"{folder}/snapshots/digits-3f9a/step-100-g1"
-        assert told == f"  snapshots    step 120 saved ... ago, step 100 committed ... ago: {where}"
+        text = re.sub(r"(\d+ (d|h|min|s) ?)+ago", "... ago", line)
+        location = f"{folder}/snapshots/digits-3f9a/step-100-g1"
+        assert text == f"  snapshots    step 120 saved ... ago, step 100 committed ... ago: {location}"
         status = json.loads(call(tmp_path, "status", "-o", "json").stdout)
         assert (status["saved"]["step"], status["committed"]["step"]) == (120, 100)
 
 
-def test_status_without_snapshots_says_nothing_of_them(tmp_path: Path) -> None:
+def test_status_without_snapshots_does_not_mention_them(tmp_path: Path) -> None:
     recorded.write(tmp_path, events=recorded.LIFE[:8])
     assert "snapshots" not in call(tmp_path, "status").stdout
     status = json.loads(call(tmp_path, "status", "-o", "json").stdout)
@@ -72,11 +72,11 @@ def test_status_without_snapshots_says_nothing_of_them(tmp_path: Path) -> None:
 
 def test_a_loss_of_nan_is_still_json(tmp_path: Path) -> None:
     recorded.write(tmp_path, report={**REPORT, "metrics": {"worker-0": {"loss": float("nan")}}})
-    shown = json.loads(call(tmp_path, "status", "-o", "json").stdout, parse_constant=lambda word: pytest.fail(word))
-    assert shown["metrics"] == {"worker-0": {"loss": None}}
+    status = json.loads(call(tmp_path, "status", "-o", "json").stdout, parse_constant=lambda word: pytest.fail(word))
+    assert status["metrics"] == {"worker-0": {"loss": None}}
 
 
-def test_status_in_words(home: Path) -> None:
+def test_status_as_text(home: Path) -> None:
     lines = call(home, "status", "digits").stdout.splitlines()
     assert lines[0] == "digits-3f9a succeeded after 12 s"
     assert lines[2].split() == ["TASK", "STATE", "HOST", "PID", "GENERATION", "STEP", "EXIT"]
@@ -87,68 +87,68 @@ def test_status_in_words(home: Path) -> None:
 def test_status_of_a_running_run_says_what_it_waits_for(tmp_path: Path) -> None:
     folder = recorded.write(tmp_path, events=[recorded.STARTED, recorded.WAITING])
     with recorded.supervised(folder):
-        assert "starting" in (shown := call(tmp_path, "status").stdout)
-        assert "waiting for worker-host-1 (12 s of 30 min)" in shown
+        assert "starting" in (output := call(tmp_path, "status").stdout)
+        assert "waiting for worker-host-1 (12 s so far, limit 30 min)" in output
 
 
 def test_no_runs_yet(tmp_path: Path) -> None:
-    nothing = call(tmp_path, "ls")
-    assert (nothing.returncode, nothing.stdout) == (0, "")
-    assert nothing.stderr == "no runs yet; start one with: paceline run job.yaml\n"
+    listing = call(tmp_path, "ls")
+    assert (listing.returncode, listing.stdout) == (0, "")
+    assert listing.stderr == "no runs yet; start one with: paceline run job.yaml\n"
     assert call(tmp_path, "ls", "-o", "json").stdout == "[]\n"
     for verb in ("status", "logs", "events", "stop"):
-        done = call(tmp_path, verb)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "error: there are no runs yet; start one with: paceline run job.yaml\n"
+        result = call(tmp_path, verb)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr == "error: there are no runs yet; start one with: paceline run job.yaml\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["status", "digit-3f9a"], 2, "error: no run 'digit-3f9a'; did you mean 'digits-3f9a'?"),
-        (["statsu"], 2, "error: there is no verb 'statsu'; did you mean 'status'?"),
-        (["xyzzy"], 2, "error: there is no verb 'xyzzy'; there are: init, validate, plan"),
+        (["statsu"], 2, "error: unknown command 'statsu'; did you mean 'status'?"),
+        (["xyzzy"], 2, "error: unknown command 'xyzzy'; the commands are: init, validate, plan"),
         (["ls", "--wide"], 2, "Error: No such option: --wide"),
-        (["ls", "-o", "xml"], 2, "error: -o 'xml': -o takes json, wide, name"),
-        (["status", "-o", "yaml"], 2, "error: -o 'yaml': -o takes json"),
+        (["ls", "-o", "xml"], 2, "error: -o 'xml': invalid value; use one of json, wide, name"),
+        (["status", "-o", "yaml"], 2, "error: -o 'yaml': invalid value; use json"),
         (["logs", "digits", "--task", "worker-7"], 2, "digits-3f9a has no task 'worker-7'; did you mean 'worker-"),
-        (["logs", "digits", "--since", "ten"], 2, "error: --since 'ten': it takes how long ago (90s, 10m, 2h, 1d) or"),
-        (["logs", "digits", "-g", "two"], 2, "'two' is not a whole number"),
-        (["delete"], 2, "error: name the runs to delete, or say --finished"),
-        (["delete", "digits"], 2, "error: say --yes to delete digits-3f9a"),
-        (["delete", "../../etc", "--yes"], 2, "error: no run '../../etc'"),
-        (["delete", "/usr/lib", "--yes", "--snapshots"], 2, "error: there are no snapshots of a run 'lib' at /usr"),
-        (["plan", "none.yaml"], 2, "error: none.yaml: there is no such file"),
-        (["validate", "none.yaml"], 2, "error: none.yaml: there is no such file"),
-        (["run", "none.yaml"], 2, "error: none.yaml: there is no such file"),
+        (["logs", "digits", "--since", "ten"], 2, "--since 'ten': invalid time; use an age (90s, 10m, 2h, 1d) or"),
+        (["logs", "digits", "-g", "two"], 2, "'two' is not an integer"),
+        (["delete"], 2, "error: name the runs to delete, or use --finished"),
+        (["delete", "digits"], 2, "is not a terminal; use --yes to delete digits-3f9a"),
+        (["delete", "../../etc", "--yes"], 2, "error: ../../etc is a location, not a run id"),
+        (["delete", "/usr/lib", "--yes", "--snapshots"], 2, "error: no snapshots of a run 'lib' at /usr"),
+        (["plan", "none.yaml"], 2, "error: none.yaml: the file does not exist"),
+        (["validate", "none.yaml"], 2, "error: none.yaml: the file does not exist"),
+        (["run", "none.yaml"], 2, "error: none.yaml: the file does not exist"),
         (["run"], 2, "error: no job.yaml in this folder; `paceline init` writes one, or name a job file"),
-        (["run", "--"], 2, "error: there is no command behind --"),
-        (["run", "job.yaml", "--", "python"], 2, "error: 'job.yaml' and a command behind --: give"),
-        (["run", "--framework", "torch", "python", "train.py"], 2, "error: a command goes behind --: paceline"),
-        (["run", "job.yaml", "--workers", "3"], 2, "error: --workers is for commands without a job file"),
-        (["run", "--workers", "many", "--", "true"], 2, "'many' is not a whole number"),
-        (["run", "-o", "yaml", "--", "true"], 2, "error: -o 'yaml': -o takes json"),
+        (["run", "--"], 2, "error: no command given after --"),
+        (["run", "job.yaml", "--", "python"], 2, "error: job.yaml: give a job file or a command after --, not both"),
+        (["run", "--framework", "torch", "python", "train.py"], 2, "a command must come after --; use: paceline"),
+        (["run", "job.yaml", "--workers", "3"], 2, "error: --workers requires a command after --; to change"),
+        (["run", "--workers", "many", "--", "true"], 2, "'many' is not an integer"),
+        (["run", "-o", "yaml", "--", "true"], 2, "error: -o 'yaml': invalid value; use json"),
         (["run", "--framework", "tensorflw", "--", "true"], 2, 'did you mean "tensorflow"?'),
-        (["init"], 2, "error: there is no Python script in"),
-        (["init", "none.py"], 2, "error: there is no none.py"),
+        (["init"], 2, "error: no Python script in"),
+        (["init", "none.py"], 2, "error: none.py does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
-def test_mistakes_are_told_in_words(home: Path, words: list[str], code: int, message: str) -> None:
-    done = call(home, *words)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr and "Traceback" not in done.stderr
+def test_mistakes_are_reported_without_a_traceback(home: Path, arguments: list[str], code: int, message: str) -> None:
+    result = call(home, *arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert message in result.stderr and "Traceback" not in result.stderr
 
 
 def test_logs_are_merged_and_bars_folded(home: Path) -> None:
-    done = call(home, "logs", "digits")
-    assert done.stdout.splitlines() == [
+    result = call(home, "logs", "digits")
+    assert result.stdout.splitlines() == [
         "worker-0    | hello", "worker-1    | \x1b[31mred\x1b[0m", "worker-0    | again", "worker-0    | 90%",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("words", "texts"),
+    ("arguments", "texts"),
     [
         (["--task", "worker-1"], ["\x1b[31mred\x1b[0m"]),
         (["-t", "worker-1", "-t", "worker-0", "-g", "1"], ["hello", "\x1b[31mred\x1b[0m"]),
@@ -163,10 +163,10 @@ def test_logs_are_merged_and_bars_folded(home: Path) -> None:
     ],
     ids=lambda value: " ".join(value),
 )
-def test_parts_of_logs(home: Path, words: list[str], texts: list[str]) -> None:
-    done = call(home, "logs", "digits", *words)
-    assert [line.partition("| ")[2] for line in done.stdout.splitlines()] == texts
-    as_json = call(home, "logs", "digits", *words, "-o", "json")
+def test_parts_of_logs(home: Path, arguments: list[str], texts: list[str]) -> None:
+    result = call(home, "logs", "digits", *arguments)
+    assert [line.partition("| ")[2] for line in result.stdout.splitlines()] == texts
+    as_json = call(home, "logs", "digits", *arguments, "-o", "json")
     assert [json.loads(line)["text"] for line in as_json.stdout.splitlines()] == texts
 
 
@@ -175,50 +175,50 @@ def test_times(home: Path) -> None:
 
 
 def test_events_as_they_were_written(home: Path) -> None:
-    done = call(home, "events", "digits", "-o", "json")
-    assert [json.loads(line) for line in done.stdout.splitlines()] == recorded.LIFE
+    result = call(home, "events", "digits", "-o", "json")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == recorded.LIFE
 
 
-def test_stopping_what_has_ended_is_said_and_no_failure(home: Path) -> None:
-    done = call(home, "stop", "digits")
-    assert (done.returncode, done.stderr) == (0, "digits-3f9a does not run: it succeeded\n")
+def test_stopping_a_finished_run_is_reported_and_succeeds(home: Path) -> None:
+    result = call(home, "stop", "digits")
+    assert (result.returncode, result.stderr) == (0, "digits-3f9a is not running: it succeeded\n")
 
 
-def test_delete_takes_the_folder_and_nothing_else(home: Path) -> None:
+def test_delete_removes_the_folder_and_nothing_else(home: Path) -> None:
     outside = home / "outside"
     outside.mkdir()
     (outside / "kept").touch()
     (home / "runs" / "digits-3f9a" / "snapshots").symlink_to(outside)
-    done = call(home, "delete", "digits", "--yes")
-    assert (done.returncode, done.stderr) == (0, "deleted digits-3f9a\n")
+    result = call(home, "delete", "digits", "--yes")
+    assert (result.returncode, result.stderr) == (0, "deleted digits-3f9a\n")
     assert [path.name for path in (home / "runs").iterdir()] == ["translate-0001"]
     assert (outside / "kept").exists()
 
 
 @pytest.fixture
 def snapshots(home: Path) -> Path:
-    """Those of digits-3f9a, in its own folder."""
-    place = home / "runs" / "digits-3f9a" / "snapshots"
-    committed.life(Folder(str(place)), home / "scratch")
-    return place
+    """The snapshots of digits-3f9a, in its own folder."""
+    folder = home / "runs" / "digits-3f9a" / "snapshots"
+    committed.life(FolderStore(str(folder)), home / "scratch")
+    return folder
 
 
 def committed_elsewhere(home: Path, tmp_path: Path) -> Path:
-    """Those of translate-0001, beside another run's."""
-    place, folder = tmp_path / "elsewhere", home / "runs" / "translate-0001"
+    """The snapshots of translate-0001, next to those of another run."""
+    location, folder = tmp_path / "elsewhere", home / "runs" / "translate-0001"
     plan = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps({**plan, "snapshots": {"to": str(place)}}))
+    (folder / "plan.json").write_text(json.dumps({**plan, "snapshots": {"to": str(location)}}))
     for run in ("translate-0001", "translate-0002"):
-        committed.life(Folder(str(place)), tmp_path / run, run)
-    return place
+        committed.life(FolderStore(str(location)), tmp_path / run, run)
+    return location
 
 
-def test_delete_leaves_the_snapshots_and_says_how_to_delete_them(home: Path, snapshots: Path) -> None:
+def test_delete_keeps_the_snapshots_and_says_how_to_delete_them(home: Path, snapshots: Path) -> None:
     before = recorded.contents(snapshots)
-    done = call(home, "delete", "digits", "--yes")
-    assert (done.returncode, done.stderr) == (
+    result = call(home, "delete", "digits", "--yes")
+    assert (result.returncode, result.stderr) == (
         0,
-        f"deleted digits-3f9a; its snapshots stay in {snapshots}: "
+        f"deleted digits-3f9a; its snapshots are kept in {snapshots}: "
         "`paceline delete --snapshots digits-3f9a` deletes them\n",
     )
     assert recorded.contents(snapshots) == before
@@ -226,93 +226,95 @@ def test_delete_leaves_the_snapshots_and_says_how_to_delete_them(home: Path, sna
     assert call(home, "ls", "-o", "name").stdout == "translate-0001\n"
     assert call(home, "status", "digits").returncode == 2
     assert call(home, "snapshots", "ls", "digits", "-o", "name").stdout.split() == committed.NAMES
-    again = call(home, "delete", "digits", "--yes")
-    assert (again.returncode, again.stderr) == (
+    repeated = call(home, "delete", "digits", "--yes")
+    assert (repeated.returncode, repeated.stderr) == (
         2,
-        "error: digits-3f9a is deleted, all but its snapshots: "
+        "error: digits-3f9a is already deleted, except for its snapshots; "
         "`paceline delete --snapshots digits-3f9a` deletes them\n",
     )
     refused = call(home, "run", "--run", "digits-3f9a", "--", "true")
-    assert (
-        refused.returncode == 2 and "there are snapshots of an earlier run digits-3f9a; `paceline de" in refused.stderr
-    )
+    assert refused.returncode == 2
+    assert "snapshots of an earlier run digits-3f9a exist; delete them with `paceline de" in refused.stderr
     last = call(home, "delete", "--snapshots", "digits", "--yes")
     assert (last.returncode, last.stderr) == (0, "deleted the snapshots of digits-3f9a\n")
     assert [path.name for path in (home / "runs").iterdir()] == ["translate-0001"]
 
 
-def test_delete_with_snapshots_takes_all_at_once(home: Path, snapshots: Path) -> None:
-    asked = call(home, "delete", "--snapshots", "digits")
-    assert (asked.returncode, asked.stderr) == (2, "error: say --yes to delete digits-3f9a with all snapshots\n")
-    done = call(home, "delete", "--snapshots", "digits", "--yes")
-    assert (done.returncode, done.stderr) == (0, "deleted digits-3f9a\n")
+def test_delete_with_snapshots_removes_everything(home: Path, snapshots: Path) -> None:
+    refused = call(home, "delete", "--snapshots", "digits")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: cannot ask for confirmation: standard input is not a terminal; "
+        "use --yes to delete digits-3f9a with all snapshots\n",
+    )
+    result = call(home, "delete", "--snapshots", "digits", "--yes")
+    assert (result.returncode, result.stderr) == (0, "deleted digits-3f9a\n")
     assert not snapshots.parent.exists()
 
 
-def test_snapshots_elsewhere_stay_and_are_named(home: Path, tmp_path: Path) -> None:
-    where = committed_elsewhere(home, tmp_path) / "translate-0001"
-    done = call(home, "delete", "translate", "--yes")
-    assert (done.returncode, done.stderr) == (
+def test_snapshots_elsewhere_are_kept_and_named(home: Path, tmp_path: Path) -> None:
+    location = committed_elsewhere(home, tmp_path) / "translate-0001"
+    result = call(home, "delete", "translate", "--yes")
+    assert (result.returncode, result.stderr) == (
         0,
-        f"deleted translate-0001; its snapshots stay at {where}: `paceline delete --snapshots {where}` deletes them\n",
+        f"deleted translate-0001; its snapshots are kept at {location}: "
+        f"`paceline delete --snapshots {location}` deletes them\n",
     )
     assert not (home / "runs" / "translate-0001").exists()
-    assert call(home, "delete", str(where), "--yes").stderr == (
-        f"error: no run '{where}': a place is for --snapshots, which deletes the run's snapshots there\n"
+    assert call(home, "delete", str(location), "--yes").stderr == (
+        f"error: {location} is a location, not a run id; use --snapshots to delete the run's snapshots there\n"
     )
-    refused = call(home, "delete", "--snapshots", str(where), "--yes")
+    refused = call(home, "delete", "--snapshots", str(location), "--yes")
     assert (refused.returncode, refused.stderr) == (
         1,
-        f"error: nothing at {where} says that translate-0001 has ended: it may still train on another machine; "
-        "--force deletes its snapshots all the same\n",
+        f"error: nothing at {location} reports the end of translate-0001: it may still be training on another machine; "
+        "--force deletes its snapshots anyway\n",
     )
-    assert (where / "step-40-g2" / "manifest.json").exists()
-    last = call(home, "delete", "--snapshots", str(where), "--yes", "--force")
-    assert (last.returncode, last.stderr) == (0, f"deleted the snapshots of translate-0001 at {where}\n")
-    assert [path.name for path in where.parent.iterdir()] == ["translate-0002"]
+    assert (location / "step-40-g2" / "manifest.json").exists()
+    last = call(home, "delete", "--snapshots", str(location), "--yes", "--force")
+    assert (last.returncode, last.stderr) == (0, f"deleted the snapshots of translate-0001 at {location}\n")
+    assert [path.name for path in location.parent.iterdir()] == ["translate-0002"]
 
 
-def test_snapshots_elsewhere_are_deleted_with_the_run_and_nothing_beside_them(home: Path, tmp_path: Path) -> None:
-    where = committed_elsewhere(home, tmp_path) / "translate-0001"
-    (where / ".step-9-g1.partial").touch()  # of no snapshot
-    (where / "step-10-g1" / "worker-0" / ".left.0123.partial").touch()  # by a crash
-    other = recorded.contents(where.parent / "translate-0002")
-    done = call(home, "delete", "--snapshots", "translate", "--yes")
-    assert (done.returncode, done.stderr) == (
-        0, f"deleted the snapshots of translate-0001 at {where}\ndeleted translate-0001\n",
+def test_snapshots_elsewhere_are_deleted_with_the_run_and_nothing_next_to_them(home: Path, tmp_path: Path) -> None:
+    location = committed_elsewhere(home, tmp_path) / "translate-0001"
+    (location / ".step-9-g1.partial").touch()  # belongs to no snapshot
+    (location / "step-10-g1" / "worker-0" / ".left.0123.partial").touch()  # left by a crash
+    other = recorded.contents(location.parent / "translate-0002")
+    result = call(home, "delete", "--snapshots", "translate", "--yes")
+    assert (result.returncode, result.stderr) == (
+        0, f"deleted the snapshots of translate-0001 at {location}\ndeleted translate-0001\n",
     )  # fmt: skip
-    assert recorded.contents(where) == {".step-9-g1.partial": b""}
-    assert recorded.contents(where.parent / "translate-0002") == other
+    assert recorded.contents(location) == {".step-9-g1.partial": b""}
+    assert recorded.contents(location.parent / "translate-0002") == other
 
 
-def test_where_snapshots_cannot_be_deleted_the_run_is_left(home: Path, tmp_path: Path) -> None:
-    place = committed_elsewhere(home, tmp_path)
-    (place / "translate-0001").rename(tmp_path / "real")
-    (place / "translate-0001").symlink_to(tmp_path / "real")
+def test_a_run_is_kept_if_its_snapshots_cannot_be_deleted(home: Path, tmp_path: Path) -> None:
+    location = committed_elsewhere(home, tmp_path)
+    (location / "translate-0001").rename(tmp_path / "real")
+    (location / "translate-0001").symlink_to(tmp_path / "real")
     before = recorded.contents(tmp_path / "real")
-    done = call(home, "delete", "--snapshots", "translate", "--yes")
-    assert (done.returncode, done.stderr.splitlines()) == (
+    result = call(home, "delete", "--snapshots", "translate", "--yes")
+    assert (result.returncode, result.stderr) == (
         1,
-        [
-            f"error: {place}/translate-0001 is a link: what it leads to is not deleted",
-            "error: translate-0001 is left as it is",
-        ],
+        f"error: translate-0001 was not deleted: {location}/translate-0001 is a symbolic link: "
+        "its target is not deleted\n",
     )
     assert recorded.contents(tmp_path / "real") == before
     assert (home / "runs" / "translate-0001" / "plan.json").exists()
 
 
-def test_snapshots_of_a_run_that_trains_are_not_deleted(home: Path, tmp_path: Path) -> None:
-    where = committed_elsewhere(home, tmp_path) / "translate-0001"
+def test_snapshots_of_a_running_run_are_not_deleted(home: Path, tmp_path: Path) -> None:
+    location = committed_elsewhere(home, tmp_path) / "translate-0001"
     with recorded.supervised(home / "runs" / "translate-0001"):
-        done = call(home, "delete", "--snapshots", str(where), "--yes", "--force")
-        assert (done.returncode, done.stderr) == (
-            1, "error: translate-0001 still runs: `paceline stop translate-0001` first\n",
+        result = call(home, "delete", "--snapshots", str(location), "--yes", "--force")
+        assert (result.returncode, result.stderr) == (
+            1, "error: translate-0001 is still running; run `paceline stop translate-0001` first\n",
         )  # fmt: skip
-    assert (where / "step-40-g2" / "manifest.json").exists()
+    assert (location / "step-40-g2" / "manifest.json").exists()
 
 
-def test_a_deletion_that_was_cut_short_is_finished_and_never_takes_snapshots(home: Path, snapshots: Path) -> None:
+def test_an_interrupted_deletion_is_completed_and_never_removes_snapshots(home: Path, snapshots: Path) -> None:
     (snapshots.parent / "deleted").touch()
     assert call(home, "ls", "-o", "name").stdout == "translate-0001\n"
     before = recorded.contents(snapshots)
@@ -321,12 +323,12 @@ def test_a_deletion_that_was_cut_short_is_finished_and_never_takes_snapshots(hom
     assert recorded.contents(snapshots) == before
 
 
-def test_what_cannot_be_read_is_not_taken_for_empty(home: Path, snapshots: Path) -> None:
+def test_an_unreadable_folder_is_not_treated_as_empty(home: Path, snapshots: Path) -> None:
     (snapshots / "digits-3f9a").rename(snapshots / "aside")
     (snapshots / "digits-3f9a").symlink_to("digits-3f9a")
-    done = call(home, "delete", "digits", "--yes")
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("error: digits-3f9a could not be deleted: Too many levels of symbolic links: ")
+    result = call(home, "delete", "digits", "--yes")
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert result.stderr.endswith(": cannot delete digits-3f9a: Too many levels of symbolic links\n")
     assert (snapshots.parent / "plan.json").exists() and (snapshots / "aside" / "step-40-g2").exists()
 
 
@@ -334,33 +336,35 @@ def test_what_cannot_be_read_is_not_taken_for_empty(home: Path, snapshots: Path)
 def in_claim(home: Path) -> Path:
     """The folder of a run whose snapshots are in a volume claim, of a cluster that does not answer."""
     folder = home / "runs" / "translate-0001"
-    where = {"on": "kubernetes", "context": "lab", "namespace": "team-a", "submitted": True}
-    for name, more in (("run.json", where), ("plan.json", {"snapshots": {"to": "claim://kept/x"}})):
+    run_fields = {"on": "kubernetes", "context": "lab", "namespace": "team-a", "submitted": True}
+    for name, more in (("run.json", run_fields), ("plan.json", {"snapshots": {"to": "claim://kept/x"}})):
         (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **more}))
     return folder
 
 
-def test_a_run_on_a_cluster_that_does_not_answer_stays_until_it_is_forgotten(home: Path, in_claim: Path) -> None:
-    nowhere = {"KUBECONFIG": "/nowhere/config"}
-    done = call(home, "delete", "--snapshots", "translate", "--yes", env=nowhere)
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.endswith("; --force forgets it here all the same\n") and in_claim.exists()
-    done = call(home, "delete", "--snapshots", "translate", "--yes", "--force", env=nowhere)
-    assert "its snapshots at claim://kept/x/translate-0001 are left: it may still run" in done.stderr
-    assert done.returncode == 1 and not in_claim.exists()
+def test_a_run_on_an_unreachable_cluster_is_kept_unless_forced(home: Path, in_claim: Path) -> None:
+    no_cluster = {"KUBECONFIG": "/nowhere/config"}
+    result = call(home, "delete", "--snapshots", "translate", "--yes", env=no_cluster)
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert result.stderr.endswith("; --force removes it from this machine anyway\n") and in_claim.exists()
+    result = call(home, "delete", "--snapshots", "translate", "--yes", "--force", env=no_cluster)
+    assert (
+        "its snapshots at claim://kept/x/translate-0001 were not deleted: the run may still be running" in result.stderr
+    )
+    assert result.returncode == 1 and not in_claim.exists()
 
 
-def test_what_is_left_in_a_volume_claim_is_remembered(home: Path, in_claim: Path) -> None:
+def test_snapshots_left_in_a_volume_claim_are_remembered(home: Path, in_claim: Path) -> None:
     for path in in_claim.iterdir():  # as `delete` leaves it
         if path.is_file() and path.name not in ("run.json", "plan.json"):
             path.unlink()
     (in_claim / "deleted").touch()
     assert call(home, "ls", "-o", "name").stdout == "digits-3f9a\n"
-    assert call(home, "delete", "digits", "--yes").returncode == 0  # which also ends what was cut short
+    assert call(home, "delete", "digits", "--yes").returncode == 0  # which also completes the interrupted deletion
     assert sorted(path.name for path in in_claim.iterdir()) == ["deleted", "plan.json", "run.json"]
-    done = call(home, "snapshots", "ls", "translate", env={"KUBECONFIG": "/nowhere/config"})
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("error: there is no kubeconfig")
+    result = call(home, "snapshots", "ls", "translate", env={"KUBECONFIG": "/nowhere/config"})
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert result.stderr.startswith("error: no kubeconfig found")
 
 
 def test_a_link_among_the_runs_is_not_a_run(tmp_path: Path) -> None:
@@ -374,9 +378,9 @@ def test_a_link_among_the_runs_is_not_a_run(tmp_path: Path) -> None:
 def test_a_running_run_is_not_deleted(tmp_path: Path) -> None:
     folder = recorded.write(tmp_path, events=recorded.LIFE[:5])
     with recorded.supervised(folder):
-        done = call(tmp_path, "delete", "digits-3f9a", "--yes")
-        assert done.returncode == 1
-        assert "still runs: `paceline stop digits-3f9a` first, or say --force" in done.stderr
+        result = call(tmp_path, "delete", "digits-3f9a", "--yes")
+        assert result.returncode == 1
+        assert "is still running; run `paceline stop digits-3f9a` first, or use --force" in result.stderr
         assert call(tmp_path, "delete", "--finished", "--yes").stderr == "nothing to delete\n"
         assert folder.exists()
 
@@ -386,7 +390,7 @@ def test_delete_finished(home: Path) -> None:
     assert list((home / "runs").iterdir()) == []
 
 
-def test_delete_finished_takes_snapshots_of_earlier_runs_too_where_asked_to(home: Path, snapshots: Path) -> None:
+def test_delete_finished_removes_snapshots_of_earlier_runs_only_on_request(home: Path, snapshots: Path) -> None:
     assert call(home, "delete", "--finished", "-y").returncode == 0
     assert [path.name for path in (home / "runs").iterdir()] == ["digits-3f9a"]
     assert call(home, "delete", "--finished", "-y").stderr == "nothing to delete\n"
@@ -394,28 +398,28 @@ def test_delete_finished_takes_snapshots_of_earlier_runs_too_where_asked_to(home
     assert list((home / "runs").iterdir()) == []
 
 
-def test_a_bug_of_ours_is_one_line_and_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_prints_one_line_and_writes_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def every() -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(runs, "every", every)
-    done = call(home, "ls")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    first, second = done.stderr.splitlines()
-    assert first == "error: this is a bug in Paceline, not a mistake of yours: KeyError: 'x'"
+    monkeypatch.setattr(run_folders, "every", every)
+    result = call(home, "ls")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    first, second = result.stderr.splitlines()
+    assert first == "error: this is a bug in Paceline: KeyError: 'x'"
     path = Path(second.removeprefix("note: the traceback is in "))
     assert "KeyError" in path.read_text()
 
 
 @pytest.mark.parametrize("verb", ["ls", "status", "logs", "doctor"])
-def test_a_home_that_cannot_be_read_is_told(tmp_path: Path, verb: str) -> None:
+def test_an_unreadable_home_is_reported(tmp_path: Path, verb: str) -> None:
     (tmp_path / "file").touch()
-    done = call(tmp_path, verb, env={"PACELINE_HOME": str(tmp_path / "file" / "deeper")})
-    assert "Traceback" not in done.stderr and done.returncode in (0, 1, 2)
+    result = call(tmp_path, verb, env={"PACELINE_HOME": str(tmp_path / "file" / "deeper")})
+    assert "Traceback" not in result.stderr and result.returncode in (0, 1, 2)
 
 
 def test_nothing_here_needs_linux() -> None:
-    """The command line also works on a Mac: what only Linux has is looked up by name at most, or in the backend."""
+    """The command line also works on a Mac: it uses nothing that only Linux has, except by name or in the backend."""
     linux_only = {
         "epoll", "inotify", "memfd_create", "pidfd_open", "pidfd_send_signal", "prctl", "sched_getaffinity",
         "sched_setaffinity", "sendfile", "setns", "splice", "unshare", "eventfd", "signalfd", "PR_SET_PDEATHSIG",

@@ -1,4 +1,4 @@
-"""The first process of a host: a few lines that start the agent, and start it again if it crashes."""
+"""The first process of a host: starts the agent, and restarts it if it crashes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from typing import Any
 
 if not __package__:
-    # Behind the standard library: this may be site-packages, with backports of its modules.
+    # After the standard library: this may be site-packages, with backports of standard modules.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from paceline.agent import machine
 from paceline.agent.options import FAILED, LEAVING, Options, parse
 
 DELIBERATE = (0, FAILED, LEAVING)
-SILENCE = 0.7  # of a lease: the tasks of an agent that is stuck are gone before the captain counts on it
-CRASHES = 5  # in a minute; then the host is lost
+SILENCE = 0.7  # of a lease: the tasks of a stuck agent end before the captain assumes that they have
+CRASHES = 5  # in a minute; after more, the host ends
 
 
 def main(options: Options) -> int:
@@ -26,28 +26,28 @@ def main(options: Options) -> int:
     machine.die_with_parent(signal.SIGTERM)
     instance = os.urandom(8).hex()
     crashes: list[float] = []
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    signal.signal(signal.SIGUSR1, lambda *_: told.append(signal.SIGKILL))  # end at once
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the command line
+    received: list[int] = []  # signals
+    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    signal.signal(signal.SIGUSR1, lambda *_: received.append(signal.SIGKILL))  # kill immediately
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command line handles the terminal's Ctrl-C
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
     parent = options.starter or os.getppid()
     for number in range(1, 1_000_000):
-        signs, agent_end = os.pipe()
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        beats_read, beats_write = os.pipe()
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            os.close(signs)
-            _agent(options, instance, number, agent_end, os.getppid())
-        os.close(agent_end)
-        code = _wait(pid, signs, woken, options.lease, told, parent)
-        os.close(signs)
-        _end_the_rest()
-        if code in DELIBERATE or told:
+            os.close(beats_read)
+            _run_agent(options, instance, number, beats_write, os.getppid())
+        os.close(beats_write)
+        code = _wait(pid, beats_read, wake_read, options.lease, received, parent)
+        os.close(beats_read)
+        _kill_descendants()
+        if code in DELIBERATE or received:
             return code if code in DELIBERATE else LEAVING
         crashes = [at for at in crashes if at > time.monotonic() - 60] + [time.monotonic()]
         if len(crashes) > CRASHES:
@@ -55,30 +55,31 @@ def main(options: Options) -> int:
     return 70
 
 
-def _wait(pid: int, signs: int, woken: int, lease: float, told: list[int], parent: int) -> int:
-    """Until the agent ends. One that gives no sign of life for a lease can no longer keep its tasks to their lease."""
-    heard = time.monotonic()
+def _wait(pid: int, beats: int, wake: int, lease: float, received: list[int], parent: int) -> int:
+    """Waits for the agent to end and returns its exit code. Kills an agent that is silent for SILENCE * lease: it could
+    not end its tasks when their lease expires."""
+    last_beat = time.monotonic()
     forwarded = False
     while True:
-        readable, _, _ = select.select([signs, woken], [], [], min(1.0, lease / 10))
-        if woken in readable:
-            os.read(woken, 4096)
-        if signs in readable:
-            heard = time.monotonic() if os.read(signs, 4096) else heard
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
+        readable, _, _ = select.select([beats, wake], [], [], min(1.0, lease / 10))
+        if wake in readable:
+            os.read(wake, 4096)
+        if beats in readable:
+            last_beat = time.monotonic() if os.read(beats, 4096) else last_beat
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
         if os.getppid() != parent:
-            told.append(signal.SIGKILL)  # whoever started this host is gone
-        if signal.SIGKILL in told or time.monotonic() - heard > SILENCE * lease:
+            received.append(signal.SIGKILL)  # the process that started this host has ended
+        if signal.SIGKILL in received or time.monotonic() - last_beat > SILENCE * lease:
             os.kill(pid, signal.SIGKILL)
-        elif told and not forwarded:
+        elif received and not forwarded:
             os.kill(pid, signal.SIGTERM)
             forwarded = True
 
 
-def _end_the_rest() -> None:
-    """Everything below this process: it adopts orphans, so this ends when none is left."""
+def _kill_descendants() -> None:
+    """Orphans are adopted by this process, so all descendants have ended when it has no children."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         for child in machine.children(os.getpid()):
@@ -88,45 +89,45 @@ def _end_the_rest() -> None:
                 pass
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.01)  # one that the kernel holds must not hold this process
+                time.sleep(0.01)  # do not block on a process that is stuck in the kernel
         except ChildProcessError:
             return
 
 
-def _agent(options: Options, instance: str, number: int, signs: int, keeper: int) -> None:
+def _run_agent(options: Options, instance: str, number: int, beats: int, parent: int) -> None:
     code = 1
     try:
         machine.die_with_parent()
-        if os.getppid() != keeper:
+        if os.getppid() != parent:
             os._exit(1)
-        os.set_blocking(signs, False)
+        os.set_blocking(beats, False)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
         def beat(loop: Any) -> None:
             try:
-                os.write(signs, b".")
+                os.write(beats, b".")
             except OSError:
                 pass
             loop.after(options.lease / 10, lambda: beat(loop))
 
         if options.host == "captain":
-            from paceline.agent import captaincy
+            from paceline.agent.captain_process import process
 
-            code = captaincy.main(options, beat)
+            code = process.main(options, beat)
         elif options.host == "tensorboard" and options.captain:
-            from paceline.agent import board
+            from paceline.agent.tensorboard import pod_agent
 
-            code = board.main(options, beat)
+            code = pod_agent.main(options, beat)
         elif options.host == "tensorboard":
-            from paceline.agent import showing
+            from paceline.agent.tensorboard import server
 
-            code = showing.main(options, beat)
+            code = server.main(options, beat)
         else:
             from paceline.agent import member
 
-            machine.become_subreaper()  # tasks that a spare forks, and what tasks leave behind, are its children
+            machine.become_subreaper()  # it adopts tasks forked by a spare, and orphans of tasks
             code = member.main(options, instance, number, beat)
     except BaseException:
         import traceback
@@ -135,7 +136,7 @@ def _agent(options: Options, instance: str, number: int, signs: int, keeper: int
     finally:
         try:
             sys.stdout.flush()
-        finally:  # also where the disk is full
+        finally:  # even if the disk is full
             os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""What the agent asks its machine: memory, ports, the state of processes; best efforts where there is no /proc."""
+"""Queries of the operating system: memory, ports, the state of processes; best effort if there is no /proc."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import signal
 import socket
 import sys
 
-_PORTS = (20000, 30000)  # below the range from which outgoing connections take theirs
+_PORTS = (20000, 30000)  # below the range of ephemeral ports
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children, so that nothing a task started can get away."""
+    """Adopt orphaned descendants, so that no process started by a task escapes."""
     _prctl(36)
 
 
 def name_process(name: str) -> None:
-    """As `top` and `ps -o comm` show it."""
+    """Set the name that `top` and `ps -o comm` show."""
     _prctl(15, name.encode()[:15])
 
 
@@ -33,8 +33,8 @@ def _prctl(option: int, value: int | bytes = 1) -> None:
         _libc.prctl(option, value, 0, 0, 0)
 
 
-def boot() -> str:
-    """Which start of the machine this is."""
+def boot_id() -> str:
+    """The kernel's id of the current boot; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -42,8 +42,13 @@ def boot() -> str:
         return ""
 
 
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is not in use at the moment."""
     for _ in range(1000):
         port = random.randrange(*_PORTS)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -64,7 +69,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    return [found for child in children(pid) for found in (child, *descendants(child))]
+    return [each for child in children(pid) for each in (child, *descendants(child))]
 
 
 def environment_of(pid: int, name: str) -> str | None:
@@ -80,7 +85,7 @@ def environment_of(pid: int, name: str) -> str | None:
 
 
 def state(pid: int) -> tuple[str, float]:
-    """The kernel's letter for what a process does, and the CPU seconds it has used."""
+    """The kernel's state letter of a process, and the CPU seconds it has used."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -98,22 +103,22 @@ def resident(pid: int) -> int:
 
 
 class Memory:
-    """Memory of the cgroup this process is in, or of the machine where there is no limit."""
+    """Memory of this process's cgroup, or of the machine if the cgroup has no limit."""
 
     def __init__(self) -> None:
-        self._folder, self._second = _cgroup()
+        self._folder, self._is_v2 = _cgroup()
 
     def used_and_limit(self) -> tuple[int, int]:
-        total, available = _machine()
+        total, available = _machine_memory()
         if self._folder:
             current, limit = (
-                ("memory.current", "memory.max") if self._second else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+                ("memory.current", "memory.max") if self._is_v2 else ("memory.usage_in_bytes", "memory.limit_in_bytes")
             )
-            bound = _read_int(f"{self._folder}/{limit}")
+            limit_bytes = _read_int(f"{self._folder}/{limit}")
             used = _read_int(f"{self._folder}/{current}")
-            if bound is not None and used is not None and bound < total:
-                cache = self._stat("inactive_file" if self._second else "total_inactive_file")
-                return max(0, used - cache), bound
+            if limit_bytes is not None and used is not None and limit_bytes < total:
+                cache = self._memory_stat("inactive_file" if self._is_v2 else "total_inactive_file")
+                return max(0, used - cache), limit_bytes
         return total - available, total
 
     def share(self) -> float:
@@ -124,19 +129,19 @@ class Memory:
         used, limit = self.used_and_limit()
         return max(0, limit - used)
 
-    def kills(self) -> int:
-        """How many processes the kernel has killed here for want of memory."""
+    def oom_kills(self) -> int:
+        """How many processes of this cgroup the kernel has killed because it was out of memory."""
         if not self._folder:
             return 0
-        name = "memory.events" if self._second else "memory.oom_control"
+        name = "memory.events" if self._is_v2 else "memory.oom_control"
         return _fields(f"{self._folder}/{name}").get("oom_kill", 0)
 
-    def _stat(self, name: str) -> int:
+    def _memory_stat(self, name: str) -> int:
         return _fields(f"{self._folder}/memory.stat").get(name, 0)
 
 
-def kernel_killed(pid: int) -> bool:
-    """Whether the kernel's log says that this process was killed for want of memory (only root may read it)."""
+def was_oom_killed(pid: int) -> bool:
+    """Whether the kernel's log (readable by root only) reports an out-of-memory kill of this process."""
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -147,7 +152,7 @@ def kernel_killed(pid: int) -> bool:
             try:
                 record = os.read(fd, 8192)
             except BrokenPipeError:
-                continue  # records were overwritten meanwhile
+                continue  # records were overwritten in the meantime
             except OSError:
                 return False
             if not record:
@@ -159,6 +164,7 @@ def kernel_killed(pid: int) -> bool:
 
 
 def _cgroup() -> tuple[str, bool]:
+    """The folder of this process's memory cgroup (empty if unknown), and whether it is cgroup v2."""
     try:
         with open("/proc/self/cgroup") as file:
             lines = [line.strip().split(":", 2) for line in file]
@@ -177,7 +183,8 @@ def _cgroup() -> tuple[str, bool]:
     return "", False
 
 
-def _machine() -> tuple[int, int]:
+def _machine_memory() -> tuple[int, int]:
+    """Total and available bytes."""
     try:
         with open("/proc/meminfo") as file:
             fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}

@@ -1,4 +1,4 @@
-"""A member: has the tasks of its host started and ended as the captain says, and leaves when it is told to."""
+"""A member: starts and ends the tasks of its host on the captain's instructions, and leaves when it is asked to."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import signal
 import sys
 from typing import Any, Callable
 
-from paceline.agent import events as ev
-from paceline.agent.curves import Curves
-from paceline.agent.following import Following
-from paceline.agent.journal import Echo, last_words
-from paceline.agent.keeping import Keeping
-from paceline.agent.line import Line
-from paceline.agent.loop import Loop
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.net.captain_connection import CaptainConnection
+from paceline.agent.net.loop import Loop
+from paceline.agent.net.messages import CaptainMessage, HeartbeatReply, Roster, StartOnHost, Wait, Welcome
 from paceline.agent.options import LEAVING, SAVING_SHARE, Options
-from paceline.agent.sending import Sending
-from paceline.agent.staging import Staging
-from paceline.agent.tasks import Tasks
-from paceline.agent.wire import Message
+from paceline.agent.run_files import Echo, write_termination_message
+from paceline.agent.tasks.host_tasks import HostTasks
+from paceline.agent.tensorboard.file_sender import FileSender
+from paceline.agent.tensorboard.trim_requests import Curves
+from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
+from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.agent.transfers.log_upload import LogUpload
+from paceline.agent.unions import assert_never
 from paceline.plan import INGEST, from_data
 
 
@@ -34,51 +36,54 @@ class Member:
         self.loop = Loop()
         os.makedirs(f"{options.folder}/logs", exist_ok=True)
         echo = Echo() if options.echo else None
-        self._line = Line(options, self.loop, echo, self._join, lambda: self._tasks.beat(), self._receive)
-        self._staging = Staging(self._plan, options, self.loop, self._line.send, self._line.said)
-        self._following = Following(
-            self._plan, options, self._staging.porting, self.loop, self._line.send, self._line.said,
-            self._staging.remove, lambda task, words: self._tasks.tell({"tasks": [task], "words": words}),
+        self._connection = CaptainConnection(
+            options, self.loop, echo, self._join, lambda n: self._tasks.heartbeat(n), self._receive
+        )
+        self._snapshots = HostSnapshots(self._plan, options, self.loop, self._connection.send, self._connection.notify)
+        self._evaluators = EvaluatorCopies(
+            self._plan, options, self._snapshots.porter, self.loop, self._connection.send, self._connection.notify,
+            self._snapshots.remove, lambda task, message: self._tasks.tell([task], message),
         )  # fmt: skip
-        self._tasks = Tasks(
-            self._plan, options, self.loop, self._line, self._staging, self._following, echo, self._go
+        self._tasks = HostTasks(
+            self._plan, options, self.loop, self._connection, self._snapshots, self._evaluators, echo,
+            self._leave_for_replacement,
         )  # fmt: skip
-        first = self._plan.ingest_task
-        written = [*host.tasks, *([INGEST] if first is not None and first.host == host.name else [])]
-        self._keeping = Keeping(
-            self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in written},
-            self._staging.porting, self.loop, lambda text: self._line.said(text, True),
+        ingest = self._plan.ingest_task
+        logged_tasks = [*host.tasks, *([INGEST] if ingest is not None and ingest.host == host.name else [])]
+        self._upload = LogUpload(
+            self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in logged_tasks},
+            self._snapshots.porter, self.loop, lambda text: self._connection.notify(text, True),
         )  # fmt: skip
-        self._curves = Curves(self._plan, options, self._staging.porting, self.loop)
+        self._curves = Curves(self._plan, options, self._snapshots.porter, self.loop)
         self._leaving = False
-        self._told_tasks = False  # that this host has to go
-        self._over = False
-        self._exit = 0
-        self._board = Sending(options, speaks=host.index == 0) if options.tensorboard else None
-        if self._board is not None:
-            self._board.start()
+        self._tasks_terminated = False
+        self._run_over = False
+        self._exit_code = 0
+        self._sender = FileSender(options, warns=host.index == 0) if options.tensorboard else None
+        if self._sender is not None:
+            self._sender.start()
         self.loop.on_child(self._tasks.child_ended)
-        self.loop.on_signal(signal.SIGTERM, self._told_to_go)
-        self._staging.bring_library()
-        self._line.dial()
+        self.loop.on_signal(signal.SIGTERM, self._on_sigterm)
+        self._snapshots.bring_library()
+        self._connection.dial()
         self._beat()
-        self._guard()
+        self._check_lease()
 
     def run(self) -> int:
         self.loop.run()
         self._tasks.close()
-        self._staging.close()
-        if self._over:
-            self._staging.tidy()
-            self._following.tidy()
-        if self._board is not None:
-            self._board.close()
-        return self._exit
+        self._snapshots.close()
+        if self._run_over:
+            self._snapshots.tidy()
+            self._evaluators.tidy()
+        if self._sender is not None:
+            self._sender.close()
+        return self._exit_code
 
     # ---- the captain
 
-    def _join(self) -> ev.Joined:
-        return ev.Joined(
+    def _join(self) -> ev.MemberJoined:
+        return ev.MemberJoined(
             host=self._options.host,
             instance=self._instance,
             agent=self._number,
@@ -88,104 +93,121 @@ class Member:
             running={name: attempt.number for name, attempt in self._tasks.attempts.items()},
             exits=self._tasks.exits(),
             offers=self._tasks.offers(),
-            held=tuple(self._staging.held()),
-            follows=self._following.follows(),
-            evaluated=self._following.unnoted(),
+            held=tuple(self._snapshots.held_parts()),
+            follows=self._evaluators.follows(),
+            evaluated=self._evaluators.unacknowledged(),
             data=self._tasks.data,
         )
 
-    def _receive(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "roster":
-            self._tasks.roster = message["roster"]
-        elif kind == "start":
-            self._curves.begins(int(message["generation"]), message["restore"], self._tasks.reached)
+    def _receive(self, message: CaptainMessage) -> None:
+        if isinstance(message, Roster):
+            self._tasks.roster = dict(message.roster)
+        elif isinstance(message, StartOnHost):
+            self._curves.begin_generation(message.generation, message.restore, self._tasks.reached)
             self._tasks.start(message)
-        elif kind == "end":
+        elif isinstance(message, ins.EndTasks):
             self._tasks.end(message)
-        elif kind in ("evaluate", "noted"):
-            self._following.receive(message)
-        elif kind in ("send", "drop", "prepare") or (kind == "committed" and not self._following):
-            self._staging.receive(kind, message)
-        elif kind == "agree":
-            self._tasks.tell(message)
-        elif kind == "farewell":
-            self._end_all()
-        elif kind == "finish":
-            if message.get("status") == "replaced":
-                self._exit = LEAVING
-            else:
-                self._over = True
-            last_words(self._options.last_words, {name: message.get(name) for name in ("status", "reason")})
-            self._finish()
+        elif isinstance(message, ins.StorePart):
+            self._snapshots.store(message)
+        elif isinstance(message, ins.DropPart):
+            self._snapshots.drop(message)
+        elif isinstance(message, ins.PrepareHost):
+            self._snapshots.prepare(message)
+        elif isinstance(message, ins.AnnounceCommit):
+            if not self._evaluators:
+                self._snapshots.copy_for_evaluators(message.snapshot)
+        elif isinstance(message, ins.EvaluateSnapshot):
+            self._evaluators.evaluate(message)
+        elif isinstance(message, ins.AcknowledgeEvaluation):
+            self._evaluators.acknowledge(message.snapshot)
+        elif isinstance(message, ins.AgreeOnStep):
+            self._tasks.tell(message.tasks, message.words)
+        elif isinstance(message, ins.ReleaseHost):
+            self._terminate_tasks()
+        elif isinstance(message, ins.DismissMember):
+            self._on_dismissed(message)
+        elif isinstance(message, (Welcome, Wait, HeartbeatReply)):
+            pass  # the connection has handled it
+        else:
+            assert_never(message)
+
+    def _on_dismissed(self, message: ins.DismissMember) -> None:
+        if message.status == "replaced":
+            self._exit_code = LEAVING
+        else:
+            self._run_over = True
+        write_termination_message(self._options.last_words, {"status": message.status, "reason": message.reason})
+        self._finish()
 
     def _beat(self) -> None:
-        self._staging.look()
-        self._staging.watching.look(self._tasks.attempts)
-        self._line.beat()
+        self._snapshots.collect()
+        self._snapshots.watched.capture(self._tasks.attempts)
+        self._connection.beat()
         self._tasks.look()
-        for text in self._board.said() if self._board is not None else ():
-            self._line.said(text, True)
-        self.loop.after(self._line.beat_every, self._beat)
+        for text in self._sender.notices() if self._sender is not None else ():
+            self._connection.notify(text, True)
+        self.loop.after(self._connection.beat_every, self._beat)
 
-    def _guard(self) -> None:
-        """Without the captain's word for a lease, another group may be starting: end what runs here."""
-        if self._tasks.attempts and self._line.left() < 0:
-            text = f"heard nothing from the captain for {self._line.lease:g} s and ended its tasks"
-            self._line.said(f"{self._options.host} {text}", True)
+    def _check_lease(self) -> None:
+        """Once the lease has expired, another generation may be starting: end the tasks of this host."""
+        if self._tasks.attempts and self._connection.lease_remaining() < 0:
+            text = f"heard nothing from the captain for {self._connection.lease:g} s and ended its tasks"
+            self._connection.notify(f"{self._options.host} {text}", True)
             self._tasks.kill_unasked()
-        if reason := self._line.alone(self._plan.limits.start):
-            last_words(self._options.last_words, {"status": "left", "reason": reason})
+        if reason := self._connection.reason_to_leave(self._plan.limits.start):
+            write_termination_message(self._options.last_words, {"status": "left", "reason": reason})
             self._finish()
-        often = min(0.5, self._line.lease / 20)
-        self.loop.after(max(often, self._line.left()) if self._line.joined else often, self._guard)
+        delay = min(0.5, self._connection.lease / 20)
+        if self._connection.joined:
+            delay = max(delay, self._connection.lease_remaining())
+        self.loop.after(delay, self._check_lease)
 
     # ---- leaving
 
-    def _told_to_go(self) -> None:
-        if self._leaving or self._over:
+    def _on_sigterm(self) -> None:
+        if self._leaving or self._run_over:
             return
         self._leaving = True
         grace = self._plan.limits.grace
-        self._line.send({"type": "leaving", "reason": "SIGTERM"})
+        self._connection.send(ev.HostLeaving(self._options.host, "SIGTERM"))
         self._tasks.leave(grace)
-        if self._line.joined and any(attempt.asks for attempt in self._tasks.attempts.values()):
-            # The group takes a snapshot first; the captain says when it is committed.
-            self.loop.after(SAVING_SHARE * grace, self._end_all)
+        if self._connection.joined and any(attempt.polls_for_saves for attempt in self._tasks.attempts.values()):
+            # The group takes a snapshot first; the captain releases this host once it is committed.
+            self.loop.after(SAVING_SHARE * grace, self._terminate_tasks)
         else:
-            self._end_all()
+            self._terminate_tasks()
 
-    def _end_all(self) -> None:
-        if not self._leaving or self._told_tasks:
+    def _terminate_tasks(self) -> None:
+        if not self._leaving or self._tasks_terminated:
             return
-        self._told_tasks = True
+        self._tasks_terminated = True
         self._tasks.terminate()
         if not self._tasks.attempts:
-            self._go()
+            self._leave_for_replacement()
 
-    def _go(self) -> None:
-        self._exit = LEAVING
-        self._farewell()
+    def _leave_for_replacement(self) -> None:
+        self._exit_code = LEAVING
+        self._upload_and_leave()
 
     def _finish(self) -> None:
         self._tasks.kill()
-        self._farewell()
+        self._upload_and_leave()
 
-    def _farewell(self) -> None:
-        """Where the run is over, the last of its output goes first: the captain waits, and may have the place for it.
-        Where it is not, another instance of this host may be waiting."""
-        if self._over:
-            self._curves.close(lambda: self._keeping.close(self._leave))
+    def _upload_and_leave(self) -> None:
+        """If the run is over, upload the last output first: the captain waits for it, and may serve the store.
+        Otherwise leave immediately: another instance of this host may be waiting."""
+        if self._run_over:
+            self._curves.close(lambda: self._upload.close(self._leave))
         else:
             self._leave()
 
     def _leave(self) -> None:
-        self._line.send({"type": "left"})
-        self.loop.after(0.0, self._depart)
+        self._connection.send(ev.MemberLeft(self._options.host))
+        self.loop.after(0.0, self._disconnect)
 
-    def _depart(self) -> None:
-        self._line.hang_up()
-        self._curves.close(lambda: self._keeping.close(self.loop.stop))
+    def _disconnect(self) -> None:
+        self._connection.hang_up()
+        self._curves.close(lambda: self._upload.close(self.loop.stop))
 
 
 def main(options: Options, instance: str, number: int, beat: Callable[[Any], None]) -> int:

@@ -1,4 +1,4 @@
-"""What the backend tells an agent about its host: one JSON object on the command line, without secrets."""
+"""The options of an agent: one JSON object on the command line, written by the backend, without secrets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 
 LEASE = 10.0
+NO_CAPTAIN = "cannot find the captain: "  # begins a line that a member prints, after "paceline: "
 FAILED = 64  # exit code of a captain whose run has failed
-PAGE_PORT = 6006  # of TensorBoard, on the loopback address of its pod alone: people come by a forwarded port
-LEAVING = 75  # exit code of a host that was told to go: the backend may replace it
-SAVING_SHARE = 0.7  # of the grace: for a last snapshot of the group; the rest is for tasks to end
+PAGE_PORT = 6006  # of TensorBoard, only on the loopback address of its pod: users connect through a forwarded port
+LEAVING = 75  # exit code of a host that was asked to leave: the backend may replace it
+SAVING_SHARE = 0.7  # of limits.grace: for a last snapshot of the group; the remainder is for tasks to end
 
 
 @dataclass(frozen=True)
@@ -17,29 +18,29 @@ class Options:
     run: str
     host: str  # a host of the plan, or "captain"
     plan: str  # path of plan.json
-    folder: str  # where events, logs, snapshots go
+    folder: str  # for events, logs and snapshots
     tls: str  # folder of certificates
     captain: str  # host:port that members dial and the captain listens on
-    address: str = "127.0.0.1"  # how other hosts reach this one
-    listen: str = ""  # address to listen on, where it differs from the one that is dialled
-    work: str = ""  # working folder of tasks; empty: as the plan says
-    library: str = ""  # where tasks find `import paceline`, should their interpreter not have it
-    interpreter: str = ""  # what `python` in a command means; empty: the agent's own
+    address: str = "127.0.0.1"  # that other hosts use to reach this one
+    listen: str = ""  # address to listen on, if it differs from the one that members dial
+    work: str = ""  # working folder of tasks; empty: the plan's
+    library: str = ""  # added to PYTHONPATH, so that tasks can `import paceline`
+    interpreter: str = ""  # used for `python` in a command; empty: the agent's own
     cores: float = 1.0
     devices: tuple[str, ...] = ()  # GPUs of this host
     replaces: bool = False  # no earlier instance of this host can be running
-    place: str = ""  # where the host is: of two instances in the same place, the earlier is gone; empty: not known
+    place: str = ""  # uid of the pod: of two instances with the same uid, the earlier has ended; empty: unknown
     lease: float = LEASE
-    echo: bool = False  # output and events also go to stdout, where the backend's own logs take them from
-    last_words: str = ""  # a file for how the run ended, where the backend has one
-    tensorboard: str = ""  # host:port that takes what tasks write for TensorBoard, where something does
-    snapshots: str = ""  # the place for them, where it is not as the plan says
-    origin: str = ""  # what the run starts from, where it is not as the plan says
-    ingest: str = ""  # the place for the data that the job makes, where it is not as the plan says
-    serve: str = ""  # host:port that other hosts may use that place at, or get the library for buckets from
-    obstore: str = ""  # where that library comes from, if this interpreter has none: an archive, or peer://host:port
-    token: str = ""  # of the captain: tells this run from any other of its id, however often it is started again
-    starter: int = 0  # the process that must live as long as this host; 0: whoever its parent is
+    echo: bool = False  # also write output and events to stdout, for the backend's own logs
+    last_words: str = ""  # file for the termination message, if the backend reads one
+    tensorboard: str = ""  # host:port that receives the event files of tasks; empty: none
+    snapshots: str = ""  # location of snapshots; empty: the plan's
+    origin: str = ""  # snapshot that the run starts from; empty: the plan's
+    ingest: str = ""  # location of ingested data; empty: the plan's
+    serve: str = ""  # host:port that serves the snapshot store, or the library for buckets, to other hosts
+    obstore: str = ""  # source of that library, if this interpreter has none: an archive, or peer://host:port
+    token: str = ""  # of the captain: distinguishes runs with the same id; a restart does not change it
+    starter: int = 0  # the host ends when this process does; 0: its parent
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,4 +1,4 @@
-"""The first process of a pod: puts the code in place, finds out which host this is, and is its agent from there on."""
+"""The first process of a pod: unpacks the code, determines the options of its host, and becomes the host's agent."""
 
 from __future__ import annotations
 
@@ -11,82 +11,85 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.agent import __main__ as keeper
+from paceline.agent import machine
+from paceline.agent.code_unpacking import UnpackError, unpack
 from paceline.agent.options import Options, endpoint
-from paceline.agent.porter import OBSTORE
-from paceline.agent.unpack import UnpackError, unpack
+from paceline.agent.transfers.porter import OBSTORE
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, from_data
 
-TOLD = "PACELINE_POD"  # the environment variable with what the backend says of this pod
+SETTINGS = "PACELINE_POD"  # environment variable with the settings of this pod, as JSON
 ADDRESS = "PACELINE_POD_IP"
 UID = "PACELINE_POD_UID"
-TOKEN = "PACELINE_JOB_UID"  # of the captain: all its pods are of one Job, and no other run's are
+TOKEN = "PACELINE_JOB_UID"  # of the captain: its pods belong to one Job, which no other run shares
 INDEX = "JOB_COMPLETION_INDEX"
-CANNOT = 66  # exit code of a pod that cannot be a host
-CANNOT_WORDS = "paceline: "  # how its last words begin
+CANNOT = 66  # exit code of a pod that cannot become a host
+CANNOT_WORDS = "paceline: "  # begins its termination message
 
 
 def main() -> int:
-    told = json.loads(os.environ.pop(TOLD))
+    settings = json.loads(os.environ.pop(SETTINGS))
     try:
         index, address, uid, token = (os.environ.pop(name, "") for name in (INDEX, ADDRESS, UID, TOKEN))
-        options = prepare(told, int(index or 0), address, uid, token)
+        options = prepare(settings, int(index or 0), address, uid, token)
     except (OSError, UnpackError, ValueError) as error:
-        return cannot(str(error), told["last_words"])
+        return report_failure(str(error), settings["last_words"])
     return keeper.main(options)
 
 
-def prepare(told: dict[str, Any], index: int, address: str, uid: str = "", token: str = "") -> Options:
-    """What an agent must know, from what all pods of a Job are told alike, and what sets this one apart."""
-    path = plan_path(told["plan"], told["folder"])
+def prepare(settings: dict[str, Any], index: int, address: str, uid: str = "", token: str = "") -> Options:
+    """The agent's options: from the settings that all pods of a Job share, and from what is specific to this pod."""
+    path = plan_path(settings["plan"], settings["folder"])
     options = Options(
-        told["run"],
+        settings["run"],
         CAPTAIN,
         path,
-        told["folder"],
-        told["tls"],
-        told["captain"],
+        settings["folder"],
+        settings["tls"],
+        settings["captain"],
         echo=True,
-        last_words=told["last_words"],
-        lease=told["lease"],
+        last_words=settings["last_words"],
+        lease=settings["lease"],
     )
-    every = "[::]" if ":" in address else "0.0.0.0"
-    if told["role"] == CAPTAIN:
-        serve = f"{every}:{told['serve']}" if told["serve"] else ""
-        listen = f"{every}:{endpoint(told['captain'])[1]}"
-        obstore = joined(told["obstore"], f"{told['folder']}/served/{told['run']}") if told["obstore"] else ""
+    any_address = "[::]" if ":" in address else "0.0.0.0"
+    if settings["role"] == CAPTAIN:
+        serve = f"{any_address}:{settings['serve']}" if settings["serve"] else ""
+        listen = f"{any_address}:{endpoint(settings['captain'])[1]}"
+        obstore = ""
+        if settings["obstore"]:
+            obstore = join_parts(settings["obstore"], f"{settings['folder']}/served/{settings['run']}")
         return replace(
-            options, listen=listen, address=address, snapshots=told["snapshots"], serve=serve, obstore=obstore,
-            origin=told["origin"], token=token,
+            options, listen=listen, address=address, snapshots=settings["snapshots"], serve=serve, obstore=obstore,
+            origin=settings["origin"], token=token,
         )  # fmt: skip
     python = shutil.which("python") or sys.executable
-    if told["role"] == TENSORBOARD:
-        listen = f"{every}:{endpoint(told['tensorboard'])[1]}"
+    if settings["role"] == TENSORBOARD:
+        listen = f"{any_address}:{endpoint(settings['tensorboard'])[1]}"
         return replace(options, host=TENSORBOARD, listen=listen, interpreter=python)
     with open(path) as file:
         plan = from_data(json.load(file))
-    if told["code"]:
-        parts = sorted(name for name in os.listdir(told["code"]) if not name.startswith("."))
-        unpack([f"{told['code']}/{name}" for name in parts], told["work"])
-    host = plan.host(f"{told['role']}-host-{told['first'] + index}")
+    if settings["code"]:
+        parts = sorted(name for name in os.listdir(settings["code"]) if not name.startswith("."))
+        unpack([f"{settings['code']}/{name}" for name in parts], settings["work"])
+    host = plan.host(f"{settings['role']}-host-{settings['first'] + index}")
     return replace(
         options,
         host=host.name,
-        address=_address(plan, told, index, address),
+        address=_address(plan, settings, index, address),
         place=uid,
-        work=told["work"] or os.getcwd(),
+        work=settings["work"] or os.getcwd(),
         library=os.path.abspath(sys.argv[0]),
         interpreter=python,
-        cores=host.cpu if host.cpu is not None else _cores(),
+        cores=host.cpu if host.cpu is not None else float(machine.cores()),
         devices=tuple(str(device) for device in range(host.gpus)),
-        tensorboard=told["tensorboard"],
-        snapshots=told["snapshots"],
-        obstore=told["obstore"],
-        ingest=told.get("ingest", ""),
+        tensorboard=settings["tensorboard"],
+        snapshots=settings["snapshots"],
+        obstore=settings["obstore"],
+        ingest=settings.get("ingest", ""),
     )
 
 
-def joined(source: str, folder: str) -> str:
-    """The parts of an archive, in one file."""
+def join_parts(source: str, folder: str) -> str:
+    """Joins the parts of an archive into one file, and returns its path."""
     os.makedirs(folder, exist_ok=True)
     path = f"{folder}/{OBSTORE}"
     with open(path, "wb") as whole:
@@ -97,7 +100,7 @@ def joined(source: str, folder: str) -> str:
 
 
 def plan_path(source: str, folder: str) -> str:
-    """The path of plan.json; where that was too long for a ConfigMap, it came packed."""
+    """The path of plan.json, after decompressing it if it was too large for a ConfigMap."""
     path = f"{source}/plan.json"
     if os.path.exists(path):
         return path
@@ -106,23 +109,20 @@ def plan_path(source: str, folder: str) -> str:
         return target.name
 
 
-def _address(plan: Plan, told: dict[str, Any], index: int, own: str) -> str:
-    """A chief holds on to the addresses of its servers, so they are names: those outlive a pod."""
+def _address(plan: Plan, settings: dict[str, Any], index: int, own: str) -> str:
+    """With parameter servers a DNS name, which outlives the pod: the chief never updates their addresses."""
     if plan.strategy == "parameter-server":
-        return f"{told['job']}-{index}.{told['run']}"
+        return f"{settings['job']}-{index}.{settings['run']}"
     return f"[{own}]" if ":" in own else own
 
 
-def _cores() -> float:
-    return float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def cannot(why: str, place: str, code: int = CANNOT) -> int:
-    why = f"{CANNOT_WORDS}{why}"
-    print(why, flush=True)
+def report_failure(reason: str, message_path: str, code: int = CANNOT) -> int:
+    """Prints the reason, writes it as the termination message, and returns the exit code."""
+    text = f"{CANNOT_WORDS}{reason}"
+    print(text, flush=True)
     try:
-        with open(place, "w") as file:
-            file.write(why[:4000])
+        with open(message_path, "w") as file:
+            file.write(text[:4000])
     except OSError:
         pass
     return code

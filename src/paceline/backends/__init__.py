@@ -1,1 +1,1 @@
-"""Where hosts are started: on this machine now, on Kubernetes later."""
+"""Backends start the hosts of a run: on this machine or on a Kubernetes cluster."""

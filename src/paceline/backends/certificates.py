@@ -1,4 +1,4 @@
-"""Certificates for one run: they prove "of this run" and nothing else, and the key that signs them is never written."""
+"""Certificates for one run: they prove only membership in the run. The signing key is never written to disk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from paceline.agent.link import BOARD_NAME, SERVER_NAME
-from paceline.backends.files import write
+from paceline.agent.net.tls import BOARD_NAME, SERVER_NAME
+from paceline.backends.private_files import write
 
 VALID = datetime.timedelta(days=3 * 365)  # longer than any queue and any run
 CLOCK_SKEW = datetime.timedelta(days=1)
@@ -22,7 +22,7 @@ def make(folder: Path, valid: datetime.timedelta = VALID) -> None:
 
 
 def generate(valid: datetime.timedelta = VALID) -> dict[str, str]:
-    """ca.pem, and pem and key for the captain, for members and for TensorBoard: name of the file -> its text."""
+    """File name -> content: ca.pem, and certificate and key for the captain, the members and TensorBoard."""
     begin = datetime.datetime.now(datetime.UTC) - CLOCK_SKEW
     end = datetime.datetime.now(datetime.UTC) + valid
     authority = ec.generate_private_key(ec.SECP256R1())

@@ -1,4 +1,4 @@
-"""The command line: one small module a verb, each loaded only when it is called."""
+"""The command line: one module per command, imported only when that command runs."""
 
 import os
 import sys
@@ -8,25 +8,25 @@ from typing import NoReturn
 def main() -> NoReturn:
     _open_streams()
     if sys.argv[1:2] == ["run"] and not {"--help", "--dry-run"} & set(sys.argv):
-        from paceline.backends import ahead
+        from paceline.backends import certificates_ahead
 
-        ahead.begin()
+        certificates_ahead.begin()
     from paceline.cli import app
 
-    _leave(app.main())
+    _exit(app.main())
 
 
 def _open_streams() -> None:
-    """Whoever called may have closed some: then others' files would get their numbers."""
+    """Opens /dev/null for standard streams that the caller closed: other files must not get their descriptors."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, number)
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def _leave(code: int) -> NoReturn:
-    """At once: to take an interpreter apart takes longer than many a command."""
+def _exit(code: int) -> NoReturn:
+    """Skips interpreter shutdown, which takes longer than many commands."""
     import atexit
 
     atexit._run_exitfuncs()
@@ -34,9 +34,9 @@ def _leave(code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     except BrokenPipeError:
-        code = code or 141  # whoever read it has gone
+        code = code or 141  # the reader closed the pipe
     except OSError as error:
-        if not code:  # else the command itself has said what went wrong
+        if not code:  # otherwise the command has already reported its own error
             print(f"error: cannot write the output: {error.strerror}", file=sys.stderr, flush=True)
         code = code or 1
     finally:

@@ -1,4 +1,4 @@
-"""Puts the verbs together, calls one, and turns whatever goes wrong into a line and an exit code."""
+"""Assembles the commands, runs one, and turns errors into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import typer
 
-from paceline.cli.say import Failure, complain
+from paceline.cli.output import note, print_error, print_json
 from paceline.cli.verb import Group, group, load
+from paceline.errors import PacelineError
 
 PROGRAM = "paceline"
 VERBS = {
@@ -21,41 +23,20 @@ VERBS = {
     "plan": "Show what a job file would run.",
     "render": "Print the Kubernetes objects of a run.",
     "schema": "Print the JSON Schema of job files.",
-    "run": "Run a job on this machine, or on a cluster.",
+    "run": "Run a job on this machine or on a Kubernetes cluster.",
     "ls": "List runs.",
-    "status": "Show how a run stands.",
+    "status": "Show the status of a run and its tasks.",
     "logs": "Show the output of a run's tasks.",
-    "events": "Show what happened in a run.",
-    "snapshots": "Look at a run's snapshots, copy, check or delete them.",
-    "try": "Run the job's own program with a snapshot of a run.",
+    "events": "Show the events of a run.",
+    "snapshots": "List, show, copy, verify or delete a run's snapshots.",
+    "try": "Run the job's `try` command with a snapshot of a run.",
     "export": "Export a model from a snapshot of a run.",
-    "serve": "Serve the model of a run over REST.",
+    "serve": "Serve a run's model over REST.",
     "stop": "Stop a run.",
-    "delete": "Delete runs; their snapshots only where asked to.",
+    "delete": "Delete runs and, with --snapshots, their snapshots.",
     "tensorboard": "Show a run in TensorBoard.",
-    "doctor": "Check this machine, or a cluster.",
+    "doctor": "Check this machine or a cluster.",
 }
-_EXPLAINED = (
-    ("paceline.job", "JobError", 2),
-    ("paceline.backends.ids", "BadRunId", 2),
-    ("paceline.backends.local", "CannotRun", 2),
-    ("paceline.backends.kubernetes.cluster", "Unreachable", 1),
-    ("paceline.backends.kubernetes.cluster", "Refused", 1),
-    ("paceline.backends.kubernetes.prepare", "CannotSubmit", 2),
-    ("paceline.backends.kubernetes.submit", "Left", 1),
-    ("paceline.backends.kubernetes.deployed", "NotServed", 1),
-    ("paceline.backends.kubernetes.code", "CodeError", 2),
-    ("paceline.view.runs", "NoRun", 2),
-    ("paceline.view.places", "NoPlace", 2),
-    ("paceline.view.places", "OutOfReach", 1),
-    ("paceline.view.snapshots", "NoSnapshot", 2),
-    ("paceline.view.snapshots", "CannotCopy", 1),
-    ("paceline.view.programs", "NoProgram", 2),
-    ("paceline.view.exporting", "NotExported", 1),
-    ("paceline.storage.store", "StoreError", 1),
-    ("paceline.storage.manifest", "Damaged", 1),
-    ("paceline.storage.manifest", "Newer", 1),
-)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -64,25 +45,24 @@ def main(args: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if arguments[:1] != ["run"]:
-        # A reader whose reader has gone (`paceline logs | head`) ends as any other Unix program does.
+        # When the reader closes the pipe (`paceline logs | head`), exit as other Unix programs do.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         code = _command().main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except Failure as failure:
-        complain(failure.message)
-        return failure.code
+    except PacelineError as error:
+        return _report(error, arguments)
     except typer.Abort:
         return 130
     except typer.TyperException as error:
-        error.show() if hasattr(error, "show") else complain(str(error))
+        error.show() if hasattr(error, "show") else print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         from paceline.view.terminal import silence
 
-        silence(sys.stdout)  # whoever read it has gone
+        silence(sys.stdout)  # the reader closed the pipe
         return 141
     except Exception as error:
         return _explain(error, arguments)
@@ -92,13 +72,16 @@ def _command() -> Any:
     return group(PROGRAM, Verbs, _about)
 
 
-def _about(context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version.")) -> int:
-    """One job file for distributed training: TensorFlow, torch, JAX or anything else, as real processes.
+def _about(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version and exit.")
+) -> int:
+    """Run distributed training from one job file: TensorFlow, PyTorch, JAX or any other program.
 
     \b
-    paceline init             writes job.yaml for the training script of this folder
-    paceline run job.yaml     trains, and survives what fails on the way
-    paceline run --framework torch --workers 4 -- python train.py
+    Examples:
+      paceline init                 Write job.yaml for the training script in this folder
+      paceline run job.yaml         Train, and recover from failures
+      paceline run --framework torch --workers 4 -- python train.py
     """
     if version:
         from importlib.metadata import PackageNotFoundError
@@ -121,38 +104,51 @@ class Verbs(Group):
         return load(name, VERBS[name])
 
 
+def _report(error: PacelineError, arguments: list[str]) -> int:
+    """Prints one line to stderr and, with `-o json`, also an object with the error's fields to stdout."""
+    if _wants_json(arguments):
+        print_json({"error": error.to_dict()})
+    print_error(str(error))
+    return error.exit_code
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    """
+    >>> _wants_json(["status", "-o", "json"]), _wants_json(["run", "--", "train.py", "-o", "json"])
+    (True, False)
+    """
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    as_two_words = any(pair in (("-o", "json"), ("--output", "json")) for pair in pairwise(options))
+    return as_two_words or bool({"-ojson", "--output=json"} & set(options))
+
+
 def _explain(error: Exception, arguments: list[str]) -> int:
-    for module, name, code in _EXPLAINED:
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(error, kind):
-            complain(str(error))
-            return code
     if isinstance(error, OSError) and error.filename is not None:
-        complain(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        print_error(f"{os.fsdecode(error.filename)}: {error.strerror}")
         return 1
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        complain(f"cannot write: {error.strerror}")
+        print_error(f"cannot write: {error.strerror}")
         return 1
-    complain(f"this is a bug in Paceline, not a mistake of yours: {type(error).__name__}: {error}")
-    where = _keep_traceback(error, arguments)
-    if where:
-        complain(f"the traceback is in {where}", word="note")
+    print_error(f"this is a bug in Paceline: {type(error).__name__}: {error}")
+    path = _save_traceback(error, arguments)
+    if path:
+        note(f"the traceback is in {path}")
     return 1
 
 
-def _keep_traceback(error: Exception, arguments: list[str]) -> str | None:
+def _save_traceback(error: Exception, arguments: list[str]) -> str | None:
     import tempfile
     import traceback
 
-    from paceline.view.runs import home
+    from paceline.view.run_folders import home
 
-    told = f"paceline {' '.join(arguments[:1])}\n" + "".join(traceback.format_exception(error))
+    report = f"paceline {' '.join(arguments[:1])}\n" + "".join(traceback.format_exception(error))
     for folder in (str(home()), None):
         try:
             handle, path = tempfile.mkstemp(prefix="paceline-bug-", suffix=".txt", dir=folder)
         except OSError:
             continue
         with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(told)
+            file.write(report)
         return path
     return None

@@ -1,20 +1,17 @@
-"""`paceline delete`: removes runs with what they wrote, their snapshots only where asked to, and nothing else."""
+"""`paceline delete`: deletes runs with everything they wrote; their snapshots only with --snapshots."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.chosen import choose, refresh
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption, complete_runs
-from paceline.cli.say import complain, confirm, fail, note, tell
+from paceline.cli.output import confirm, fail, note, print_error, tell
 
 if TYPE_CHECKING:
-    from paceline.view.places import Source
-    from paceline.view.runs import Run
+    from paceline.view.run_folders import Run
+    from paceline.view.snapshot_locations import Source
 
 
 def main(
@@ -22,246 +19,144 @@ def main(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Ids, or beginnings; with --snapshots also s3://bucket/path/RUN, claim://name/path/RUN, /folder/RUN.",
+            help="Run ids or unique prefixes; with --snapshots also locations: s3://bucket/path/RUN, "
+            "claim://name/path/RUN or /folder/RUN.",
             show_default=False,
             autocompletion=complete_runs,
         ),
     ] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="All runs that have ended.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Delete all runs that have ended.")] = False,
     snapshots: Annotated[
-        bool, typer.Option("--snapshots", help="Also their snapshots, wherever they are; also of runs deleted before.")
+        bool,
+        typer.Option(
+            "--snapshots",
+            help="Delete snapshots as well, wherever they are stored. Also works for runs that were already deleted.",
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also runs that still run: they are ended first; and at a place, those that may."),
+        typer.Option(
+            "--force",
+            help="Delete even if the run is or may be running (it is killed first) or its cluster is unreachable.",
+        ),
     ] = False,
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Delete runs with their logs and TensorBoard files. What was committed stays, unless --snapshots is given."""
-    from paceline.view import places, runs
+    """Delete runs with their logs and TensorBoard files.
 
-    _finish_what_was_cut_short()
+    Committed snapshots are kept unless --snapshots is given.
+    """
+    from paceline.client import deletion, run_store
+    from paceline.client.find import Target, find_run, refresh
+    from paceline.view import run_folders
+    from paceline.view.snapshot_locations import is_location
+
+    deletion.finish_interrupted()
     if bool(run) == finished:
-        fail("name the runs to delete, or say --finished" if not run else "name runs or say --finished, not both")
-    if finished and (on or context or namespace):
-        fail("--finished is for runs that this machine knows; name those of a cluster")
-    written = dict.fromkeys(run or [])
-    names = [name for name in written if not places.is_place(name)]
-    at_places = [_at_place(name, snapshots) for name in written if places.is_place(name)]
+        fail("name runs or use --finished, not both" if run else "name the runs to delete, or use --finished")
+    target = Target(on, context, namespace)
+    if finished and target.is_given:
+        fail("--finished covers only runs known to this machine", remedy="name the runs on the cluster")
+    arguments = list(dict.fromkeys(run or []))
+    locations = [argument for argument in arguments if is_location(argument)]
+    if locations and not snapshots:
+        fail(
+            f"{locations[0]} is a location, not a run id", remedy="use --snapshots to delete the run's snapshots there"
+        )
+    sources = [run_store.open_location(location, note) for location in locations]
     if finished:
-        chosen = [each for each in runs.every() if not runs.alive(each.folder)]
-        chosen += runs.remains() if snapshots else []
+        runs = [each for each in run_folders.every() if not run_folders.alive(each.folder)]
+        runs += run_folders.remains() if snapshots else []
     else:
-        found = [_choose(name, snapshots, on, context, namespace) for name in names]
-        chosen = list({each.name: each for each in found}.values())
-    for each in chosen:
-        refresh(each.folder)
-    if not chosen and not at_places:
+        named = [find_run(name, target, also_deleted=True) for name in arguments if name not in locations]
+        runs = list({each.name: each for each in named}.values())
+    for each in runs:
+        if not snapshots and not finished and run_folders.deleted(each.folder):
+            remedy = f"`paceline delete --snapshots {each.name}` deletes them"
+            fail(f"{each.name} is already deleted, except for its snapshots", remedy=remedy)
+        refresh(each.folder, notify=note)
+    if not runs and not sources:
         tell("nothing to delete")
         return 0
-    running = [r.name for r in chosen if runs.alive(r.folder)]
-    running_there = [source.run for source in at_places if source.alive]
-    if running_there or (running and not force):
-        names = [*running_there, *running]
-        forced = "" if running_there else ", or say --force"
-        fail(f"{', '.join(names)} still runs: `paceline stop {names[0]}` first{forced}", 1)
-    if not force and (doubts := list(filter(None, (source.doubt() for source in at_places)))):
-        fail(f"{doubts[0]}; --force deletes its snapshots all the same", 1)
-    elsewhere = {each.name: _elsewhere(each) if snapshots else None for each in chosen}
+    _refuse_running(runs, sources, force)
+    separate = {each.name: deletion.separate_snapshots(each, note) if snapshots else None for each in runs}
     if not yes:
-        _ask(chosen, [*filter(None, elsewhere.values()), *at_places], snapshots)
-    codes = [_delete(each, snapshots, elsewhere[each.name], force) for each in chosen]
-    codes += [_delete_snapshots(source) for source in at_places]
+        _confirm(runs, [*filter(None, separate.values()), *sources], snapshots)
+    codes = [_delete(each, snapshots, separate[each.name], force) for each in runs]
+    codes += [_delete_snapshots(source) for source in sources]
     return max(codes)
 
 
-def _finish_what_was_cut_short() -> None:
-    import shutil
+def _refuse_running(runs: list[Run], sources: list[Source], force: bool) -> None:
+    from paceline.view import run_folders
 
-    from paceline.view import runs
-
-    for left in runs.runs_folder().glob(".deleting-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    for run in runs.remains():
-        with suppress(OSError):
-            _clear(run.folder) if _outlived(run) else _remove(run.folder)
-
-
-def _choose(name: str, snapshots: bool, on: str, context: str | None, namespace: str | None) -> Run:
-    from paceline.view import runs
-
-    found = choose(name, on, context, namespace, remaining=True)
-    if runs.deleted(found.folder) and not snapshots:
-        fail(f"{found.name} is deleted, all but its snapshots: `paceline delete --snapshots {found.name}` deletes them")
-    return found
+    running = [each.name for each in runs if run_folders.alive(each.folder)]
+    running_elsewhere = [source.run for source in sources if source.alive]
+    if running_elsewhere or (running and not force):
+        names = [*running_elsewhere, *running]
+        forced = "" if running_elsewhere else ", or use --force"
+        are = "is" if len(names) == 1 else "are"
+        fail(f"{', '.join(names)} {are} still running", 1, remedy=f"run `paceline stop {names[0]}` first{forced}")
+    if not force and (doubts := list(filter(None, (source.doubt() for source in sources)))):
+        fail(doubts[0], 1, remedy="--force deletes its snapshots anyway")
 
 
-def _at_place(written: str, snapshots: bool) -> Source:
-    if not snapshots:
-        fail(f"no run {written!r}: a place is for --snapshots, which deletes the run's snapshots there")
-    from paceline.view import places
+def _confirm(runs: list[Run], separate: list[Source], snapshots: bool) -> None:
+    from paceline.client.deletion import loses_snapshots
+    from paceline.view import run_folders
 
-    return places.at_place(written, note)
-
-
-def _elsewhere(run: Run) -> Source | None:
-    """The run's snapshots, where they do not go with its folder, or with its captain's pod."""
-    from paceline.view import places
-
-    own = run.folder / "snapshots"
-    if places.in_pod(run) or (places.place_of(run) == str(own) and not own.is_symlink()):
-        return None
-    return places.of_run(run, note)
-
-
-def _ask(chosen: list[Run], elsewhere: list[Source], snapshots: bool) -> None:
-    from paceline.view import places, runs
-
-    whole = [run.name for run in chosen if not runs.deleted(run.folder)]
-    remaining = [run.name for run in chosen if runs.deleted(run.folder)]
-    names = ", ".join(whole + remaining) or ", ".join(source.where for source in elsewhere)
-    also = f" ({', '.join(source.where for source in elsewhere)})" if elsewhere else ""
+    whole = [run.name for run in runs if not run_folders.deleted(run.folder)]
+    snapshots_only = [run.name for run in runs if run_folders.deleted(run.folder)]
+    names = ", ".join(whole + snapshots_only) or ", ".join(source.address for source in separate)
+    also = f" ({', '.join(source.address for source in separate)})" if separate else ""
     if not whole:
-        what = f"delete all snapshots of {', '.join([*remaining, *(source.run for source in elsewhere)])}{also}?"
+        runs_of_snapshots = [*snapshots_only, *(source.run for source in separate)]
+        question = f"delete all snapshots of {', '.join(runs_of_snapshots)}{also}?"
     elif snapshots:
-        what = f"delete {names} with all logs, TensorBoard files and snapshots{also}?"
+        question = f"delete {names} with all logs, TensorBoard files and snapshots{also}?"
     else:
-        lost = [run.name for run in chosen if places.in_pod(run) and _committed(run)]
-        but = f", but for those in the captain's pod of {', '.join(lost)}" if lost else ""
-        what = f"delete {names} with all logs and TensorBoard files? Committed snapshots stay{but}."
-    confirm(what, f"say --yes to delete {names}" + (" with all snapshots" if snapshots else ""))
+        lost = [run.name for run in runs if loses_snapshots(run)]
+        but = f", except those in the captain's pod of {', '.join(lost)}" if lost else ""
+        question = f"delete {names} with all logs and TensorBoard files? Committed snapshots are kept{but}."
+    confirm(question, f"use --yes to delete {names}" + (" with all snapshots" if snapshots else ""))
 
 
-def _delete(run: Run, snapshots: bool, elsewhere: Source | None, force: bool) -> int:
-    from paceline.view import runs
-
-    forgotten = False
-    if runs.on_cluster(run.folder):
-        from paceline.backends.kubernetes.cluster import Refused, Unreachable
-        from paceline.backends.kubernetes.known import delete
-
-        try:
-            delete(run.folder)
-        except (Refused, Unreachable) as error:
-            complain(f"{run.name}: {error}" + ("" if force else "; --force forgets it here all the same"))
-            if not force:
-                return 1
-            forgotten = True
-    elif runs.alive(run.folder):
-        from paceline.backends import local
-        from paceline.cli.stop import gone
-
-        local.kill(run.folder)
-        if not gone(run.folder):
-            complain(f"{run.name} does not end; left as it is")
-            return 1
-    if not _inside(run.folder, runs.runs_folder()):
-        complain(f"{run.folder} is not a folder of {runs.runs_folder()}: left as it is")
-        return 1
-    if elsewhere is not None and forgotten:
-        complain(f"its snapshots at {elsewhere.where} are left: it may still run")
-    elif elsewhere is not None and _delete_snapshots(elsewhere):
-        complain(f"{run.name} is left as it is")
-        return 1
-    remained = runs.deleted(run.folder)
-    try:
-        stays = "" if snapshots else _stays(run)
-        if not snapshots and not forgotten and _outlived(run):
-            (run.folder / runs.DELETED).touch()  # first, so that a deletion that is cut short leaves no half of a run
-            _clear(run.folder)
-        else:
-            _remove(run.folder)
-    except OSError as error:
-        complain(f"{run.name} could not be deleted: {error.strerror}: {error.filename}")
-        return 1
-    from paceline.view.restored import forget
-
-    forget(run.name)
-    if forgotten:
-        tell(f"forgot {run.name} here; on the cluster it may still run")
-    else:
-        tell(f"deleted {'the snapshots of ' if remained else ''}{run.name}{stays}")
-    return 1 if forgotten else 0
-
-
-def _outlived(run: Run) -> bool:
-    """Whether something is left that is found by the run's folder alone: it is in there, or in a volume claim."""
-    from paceline.view import places, runs
-
-    return places.holds_committed(run) or (places.in_claim(run) and bool(runs.info(run.folder).get("submitted")))
-
-
-def _committed(run: Run) -> bool:
-    from paceline.view import state
-
-    return state.read(run).state.committed is not None
-
-
-def _stays(run: Run) -> str:
-    """What is not deleted, where it is, and how to delete it."""
-    from paceline.view import places, runs
-
-    place = places.place_of(run)
-    if place == str(run.folder / "snapshots"):
-        if not places.holds_committed(run):
-            return ""
-        return f"; its snapshots stay in {place}: `paceline delete --snapshots {run.name}` deletes them"
-    what = ["snapshots"] if _committed(run) else []
-    if what and places.in_pod(run):
-        return "; its snapshots went with its captain's pod"
-    what += ["logs"] if runs.info(run.folder).get("submitted") and not places.in_pod(run) else []
-    if not what:
-        return ""
-    where = f"{place.rstrip('/')}/{run.name}"
-    called = run.name if places.in_claim(run) else where
-    return f"; its {' and '.join(what)} stay at {where}: `paceline delete --snapshots {called}` deletes them"
-
-
-def _delete_snapshots(source: Source) -> int:
-    from paceline.storage.store import StoreError
-    from paceline.view import places
+def _delete(run: Run, snapshots: bool, separate: Source | None, force: bool) -> int:
+    from paceline.client.deletion import NotDeleted, delete_run
 
     try:
-        places.delete_all(source)
-    except places.NoClaim as error:
-        tell(f"{error}, nor the snapshots of {source.run}")
-        return 0
-    except (StoreError, places.OutOfReach) as error:
-        complain(str(error))
+        deleted = delete_run(run, snapshots, separate, force)
+    except NotDeleted as error:
+        print_error(str(error))
         return 1
-    finally:
-        source.close()
-    tell(f"deleted the snapshots of {source.run} at {source.where}")
+    if deleted.cluster_error:
+        print_error(f"{run.name}: {deleted.cluster_error}")
+        if deleted.snapshots_note:
+            print_error(deleted.snapshots_note)
+        tell(f"removed {run.name} from this machine; it may still be running on the cluster")
+        return 1
+    if deleted.snapshots_note:
+        tell(deleted.snapshots_note)
+    kept = f"; {deleted.kept_note}" if deleted.kept_note else ""
+    tell(f"deleted {'the snapshots of ' if deleted.only_snapshots else ''}{run.name}{kept}")
     return 0
 
 
-def _remove(folder: Path) -> None:
-    import shutil
+def _delete_snapshots(source: Source) -> int:
+    from paceline.client.deletion import delete_snapshots
+    from paceline.errors import PacelineError
+    from paceline.view.snapshot_locations import NoClaim
 
-    # Out of the way first, so that a deletion that is cut short leaves no half of a run in the list.
-    aside = folder.with_name(f".deleting-{folder.name}")
-    folder.rename(aside)
-    shutil.rmtree(aside)
-
-
-def _clear(folder: Path) -> None:
-    """All but the snapshots, and what leads to those on a cluster."""
-    import shutil
-
-    from paceline.view import runs
-
-    kept = {"snapshots", runs.DELETED, *(("run.json", "plan.json") if runs.on_cluster(folder) else ())}
-    for entry in folder.iterdir():
-        if entry.name in kept:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def _inside(folder: Path, parent: Path) -> bool:
-    return folder.parent == parent and not folder.is_symlink() and folder.resolve().parent == parent.resolve()
+    try:
+        delete_snapshots(source)
+    except NoClaim as error:
+        tell(f"{error}: the snapshots of {source.run} are already deleted")
+        return 0
+    except PacelineError as error:
+        print_error(str(error))
+        return 1
+    tell(f"deleted the snapshots of {source.run} at {source.address}")
+    return 0

@@ -1,4 +1,4 @@
-"""`paceline doctor`: whether this machine, or a cluster, is fit to train on, and what to do where it is not."""
+"""`paceline doctor`: checks whether this machine or a cluster can train, and says how to fix problems."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from typing import Annotated
 
 import typer
 
-from paceline.backends.check import FAIL, OK, WARN, Check
+from paceline.backends.check_result import FAIL, OK, WARN, Check
 from paceline.cli.options import ContextOption, JsonOption, NamespaceOption
-from paceline.cli.say import fail, one_of, print_json
+from paceline.cli.output import fail, one_of, print_json
 
 _GIB = 1 << 30
 
 
 def main(
-    on: Annotated[str, typer.Option("--on", metavar="WHERE", help="local (this machine) or kubernetes.")] = "local",
+    on: Annotated[
+        str, typer.Option("--on", metavar="local|kubernetes", help="What to check: this machine or a cluster.")
+    ] = "local",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     output: JsonOption = "",
 ) -> int:
-    """Check this machine; or, with --on kubernetes, whether you can run jobs on a cluster. Exit code 0 where nothing
-    fails.
+    """Check this machine or, with --on kubernetes, whether you can run jobs on a cluster.
+
+    Exit code: 0 if no check fails, otherwise 1.
     """
     one_of(output, ("json",))
     one_of(on, ("local", "kubernetes"), "--on")
     if on == "local" and (context or namespace):
-        fail(f"{'--context' if context else '-n'} is for --on kubernetes")
+        fail(f"{'--context' if context else '-n'} requires --on kubernetes")
     checks = []
-    for check in _cluster(context, namespace) if on == "kubernetes" else _here():
+    for check in _check_cluster(context, namespace) if on == "kubernetes" else _check_machine():
         checks.append(check)
         if not output:
             print(_line(check, 16 if on == "kubernetes" else 12), flush=True)
@@ -43,47 +46,49 @@ def main(
     return 1 if failed else 0
 
 
-def _cluster(context: str | None, namespace: str | None) -> Iterator[Check]:
-    from paceline.backends.kubernetes.checks import look
+def _check_cluster(context: str | None, namespace: str | None) -> Iterator[Check]:
+    from paceline.backends.kubernetes.doctor import run_checks
 
-    return look(context, namespace)
-
-
-def _here() -> Iterator[Check]:
-    for look in CHECKS:
-        yield from _safely(look)
+    return run_checks(context, namespace)
 
 
-def _safely(look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+def _check_machine() -> Iterator[Check]:
+    for check in CHECKS:
+        yield from _run_check(check)
+
+
+def _run_check(check: Callable[[], Iterator[Check]]) -> Iterator[Check]:
     try:
-        yield from look()
+        yield from check()
     except OSError as error:
-        yield Check(look.__name__.strip("_"), WARN, f"cannot be told: {error}")
+        yield Check(check.__name__.strip("_"), WARN, f"cannot be checked: {error}")
 
 
 def _line(check: Check, width: int) -> str:
-    from paceline.view.terminal import coloured
+    from paceline.view.terminal import colored
 
-    shown = f"{check.result:<4}"
-    if coloured(sys.stdout):
-        shown = f"\x1b[{ {OK: 32, WARN: 33, FAIL: 31}[check.result] }m{shown}\x1b[0m"
+    result = f"{check.result:<4}"
+    if colored(sys.stdout):
+        result = f"\x1b[{ {OK: 32, WARN: 33, FAIL: 31}[check.result] }m{result}\x1b[0m"
     remedy = f"\n      -> {check.remedy}" if check.remedy else ""
-    return f"{shown}  {check.name:<{width}} {check.found}{remedy}"
+    return f"{result}  {check.name:<{width}} {check.found}{remedy}"
 
 
 def _python() -> Iterator[Check]:
     import platform
 
-    found = f"{platform.python_version()} at {sys.executable}"
-    fine = sys.version_info >= (3, 11)
-    yield Check("python", OK if fine else FAIL, found, "" if fine else "Paceline needs Python 3.11 or newer")
+    version = f"{platform.python_version()} at {sys.executable}"
+    supported = sys.version_info >= (3, 11)
+    yield Check(
+        "python", OK if supported else FAIL, version, "" if supported else "Paceline needs Python 3.11 or newer"
+    )
 
 
 def _system() -> Iterator[Check]:
     import platform
 
     linux = sys.platform.startswith("linux")
-    remedy = "" if linux else "runs on this machine lack some guards that only Linux has (memory limits, clean-up)"
+    remedy = "" if linux else "some protections (memory limits, process clean-up) work only on Linux"
     yield Check(
         "system", OK if linux else WARN, f"{platform.system()} {platform.release()} {platform.machine()}", remedy
     )
@@ -92,7 +97,7 @@ def _system() -> Iterator[Check]:
 def _frameworks() -> Iterator[Check]:
     from importlib.metadata import PackageNotFoundError, version
 
-    found = False
+    any_installed = False
     for name, packages in {
         "tensorflow": ("tensorflow", "tensorflow-cpu"),
         "torch": ("torch",),
@@ -102,62 +107,63 @@ def _frameworks() -> Iterator[Check]:
             try:
                 extra = f", keras {version('keras')}" if name == "tensorflow" else ""
                 yield Check(name, OK, f"{version(package)}{extra}")
-                found = True
+                any_installed = True
                 break
             except PackageNotFoundError:
                 continue
-    if not found:
+    if not any_installed:
         yield Check(
             "frameworks",
             WARN,
-            "no tensorflow, torch or jax here",
-            "pip install 'paceline[torch]', or activate your environment",
+            "tensorflow, torch and jax are not installed",
+            "install the framework of your jobs in this environment, or activate one that has it",
         )
 
 
 def _environment() -> Iterator[Check]:
-    own = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-    if own and Path(own).resolve() != Path(sys.prefix).resolve():
-        yield Check("environment", OK, f"{own} is active: `python` in a job is the one in there")
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    if active and Path(active).resolve() != Path(sys.prefix).resolve():
+        yield Check("environment", OK, f"{active} is active: jobs use its `python`")
 
 
 def _machine() -> Iterator[Check]:
-    from paceline.view import machine
-    from paceline.view.words import size
+    from paceline.agent import machine
+    from paceline.view import machine_info
+    from paceline.view.wording import size
 
-    gpus = machine.gpus()
+    gpus = machine_info.gpus()
     if gpus is None:
-        yield Check("gpus", OK, "none that nvidia-smi knows")
+        yield Check("gpus", OK, "none (nvidia-smi was not found)")
     else:
         kinds = ", ".join(f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
         yield Check(
             "gpus",
             OK if gpus else WARN,
-            kinds or "nvidia-smi finds none",
+            kinds or "nvidia-smi lists none",
             "" if gpus else "check the driver: nvidia-smi",
         )
     yield Check("cores", OK, str(machine.cores()))
     yield from _amx()
-    total, free = machine.memory(), machine.free_memory()
+    total, free = machine_info.memory(), machine_info.free_memory()
     if total is not None:
         short = free is not None and free < 2 * _GIB
-        found = size(total) + (f", {size(free)} free" if free is not None else "")
+        amount = size(total) + (f", {size(free)} free" if free is not None else "")
         yield Check(
             "memory",
             WARN if short else OK,
-            found,
-            "a TensorFlow task takes about 0.5 GiB before it does anything" if short else "",
+            amount,
+            "a TensorFlow task needs about 0.5 GiB just to start" if short else "",
         )
 
 
 def _amx() -> Iterator[Check]:
-    """Only where it is worth a line: most CPUs have none."""
+    """Reports nothing for CPUs without AMX, which are most."""
     from paceline.frameworks import amx
 
-    found = amx.state()
-    if found == amx.WORKS:
+    state = amx.state()
+    if state == amx.WORKS:
         yield Check("amx", OK, "works: frameworks use it for bfloat16")
-    elif found == amx.TRAPS:
+    elif state == amx.TRAPS:
         remedy = f"tasks get {amx.VARIABLE}={amx.LIMIT}; set it yourself for programs outside Paceline"
         yield Check("amx", WARN, amx.FINDING, remedy)
 
@@ -165,17 +171,17 @@ def _amx() -> Iterator[Check]:
 def _disk() -> Iterator[Check]:
     import shutil
 
-    from paceline.view.runs import home
-    from paceline.view.words import size
+    from paceline.view.run_folders import home
+    from paceline.view.wording import size
 
     folder = home()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        yield Check("disk", FAIL, f"{there} cannot be written", "set PACELINE_HOME to a folder of yours")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield Check("disk", FAIL, f"{existing} is not writable", "set PACELINE_HOME to a folder that you can write to")
         return
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     result = OK if free > 2 * _GIB else WARN if free > _GIB // 10 else FAIL
-    remedy = "" if result == OK else "paceline delete --finished, or set PACELINE_HOME to a larger disk"
+    remedy = "" if result == OK else "paceline delete --finished, or set PACELINE_HOME to a folder on a larger disk"
     yield Check("disk", result, f"{size(free)} free at {folder}", remedy)
 
 
@@ -183,11 +189,11 @@ def _ports() -> Iterator[Check]:
     import socket
 
     try:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            one.listen()
-            two.settimeout(5)
-            two.connect(one.getsockname())
+        with socket.socket() as server, socket.socket() as client:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            client.settimeout(5)
+            client.connect(server.getsockname())
     except OSError as error:
         yield Check(
             "ports", FAIL, f"127.0.0.1 cannot be used: {error}", "bring up the loopback interface: ip link set lo up"
@@ -196,9 +202,9 @@ def _ports() -> Iterator[Check]:
     yield Check("ports", OK, "127.0.0.1 can be bound and reached")
     proxy = next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)), None)
     direct = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112
-    if proxy and not any(word.strip() in ("127.0.0.1", "127.0.0.0/8", "*") for word in direct.split(",")):
+    if proxy and not any(entry.strip() in ("127.0.0.1", "127.0.0.0/8", "*") for entry in direct.split(",")):
         yield Check(
-            "proxy", WARN, f"{proxy} is set, and no_proxy leaves out 127.0.0.1: TensorFlow's gRPC may go through it",
+            "proxy", WARN, f"{proxy} is set and no_proxy lacks 127.0.0.1: TensorFlow's gRPC may use the proxy",
             "export no_proxy=localhost,127.0.0.1",
         )  # fmt: skip
 
@@ -206,27 +212,27 @@ def _ports() -> Iterator[Check]:
 def _clock() -> Iterator[Check]:
     import tempfile
 
-    from paceline.view.runs import home
+    from paceline.view.run_folders import home
 
     now = time.time()
     if time.gmtime(now).tm_year < 2024:
         yield Check(
             "clock",
             FAIL,
-            time.strftime("it says %Y-%m-%d", time.gmtime(now)),
-            "set the clock: certificates depend on it",
+            time.strftime("the date is set to %Y-%m-%d", time.gmtime(now)),
+            "set the clock: certificates need the right time",
         )
         return
     folder = home() if home().is_dir() else None
     with tempfile.NamedTemporaryFile(prefix=".paceline-clock-", dir=folder) as file:
-        off = os.fstat(file.fileno()).st_mtime - time.time()
-    fine = abs(off) < 2
-    found = "right, as far as the file system tells" if fine else f"the file system's is {off:+.0f} s off"
+        offset = os.fstat(file.fileno()).st_mtime - time.time()
+    agrees = abs(offset) < 2
+    finding = "agrees with the file system" if agrees else f"the file system's clock is {offset:+.0f} s off"
     yield Check(
         "clock",
-        OK if fine else WARN,
-        found,
-        "" if fine else "synchronise the clocks (NTP) of this machine and its file server",
+        OK if agrees else WARN,
+        finding,
+        "" if agrees else "synchronize the clocks of this machine and its file server (NTP)",
     )
 
 
@@ -234,28 +240,25 @@ def _files() -> Iterator[Check]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fine = soft == resource.RLIM_INFINITY or soft >= 1024
-    limit = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    yield Check("open files", OK if fine else WARN, f"{soft} of at most {limit}", "" if fine else "ulimit -n 4096")
+    enough = soft == resource.RLIM_INFINITY or soft >= 1024
+    maximum = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    found = f"soft limit {soft}, hard limit {maximum}"
+    yield Check("open files", OK if enough else WARN, found, "" if enough else "ulimit -n 4096")
 
 
 def _leftovers() -> Iterator[Check]:
-    from paceline.view import runs, state
+    from paceline.view import run_folders, run_state
 
-    found = runs.every()
-    running = [run.name for run in found if runs.alive(run.folder)]
-    silent = [run.name for run in found if run.name not in running and not (run.folder / "report.json").exists()]
-    silent = [name for name in silent if state.summary(runs.Run(name, runs.runs_folder() / name))["status"] == "failed"]
-    if silent:
-        names = " ".join(silent[:5]) + (" ..." if len(silent) > 5 else "")
-        yield Check(
-            "runs",
-            WARN,
-            f"{len(silent)} ended without a report: {names}",
-            f"paceline delete {names.removesuffix(' ...')}",
-        )
+    runs = run_folders.every()
+    running = [run.name for run in runs if run_folders.alive(run.folder)]
+    unreported = [run for run in runs if run.name not in running and not (run.folder / "report.json").exists()]
+    crashed = [run.name for run in unreported if run_state.summary(run)["status"] == "failed"]
+    if crashed:
+        names, more = " ".join(crashed[:5]), " ..." if len(crashed) > 5 else ""
+        found = f"{len(crashed)} ended without a report: {names}{more}"
+        yield Check("runs", WARN, found, f"paceline delete {names}")
     else:
-        yield Check("runs", OK, f"{len(found)} kept, {len(running)} running")
+        yield Check("runs", OK, f"{len(runs)} known, {len(running)} running")
 
 
 CHECKS = (_python, _system, _environment, _frameworks, _machine, _disk, _ports, _clock, _files, _leftovers)

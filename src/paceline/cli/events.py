@@ -1,4 +1,4 @@
-"""`paceline events`: what happened in a run, in words or as the raw lines."""
+"""`paceline events`: the events of a run, as text or as recorded."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.chosen import readable
-from paceline.cli.following import following
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption, ReadArgument
-from paceline.cli.say import one_of
+from paceline.cli.output import one_of
+from paceline.cli.readers import followed, readable
 
 _POLL_S = 0.15
 
 
 def main(
     run: ReadArgument = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")] = False,
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="json", help="The events as they were written, one JSON object a line."),
+        typer.Option("-o", "--output", metavar="json", help="Print events as recorded, one JSON object per line."),
     ] = "",
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Show what happened in a run."""
+    """Show the events of a run, such as starts, failures, restarts and snapshots."""
     one_of(output, ("json",))
     from paceline.view import events
-    from paceline.view.words import clock, say
+    from paceline.view.wording import clock, describe
 
-    found = readable(run, on, context, namespace, follow)
-    tail = events.follow(found.folder)
-    with following(found.folder, follow) as ended:
+    target = readable(run, on, context, namespace, follow)
+    tail = events.follow(target.folder)
+    with followed(target.folder, follow) as has_ended:
         while True:
-            over = not follow or ended()
+            is_last = not follow or has_ended()
             while lines := tail.read():
                 for line in lines:
                     event = events.parse(line)
@@ -45,8 +44,8 @@ def main(
                     if output:
                         sys.stdout.write(line.decode("utf-8", "replace") + "\n")
                     else:
-                        sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {say(event)}\n")
+                        sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {describe(event)}\n")
             sys.stdout.flush()
-            if over:
+            if is_last:
                 return 0
             time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""`paceline export`: a model from a snapshot of a run, by the job's own program."""
+"""`paceline export`: runs the job's export command to write a model from a snapshot."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption
-from paceline.cli.reading import CodeOption, JobOption, SnapshotOption, Where, ended_like_ctrl_c, restored
-from paceline.cli.say import fail, tell
+from paceline.cli.output import fail, tell
+from paceline.cli.snapshot_options import (
+    CodeOption,
+    JobOption,
+    RunOrLocation,
+    SnapshotOption,
+    interrupt_on_signals,
+    restored,
+)
 
 
 def main(
-    run: Where = None,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="A folder that is new, or empty.")] = "",
+    run: RunOrLocation = None,
+    to: Annotated[
+        str, typer.Option("--to", metavar="DIR", help="Folder to write the model to; must be new or empty. Required.")
+    ] = "",
     snapshot: SnapshotOption = None,
     job: JobOption = "",
     code: CodeOption = "",
@@ -22,34 +31,37 @@ def main(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Export a model from a snapshot of the run, by the job's `export.command`, on this machine.
+    """Export a model from a snapshot of a run, by running the job's `export.command` on this machine.
 
     \b
-    paceline export translate-3f9a --to model
-    paceline export s3://bucket/path/translate-3f9a --snapshot best --to model --job job.yaml
+    Examples:
+      paceline export translate-3f9a --to model
+      paceline export s3://bucket/path/translate-3f9a --snapshot best --to model --job job.yaml
 
-    DIR is there only once the model is whole; paceline.json in it says what the model takes and gives.
+    DIR appears only when the model is complete. Its paceline.json describes the model's inputs and outputs.
     """
     if not to:
-        fail("say where to: --to DIR")
-    from paceline.view import exporting, programs
+        fail("--to DIR is required")
+    from paceline.client import job_programs, model_export
 
     folder = Path(to).expanduser().absolute()
-    exporting.check(folder)
+    model_export.check(folder)
     with (
-        restored(run, snapshot, on, context, namespace, lambda source: programs.find(source, "export", job, code)) as (
+        restored(
+            run, snapshot, on, context, namespace, lambda source: job_programs.find(source, "export", job, code)
+        ) as (
             program,
-            held,
-            made,
+            restored_snapshot,
+            manifest,
         ),
-        ended_like_ctrl_c(),
+        interrupt_on_signals(),
     ):
-        about = exporting.export(program, held.folder, made.run, made.id, folder)
-    tell(f"{made.id} of {made.run} is exported to {folder}: {_words(about)}")
+        about = model_export.export(program, restored_snapshot.folder, manifest.run, manifest.id, folder)
+    tell(f"exported {manifest.id} of {manifest.run} to {folder}: {_description(about)}")
     return 0
 
 
-def _words(about: dict[str, object]) -> str:
+def _description(about: dict[str, object]) -> str:
     signatures = about["signatures"]
     names = ", ".join(signatures) if isinstance(signatures, dict) else ""
     return f"{about['format']}, {names}" if names else str(about["format"])

@@ -1,4 +1,4 @@
-"""Follows a run in the foreground: its output, what happens, a live line; and turns Ctrl-C into its end."""
+"""Follows a run in the foreground: prints its output, events and a live status line; stops it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from paceline.view.state import State
+    from paceline.view.run_state import State
 
     class Running(Protocol):
-        """A run that was just started, wherever it is."""
+        """A run that was just started, on this machine or on a cluster."""
 
         def ended(self, timeout: float) -> bool: ...
         def stop(self, reason: str) -> bool: ...
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _POLL_S = 0.1
-_QUIET_POLL_S = 0.4  # where nothing has come for a while: training needs the cores
-_PATIENCE_S = 10.0  # on top of the grace, until the run is ended without asking
+_QUIET_POLL_S = 0.4  # when nothing new has come for a while: leave the cores to training
+_PATIENCE_S = 10.0  # beyond the grace period, before the run is killed
 _ONE_PRESS_S = 0.3
 _PROGRESS_LINES = 4
 _HUNG_UP = 128 + signal.SIGHUP
@@ -33,78 +33,85 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Notes requests to stop instead of being interrupted by them."""
+    """Records signals that request a stop, instead of being interrupted by them."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self.insisted = False
-        self.hung_up = False  # the terminal is gone
+        self.stop_requested = False
+        self.kill_requested = False
+        self.hung_up = False  # the terminal was closed
         self._last = 0.0
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         for number in _CAUGHT:
-            # nohup and the like have asked for a signal to be ignored: then it is.
+            # A signal that is already ignored, as under nohup, stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
+                self._previous_handlers[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def _record(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        # A terminal that closes adds SIGHUP to what it sent before, and some wrappers pass on a Ctrl-C that the
-        # terminal has sent us already: neither is a person asking twice.
-        if self.asked and number != signal.SIGHUP and now - self._last > _ONE_PRESS_S:
-            self.insisted = True
-        self.asked, self._last = True, now
+        # A closing terminal sends SIGHUP after other signals, and some wrappers forward a Ctrl-C that the terminal has
+        # already sent us: neither is a second request by the user.
+        if self.stop_requested and number != signal.SIGHUP and now - self._last > _ONE_PRESS_S:
+            self.kill_requested = True
+        self.stop_requested, self._last = True, now
         self.hung_up = self.hung_up or number == signal.SIGHUP
 
 
 def follow(
-    running: Running, run: str, folder: Path, tasks: list[str], grace: float, signals: Signals, output: str
+    running: Running,
+    run: str,
+    folder: Path,
+    tasks: list[str],
+    grace: float,
+    signals: Signals,
+    output: str,
+    verbose: bool = False,
 ) -> int:
-    # Only now: the tasks are starting meanwhile.
-    from paceline.view import report, runs, state, terminal
+    # Imported here: the tasks start meanwhile.
+    from paceline.view import run_folders, run_report, run_state, terminal
 
     screen = terminal.Screen(sys.stderr)
-    view = View(run, folder, tasks, screen)
+    view = View(run, folder, tasks, screen, verbose)
     stopping = Stopping(running, grace, screen)
-    leaves = runs.on_cluster(folder)  # what runs there needs no terminal here
+    on_cluster = run_folders.on_cluster(folder)  # a run on a cluster continues without this terminal
     try:
-        over, wait = False, _POLL_S
-        while not over and not stopping.hopeless:
-            over = running.ended(wait)
+        ended, wait = False, _POLL_S
+        while not ended and not stopping.gave_up:
+            ended = running.ended(wait)
             wait = _POLL_S if view.update() else min(_QUIET_POLL_S, 1.5 * wait)
-            if leaves and (signals.hung_up or screen.closed()):
+            if on_cluster and (signals.hung_up or screen.closed()):
                 return _HUNG_UP
-            stopping.consider(signals, screen.closed())
+            stopping.update(signals, screen.closed())
     except BaseException:
-        # A mistake of ours must not leave a run behind that nobody watches; on a cluster, its captain does.
-        if not leaves:
+        # An error here must not leave an unsupervised run behind; on a cluster, the captain supervises it.
+        if not on_cluster:
             running.kill()
         raise
     view.finish()
-    if not over:
-        screen.line(f"something of it still runs; see: paceline status {run}")
-    standing = state.read(runs.Run(run, folder), over=over)
+    if not ended:
+        screen.line(f"some of its processes are still running; see: paceline status {run}")
+    standing = run_state.read(run_folders.Run(run, folder), over=ended)
     if output == "json":
         _print(standing.report)
-    screen.show([""] if view.spoke else [])
-    screen.show(report.text(standing.report, report.snapshots(standing)))
-    return exit_code(str(standing.report.get("status")), stopping.asked)
+    screen.show([""] if view.has_output else [])
+    screen.show(run_report.text(standing.report, run_report.snapshots(standing)))
+    return exit_code(str(standing.report.get("status")), stopping.requested)
 
 
-def exit_code(status: str, asked: bool) -> int:
+def exit_code(status: str, stop_requested: bool) -> int:
     if status == "succeeded":
         return 0
-    return 130 if asked or status == "stopped" else 1
+    return 130 if stop_requested or status == "stopped" else 1
 
 
 def _print(data: dict[str, Any]) -> None:
-    from paceline.cli.say import print_json
+    from paceline.cli.output import print_json
     from paceline.view import terminal
 
     try:
@@ -114,73 +121,74 @@ def _print(data: dict[str, Any]) -> None:
 
 
 class Stopping:
-    """What a request to stop leads to: asked once, the run has its grace; twice, or too slow, it is ended."""
+    """Handles stop requests: the first starts the grace period; a second, or the end of the period, kills the run."""
 
     def __init__(self, running: Running, grace: float, screen: Any) -> None:
         self._running = running
         self._grace = grace
         self._screen = screen
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self._killed_at: float | None = None
 
     @property
-    def asked(self) -> bool:
-        return self._asked_at is not None
+    def requested(self) -> bool:
+        return self._requested_at is not None
 
     @property
-    def hopeless(self) -> bool:
+    def gave_up(self) -> bool:
         return self._killed_at is not None and time.monotonic() - self._killed_at > _PATIENCE_S
 
-    def consider(self, signals: Signals, reader_gone: bool) -> None:
-        from paceline.view.words import span
+    def update(self, signals: Signals, terminal_closed: bool) -> None:
+        from paceline.view.wording import span
 
         now = time.monotonic()
-        if self._asked_at is None and (signals.asked or reader_gone):
-            self._asked_at = now
-            self._screen.line(f"stopping: tasks have {span(self._grace)}; Ctrl-C again ends them at once")
-            self._ask("interrupted" if signals.asked else "the terminal is gone")
-        if self._asked_at is None or self._killed_at is not None:
+        if self._requested_at is None and (signals.stop_requested or terminal_closed):
+            self._requested_at = now
+            self._screen.line(f"stopping: tasks have {span(self._grace)} to finish; press Ctrl-C again to kill them")
+            self._request_stop("interrupted" if signals.stop_requested else "the terminal was closed")
+        if self._requested_at is None or self._killed_at is not None:
             return
-        if signals.insisted:
-            self._end("ending all tasks at once")
-        elif now - self._asked_at > self._grace + _PATIENCE_S:
-            self._end(f"not over {span(self._grace + _PATIENCE_S)} after it was asked: ending all tasks at once")
+        if signals.kill_requested:
+            self._kill("killing all tasks")
+        elif now - self._requested_at > self._grace + _PATIENCE_S:
+            self._kill(f"still running {span(self._grace + _PATIENCE_S)} after the stop request: killing all tasks")
 
-    def _ask(self, reason: str) -> None:
-        """Asks until there is an answer: a captain that was started a moment ago has none yet."""
+    def _request_stop(self, reason: str) -> None:
+        """Repeats the request until the captain accepts it: one that has just started does not answer yet."""
 
-        def ask() -> None:
+        def request() -> None:
             while self._killed_at is None and not self._running.stop(reason):
                 time.sleep(_POLL_S)
 
-        threading.Thread(target=ask, daemon=True).start()
+        threading.Thread(target=request, daemon=True).start()
 
-    def _end(self, words: str) -> None:
+    def _kill(self, message: str) -> None:
         self._killed_at = time.monotonic()
-        self._screen.line(words)
+        self._screen.line(message)
         self._running.kill()
 
 
 class View:
-    """Output and events of a run as they come, and one line that says how it stands."""
+    """Prints output and events of a run as they arrive, and keeps a live status line."""
 
-    def __init__(self, run: str, folder: Path, tasks: list[str], screen: Any) -> None:
+    def __init__(self, run: str, folder: Path, tasks: list[str], screen: Any, verbose: bool = False) -> None:
         from paceline.view import events, logs
-        from paceline.view.state import State
+        from paceline.view.run_state import State
 
         self._run = run
         self._screen = screen
+        self._verbose = verbose
         self._events = events.follow(folder)
         self._logs = logs.Logs(folder)
-        self._prefix = logs.Prefixer(tasks, screen.colours)
+        self._prefix = logs.Prefixer(tasks, screen.colors)
         self._state = State()
-        self._progress: dict[str, Any] = {}  # the newest state of each progress bar
+        self._progress: dict[str, Any] = {}  # the latest state of each task's progress bar
         self._begun = time.monotonic()
-        self._waiting_said = -60.0
-        self.spoke = False
+        self._waiting_printed_at = -60.0
+        self.has_output = False
 
     def update(self) -> bool:
-        """Whether there was anything new."""
+        """Returns whether there was anything new."""
         return self._show(self._logs.more())
 
     def finish(self) -> None:
@@ -191,59 +199,61 @@ class View:
         self._events.close()
 
     def _show(self, lines: list[Any], last: bool = False) -> bool:
+        from paceline.view.framework_noise import is_noise
         from paceline.view.terminal import clean
 
-        told = self._said(last)
-        shown = list(told)
+        if not self._verbose:
+            lines = [line for line in lines if not is_noise(line.text)]
+        new_lines = self._read_events()
         for line in lines:
-            before = self._progress.pop(line.task, None)
-            if before is not None and before.generation != line.generation:
-                shown.append(self._prefix(before))
+            previous = self._progress.pop(line.task, None)
+            if previous is not None and previous.generation != line.generation:
+                new_lines.append(self._prefix(previous))
             if line.progress:
                 self._progress[line.task] = line
             else:
-                text = clean(line.text, self._screen.colours) if self._screen.live else line.text
-                shown.append(self._prefix(_with(line, text)))
+                text = clean(line.text, self._screen.colors) if self._screen.live else line.text
+                new_lines.append(self._prefix(_with_text(line, text)))
         if last:
-            shown += [self._prefix(line) for line in self._progress.values()]
-        self.spoke = self.spoke or bool(shown)
-        below = [] if last else [*self._bars(), live_line(self._run, self._state, time.monotonic() - self._begun)]
-        self._screen.show(shown, below)
-        return bool(shown)
+            new_lines += [self._prefix(line) for line in self._progress.values()]
+        self.has_output = self.has_output or bool(new_lines)
+        live_lines = [] if last else [*self._bars(), live_line(self._run, self._state, time.monotonic() - self._begun)]
+        self._screen.show(new_lines, live_lines)
+        return bool(new_lines)
 
     def _bars(self) -> list[str]:
         newest = list(self._progress.values())[-_PROGRESS_LINES:]
         return [self._prefix(line, plain=True) for line in newest]
 
-    def _said(self, last: bool) -> list[str]:
-        from paceline.view import events, words
-        from paceline.view.state import fold
+    def _read_events(self) -> list[str]:
+        from paceline.view import events, wording
+        from paceline.view.run_state import fold
 
-        said = []
+        messages = []
         while lines := self._events.read():
             for event in filter(None, map(events.parse, lines)):
                 fold([event], self._state)
-                if words.important(event) and not self._repeated(event) and event.kind != "run-ended":
-                    said.append(self._own(words.say(event)))
-        return said
+                if wording.important(event) and not self._repeated(event) and event.kind != "run-ended":
+                    messages.append(self._highlight(wording.describe(event)))
+        return messages
 
     def _repeated(self, event: Any) -> bool:
-        """On a terminal the live line counts the wait; elsewhere once a minute is enough."""
+        """On a terminal the live line shows the wait; elsewhere one message per minute is enough."""
         if event.kind != "waiting":
             return False
         now = time.monotonic()
-        if self._screen.live or now - self._waiting_said < 60:
+        if self._screen.live or now - self._waiting_printed_at < 60:
             return True
-        self._waiting_said = now
+        self._waiting_printed_at = now
         return False
 
-    def _own(self, words: str) -> str:
+    def _highlight(self, message: str) -> str:
         from paceline.view.terminal import bold
 
-        return bold(f"* {words}") if self._screen.colours else f"* {words}"
+        return bold(f"* {message}") if self._screen.colors else f"* {message}"
 
 
-def _with(line: Any, text: str) -> Any:
+def _with_text(line: Any, text: str) -> Any:
     if text is line.text:
         return line
     from dataclasses import replace
@@ -253,12 +263,12 @@ def _with(line: Any, text: str) -> Any:
 
 def live_line(run: str, state: State, elapsed: float) -> str:
     """digits-3f9a: generation 2, step 120, loss 0.312, 31.2 steps/s, 1 restart, 0:41"""
-    from paceline.view.words import count, figure, metrics, say
+    from paceline.view.wording import count, describe, figure, metrics
 
     if state.ending:
         parts = [f"ending: {state.ending}"]
     elif state.waiting is not None:
-        parts = [say(state.waiting)]
+        parts = [describe(state.waiting)]
     elif state.status == "starting":
         parts = ["starting"]
     else:

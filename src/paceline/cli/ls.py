@@ -1,17 +1,15 @@
-"""`paceline ls`: all runs, newest first."""
+"""`paceline ls`: lists runs, newest first."""
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.chosen import cluster_of, refresh
 from paceline.cli.options import ContextOption, NamespaceOption
-from paceline.cli.say import one_of, print_json, tell
+from paceline.cli.output import note, one_of, print_json, tell
 
 
 def main(
@@ -21,73 +19,75 @@ def main(
             "-o",
             "--output",
             metavar="json|wide|name",
-            help="The form.",
+            help="Output format.",
             autocompletion=lambda: ["json", "wide", "name"],
         ),
     ] = "",
     on: Annotated[
-        str, typer.Option("--on", metavar="WHERE", help="kubernetes: all runs in the namespace, of others too.")
+        str,
+        typer.Option(
+            "--on",
+            metavar="local|kubernetes",
+            help="kubernetes: all runs in a namespace, including other users' runs.",
+        ),
     ] = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """List runs, newest first: those of this machine, here and on clusters, or all in a namespace of a cluster."""
+    """List runs, newest first.
+
+    Lists the runs known to this machine, here and on clusters; with --on kubernetes, all runs in a namespace.
+    """
     one_of(output, ("json", "wide", "name"))
-    cluster = cluster_of(on, context, namespace)
-    if cluster is None:
+    from paceline.client.find import Target
+
+    target = Target(on, context, namespace)
+    if not target.is_cluster:
         _list_known(output)
         return
-    from paceline.backends.kubernetes.listing import listed
+    cluster = target.cluster()
+    from paceline.backends.kubernetes.runs.listing import list_runs
 
-    reports = listed(cluster)
+    reports = list_runs(cluster)
     if output == "name":
         for report in reports:
             print(report["run"])
     elif output == "json":
         print_json(reports)
     elif not reports:
-        tell(f"no runs in namespace {cluster.namespace} of {cluster.context}")
+        tell(f"no runs in namespace {cluster.namespace} (context {cluster.context})")
     else:
         _show(reports, [[] for _ in reports], [], output == "wide")
 
 
 def _list_known(output: str) -> None:
-    from paceline.view import runs
+    from paceline.view import run_folders
 
-    found = runs.every()
+    runs = run_folders.every()
     if output == "name":
-        for run in found:
+        for run in runs:
             print(run.name)
         return
-    from paceline.view import state
+    from paceline.client.find import refresh_all
+    from paceline.view import run_state
 
-    _refresh([run.folder for run in found if runs.on_cluster(run.folder)])
-    reports = [state.summary(run) for run in found]
+    refresh_all([run.folder for run in runs if run_folders.on_cluster(run.folder)], note)
+    reports = [run_state.summary(run) for run in runs]
     if output == "json":
         print_json(reports)
         return
-    if not found:
+    if not runs:
         tell("no runs yet; start one with: paceline run job.yaml")
         return
-    more = [[str(runs.info(run.folder).get("framework", "")), str(run.folder)] for run in found]
-    _show(reports, more, ["FRAMEWORK", "FOLDER"], output == "wide")
+    extra_cells = [[str(run_folders.info(run.folder).get("framework", "")), str(run.folder)] for run in runs]
+    _show(reports, extra_cells, ["FRAMEWORK", "FOLDER"], output == "wide")
 
 
-def _refresh(folders: list[Path]) -> None:
-    """Those on clusters that had not ended when they were last seen; a few at a time."""
-    open_ones = [folder for folder in folders if not (folder / "report.json").exists()]
-    if open_ones:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(refresh, open_ones))
-
-
-def _show(reports: list[dict[str, Any]], more: list[list[str]], heads: list[str], wide: bool) -> None:
+def _show(reports: list[dict[str, Any]], extra_cells: list[list[str]], extra_headings: list[str], wide: bool) -> None:
     from paceline.view.terminal import table
 
-    rows = [["RUN", "STATUS", "STEP", "RESTARTS", "AGE", "TOOK", *(heads if wide else []), "REASON"]]
-    for report, extra in zip(reports, more, strict=True):
+    rows = [["RUN", "STATUS", "STEP", "RESTARTS", "AGE", "DURATION", *(extra_headings if wide else []), "REASON"]]
+    for report, extra in zip(reports, extra_cells, strict=True):
         rows.append([report["run"], *_cells(report), *(extra if wide else []), _reason(report, wide)])
     print(table(rows))
     sys.stdout.flush()
@@ -95,7 +95,7 @@ def _show(reports: list[dict[str, Any]], more: list[list[str]], heads: list[str]
 
 def _cells(report: dict[str, Any]) -> list[str]:
     from paceline.view.events import seconds
-    from paceline.view.words import since, span
+    from paceline.view.wording import since, span
 
     now = time.time()
     age = since(report.get("started"), now)

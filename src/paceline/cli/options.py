@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share, with their completion."""
+"""Options and arguments that several commands share, with their completion."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import typer
 
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
-    from paceline.view import runs
+    from paceline.view import run_folders
 
     try:
-        found = runs.every()
-    except runs.NoRun:
+        runs = run_folders.every()
+    except run_folders.NoRun:
         return []
-    return [(run.name, _standing(run.folder)) for run in found if run.name.startswith(incomplete)]
+    return [(run.name, _status(run.folder)) for run in runs if run.name.startswith(incomplete)]
 
 
-def _standing(folder: object) -> str:
+def _status(folder: object) -> str:
     from pathlib import Path
 
-    from paceline.view import runs
+    from paceline.view import run_folders
 
     path = Path(str(folder))
-    report = runs.read_object(path / "report.json")
-    return str(report.get("status")) if report else "running" if runs.alive(path) else "failed"
+    report = run_folders.read_object(path / "report.json")
+    return str(report.get("status")) if report else "running" if run_folders.alive(path) else "failed"
 
 
 RunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="A run's id, or the beginning of it; the newest run where it is left out.",
+        help="Run id or a unique prefix of it (default: the newest run).",
         show_default=False,
         autocompletion=complete_runs,
     ),
@@ -40,26 +40,48 @@ ReadArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN",
-        help="A run's id or its beginning, the newest if left out; or s3://bucket/path/RUN, of a run on a cluster.",
+        help="Run id or a unique prefix of it (default: the newest run); or, for a run on a cluster, the location of "
+        "its snapshots: s3://bucket/path/RUN or claim://name/path/RUN.",
         show_default=False,
         autocompletion=complete_runs,
     ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job file.")]
+TensorBoardArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id or a unique prefix of it (default: the newest run); or, for a run on a cluster, the location of "
+        "its files in a bucket: s3://bucket/path/RUN.",
+        show_default=False,
+        autocompletion=complete_runs,
+    ),
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job file.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Override a field of the job file; repeatable.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Override a field of the job file, such as roles.worker.replicas=4 (repeatable).",
+        show_default=False,
+    ),
 ]
 ContextOption = Annotated[
     str | None,
-    typer.Option("--context", metavar="NAME", help="The context of the kubeconfig; its current one if left out."),
+    typer.Option("--context", metavar="NAME", help="Kubeconfig context (default: the current context)."),
 ]
 NamespaceOption = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", metavar="NAME", help="The namespace; the context's own if left out."),
+    typer.Option("-n", "--namespace", metavar="NAME", help="Kubernetes namespace (default: the context's namespace)."),
 ]
 OnOption = Annotated[
-    str, typer.Option("--on", metavar="WHERE", help="kubernetes: look on the cluster, for a run of somebody else too.")
+    str,
+    typer.Option(
+        "--on",
+        metavar="local|kubernetes",
+        help="Where to look for the run. local (default): among the runs known to this machine, which include those "
+        "that it submitted to clusters. kubernetes: on the cluster, which also finds other users' runs.",
+    ),
 ]
 JsonOption = Annotated[
     str, typer.Option("-o", "--output", metavar="json", help="Print JSON.", autocompletion=lambda: ["json"])

@@ -1,4 +1,4 @@
-"""`paceline plan`: what a job file would run, as data; nothing is started."""
+"""`paceline plan`: prints what a job file would run, without starting anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.options import JobArgument, SetOption
-from paceline.cli.say import one_of, tell
+from paceline.cli.output import one_of, tell
 
 if TYPE_CHECKING:
     from paceline.plan import Plan
@@ -19,14 +19,19 @@ def main(
     overrides: SetOption = None,
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="yaml|json", help="The form.", autocompletion=lambda: ["yaml", "json"]),
+        typer.Option(
+            "-o", "--output", metavar="yaml|json", help="Output format.", autocompletion=lambda: ["yaml", "json"]
+        ),
     ] = "yaml",
 ) -> None:
-    """Show what a job file would run. Starts nothing; the same job gives the same plan, byte for byte."""
+    """Show what a job file would run, without starting anything.
+
+    The same job always gives the same plan, byte for byte.
+    """
     one_of(output, ("yaml", "json"))
     from paceline import plan
+    from paceline.backends.snapshot_origin import resolved
     from paceline.job import load
-    from paceline.view.origin import resolved
 
     loaded = load(Path(job), overrides or [])
     for note in loaded.notes:
@@ -40,6 +45,6 @@ def show(planned: Plan, output: str) -> None:
     if output == "json":
         print(plan.to_json(planned), end="", flush=True)
     else:
-        from paceline.view.yaml import dump
+        from paceline.view.yaml_output import dump
 
         print(dump(plan.to_data(planned)), end="", flush=True)

@@ -1,4 +1,4 @@
-"""`paceline render`: every Kubernetes object of a run, as YAML; nothing is asked of a cluster."""
+"""`paceline render`: prints every Kubernetes object of a run as YAML, without contacting a cluster."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import JobArgument, SetOption
-from paceline.cli.say import tell
+from paceline.cli.output import tell
 
 
 def main(
     job: JobArgument = "job.yaml",
     overrides: SetOption = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="ID", help="The run's id; a new one where it is left out.")
-    ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Run id (default: a new one).")] = None,
     with_certificates: Annotated[
-        bool, typer.Option("--with-certificates", help="Put new certificates into the Secret, for `kubectl apply`.")
+        bool,
+        typer.Option(
+            "--with-certificates",
+            help="Include newly created certificates in the Secret. Required to start the run with `kubectl apply`.",
+        ),
     ] = False,
 ) -> None:
-    """Print every Kubernetes object of a run, in the order in which they are made. Nothing is asked of a cluster.
+    """Print every Kubernetes object of a run, in the order of their creation, without contacting a cluster.
 
     \b
-    paceline render job.yaml --with-certificates | kubectl apply -f -
+    Example:
+      paceline render job.yaml --with-certificates | kubectl apply -f -
 
-    With a given run id the output is the same, byte for byte, and holds no secret unless certificates are asked for.
+    For the same job and run id, the output is the same, byte for byte. It contains no secrets, except with
+    --with-certificates.
     """
-    from paceline.backends.ids import new_run
-    from paceline.backends.kubernetes.archive import agent_archive
-    from paceline.backends.kubernetes.prepare import certificates, prepare
-    from paceline.backends.kubernetes.render import render
+    from paceline.backends.kubernetes.objects.run_objects import render
+    from paceline.backends.kubernetes.payload.agent_archive import agent_archive
+    from paceline.backends.kubernetes.payload.prepare import certificates, prepare
+    from paceline.backends.run_ids import new_run
     from paceline.job import load
-    from paceline.view.yaml import dump
+    from paceline.view.yaml_output import dump
 
     prepared = prepare(load(Path(job), overrides or [], cluster=True))
     for note in prepared.notes:

@@ -1,10 +1,10 @@
-"""`paceline schema`: the JSON Schema of job files, for editors."""
+"""`paceline schema`: prints the JSON Schema of job files."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Print the JSON Schema of job files, for editors and checkers."""
+    """Print the JSON Schema of job files, for editors and validators."""
     import json
 
     from paceline.job import schema

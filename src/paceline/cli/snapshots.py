@@ -1,4 +1,4 @@
-"""`paceline snapshots`: those of one run, read at their place, also while it trains."""
+"""`paceline snapshots`: reads the snapshots of one run where they are stored, also while it trains."""
 
 from __future__ import annotations
 
@@ -9,35 +9,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption
-from paceline.cli.reading import RUN_HELP, SNAPSHOT_HELP, Where, ended_like_ctrl_c, meant, opened, progress
-from paceline.cli.say import confirm, fail, one_of, print_json, tell
+from paceline.cli.output import confirm, fail, one_of, print_json, tell
+from paceline.cli.snapshot_options import (
+    LOCATION_HELP,
+    SNAPSHOT_HELP,
+    RunOrLocation,
+    interrupt_on_signals,
+    opened,
+    progress,
+)
 
 if TYPE_CHECKING:
-    from paceline.storage.snapshots import Known
-    from paceline.view.places import Source
-    from paceline.view.snapshots import Found
+    from paceline.storage.snapshots.manifest import Manifest
+    from paceline.storage.snapshots.repository import Inventory
+    from paceline.view.snapshot_listing import SnapshotInfo
+    from paceline.view.snapshot_locations import Source
 
 VERBS = {
-    "ls": "List those that count, newest first.",
-    "show": "Show all that is known of one.",
-    "get": "Copy one to a folder, verified.",
-    "verify": "Read every byte, and name what is damaged.",
-    "rm": "Delete some.",
+    "ls": "List snapshots, newest first.",
+    "show": "Show the details of a snapshot.",
+    "get": "Copy a snapshot to a folder and verify it.",
+    "verify": "Read every byte of snapshots and report damage.",
+    "rm": "Delete snapshots.",
 }
 
-One = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=SNAPSHOT_HELP, show_default=False)]
-Some = Annotated[list[str] | None, typer.Argument(metavar="SNAPSHOT", help=SNAPSHOT_HELP, show_default=False)]
+OneSnapshot = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=SNAPSHOT_HELP, show_default=False)]
+Snapshots = Annotated[list[str] | None, typer.Argument(metavar="SNAPSHOT", help=SNAPSHOT_HELP, show_default=False)]
 
 
 def main(context: typer.Context) -> int:
-    """Look at a run's snapshots, copy, check or delete them.
+    """List, show, copy, verify or delete a run's snapshots.
 
     \b
-    paceline snapshots ls                         those of the newest run that count, newest first
-    paceline snapshots show digits-3f9a 120       all that is known of one
-    paceline snapshots get s3://bucket/path/digits-3f9a --to best
+    Examples:
+      paceline snapshots ls                      List the snapshots of the newest run
+      paceline snapshots show digits-3f9a 120    Show the details of the snapshot at step 120
+      paceline snapshots get s3://bucket/path/digits-3f9a --to best
 
-    The place itself is asked: it works while the run trains, after it was deleted, and for runs of other machines.
+    Snapshots are read where they are stored. This works while the run trains, after it was deleted, and for runs
+    started on other machines.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -45,14 +55,15 @@ def main(context: typer.Context) -> int:
 
 
 def ls(
-    run: Where = None,
-    also_dead: Annotated[
-        bool, typer.Option("--all", help="Also those that count no more: a later generation began from an older one.")
+    run: RunOrLocation = None,
+    include_superseded: Annotated[
+        bool,
+        typer.Option("--all", help="Include snapshots superseded when a later generation started from an older one."),
     ] = False,
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="json|yaml|wide|name", help="The form.",
+            "-o", "--output", metavar="json|yaml|wide|name", help="Output format.",
             autocompletion=lambda: ["json", "yaml", "wide", "name"],
         ),
     ] = "",
@@ -60,244 +71,275 @@ def ls(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:  # fmt: skip
-    """List the snapshots of a run that count, newest first."""
+    """List the current snapshots of a run, newest first."""
     one_of(output, ("json", "yaml", "wide", "name"))
-    from paceline.view import snapshots
+    from paceline.view import snapshot_listing
 
     with opened(run, on, context, namespace) as source:
-        known = source.reader.known()
-        ids = snapshots.every(known) if also_dead else known.counted()
+        inventory = source.reader.inventory()
+        ids = snapshot_listing.every(inventory) if include_superseded else inventory.current()
         if output == "name":
             for id in ids:
                 print(id)
             return 0
-        found = snapshots.look_up(source.reader, known, ids)
+        infos = snapshot_listing.look_up(source.reader, inventory, ids)
         if output in ("json", "yaml"):
-            _print([snapshots.data(each) for each in found], output)
-        elif not found:
-            tell(snapshots.none_yet(source, known))
+            _print([snapshot_listing.data(each) for each in infos], output)
+        elif not infos:
+            tell(snapshot_listing.none_yet(source, inventory))
         else:
-            _show_table(found, also_dead, output == "wide")
+            _show_table(infos, include_superseded, output == "wide")
         return 0
 
 
 def show(
-    run: Where = None,
-    snapshot: One = None,
+    run: RunOrLocation = None,
+    snapshot: OneSnapshot = None,
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="json|yaml", help="The form.", autocompletion=lambda: ["json", "yaml"]
+            "-o", "--output", metavar="json|yaml", help="Output format.", autocompletion=lambda: ["json", "yaml"]
         ),
     ] = "",
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:  # fmt: skip
-    """Show all that is known of a snapshot: its files with their digests, and the generations it stands on."""
+    """Show the details of a snapshot: its files with their digests, and the generations it is based on."""
     one_of(output, ("json", "yaml"))
-    from paceline.view import snapshots
+    from paceline.client.snapshots import find_snapshot
+    from paceline.view import snapshot_listing
 
     with opened(run, on, context, namespace) as source:
-        known = source.reader.known()
-        id = meant(source, known, snapshot)
-        made = source.reader.manifest(id)
-        found = snapshots.Found(id, id in known.counted(), made, evaluation=source.reader.evaluation(id))
+        inventory = source.reader.inventory()
+        id = find_snapshot(source, inventory, snapshot)
+        manifest = source.reader.manifest(id)
+        evaluation = source.reader.evaluation(id)
+        info = snapshot_listing.SnapshotInfo(id, id in inventory.current(), manifest, evaluation=evaluation)
         if not output:
-            print("\n".join(_text(source, known, found)))
+            print("\n".join(_details(source, inventory, info)))
             sys.stdout.flush()
             return 0
         chain = [
             {"generation": link.generation, "from": str(link.parent) if link.parent else None}
-            for link in snapshots.links(known, id)
+            for link in snapshot_listing.links(inventory, id)
         ]
-        told = {"run": source.run, "place": f"{source.where}/{id}", **snapshots.data(found)}
-        _print({**told, "chain": chain, "parts": snapshots.parts(made)}, output)
+        data = {"run": source.run, "place": f"{source.address}/{id}", **snapshot_listing.data(info)}
+        _print({**data, "chain": chain, "parts": snapshot_listing.parts(manifest)}, output)
         return 0
 
 
 def get(
-    run: Where = None,
-    snapshot: One = None,
-    to: Annotated[str, typer.Option("--to", metavar="FOLDER", help="A folder that is new, or empty.")] = "",
+    run: RunOrLocation = None,
+    snapshot: OneSnapshot = None,
+    to: Annotated[
+        str, typer.Option("--to", metavar="FOLDER", help="Folder to copy to; must be new or empty. Required.")
+    ] = "",
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Copy a snapshot to a new folder, which is there only once every file was verified."""
+    """Copy a snapshot to a folder, which appears only when every file is verified."""
     if not to:
-        fail("say where to: --to FOLDER")
+        fail("--to FOLDER is required")
     from pathlib import Path
 
-    from paceline.view import snapshots
-    from paceline.view.words import count, size
+    from paceline.client.snapshots import find_snapshot
+    from paceline.view import snapshot_listing
+    from paceline.view.wording import count, size
 
     with opened(run, on, context, namespace) as source:
-        made = source.reader.manifest(meant(source, source.reader.known(), snapshot))
+        manifest = source.reader.manifest(find_snapshot(source, source.reader.inventory(), snapshot))
         folder = Path(to).expanduser().absolute()
-        whole = made.files().values()
-        amount = sum(file.size for _, file in whole)
-        with ended_like_ctrl_c(), progress(str(made.id), amount) as still:
-            snapshots.copy(source.transfers, made, folder, still)
-        tell(f"{made.id} of {source.run} is in {folder}: {count(len(whole), 'file')}, {size(amount)}")
+        files = manifest.files().values()
+        total = sum(file.size for _, file in files)
+        with interrupt_on_signals(), progress(str(manifest.id), total) as advance:
+            snapshot_listing.copy(source.transfers, manifest, folder, advance)
+        tell(f"copied {manifest.id} of {source.run} to {folder}: {count(len(files), 'file')}, {size(total)}")
         return 0
 
 
 def verify(
-    run: Where = None,
-    snapshot: Some = None,
-    every: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    run: RunOrLocation = None,
+    snapshot: Snapshots = None,
+    every: Annotated[bool, typer.Option("--all", help="Verify all snapshots, including superseded ones.")] = False,
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Read every byte of snapshots at their place. Exit code 1 where something is not what was committed."""
+    """Read every byte of snapshots and compare it with what was committed (default: the newest snapshot).
+
+    Exit code: 1 if anything differs, otherwise 0.
+    """
     if snapshot and every:
-        fail("name snapshots or say --all, not both")
-    from paceline.storage.manifest import Damaged, Gone, Newer
-    from paceline.view import snapshots
+        fail("name snapshots or use --all, not both")
+    from paceline.storage.snapshots.manifest import Damaged, Gone, Newer
+    from paceline.view import snapshot_listing
 
     with opened(run, on, context, namespace) as source:
-        known = source.reader.known()
-        named = [snapshots.find(source, known, each) for each in snapshot or []]
-        chosen = snapshots.every(known) if every else named or [snapshots.newest(source, known)]
+        inventory = source.reader.inventory()
+        named = [snapshot_listing.find(source, inventory, each) for each in snapshot or []]
+        chosen = snapshot_listing.every(inventory) if every else named or [snapshot_listing.newest(source, inventory)]
         if not chosen:
-            tell(snapshots.none_yet(source, known))
+            tell(snapshot_listing.none_yet(source, inventory))
         damaged = False
         for id in dict.fromkeys(chosen):
             try:
-                made = source.reader.manifest(id)
-                with progress(str(id), made.size) as still:
-                    wrong = snapshots.damages(source.transfers, made, still)
-                words = _amount(snapshots.Found(id, True, made))
+                manifest = source.reader.manifest(id)
+                with progress(str(id), manifest.size) as advance:
+                    problems = snapshot_listing.damages(source.transfers, manifest, advance)
+                amount = _amount(manifest)
             except Gone:
                 tell(f"{id} was deleted meanwhile")
                 continue
             except (Damaged, Newer) as error:
-                wrong = [str(error)]
-            for line in wrong:
-                print(f"{id}: {line}", flush=True)
-            if not wrong:
-                print(f"{id} is as it was committed: {words}", flush=True)
-            damaged = damaged or bool(wrong)
+                problems = [str(error)]
+            for problem in problems:
+                print(f"{id}: {problem}", flush=True)
+            if not problems:
+                print(f"{id} is intact: {amount}", flush=True)
+            damaged = damaged or bool(problems)
         return 1 if damaged else 0
 
 
 def rm(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP.replace(", the newest if left out", ""))],
-    snapshot: Annotated[list[str], typer.Argument(metavar="SNAPSHOT", help="As `paceline snapshots ls` names them.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted; delete nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also the newest of a run that may still train.")] = False,
+    run: Annotated[str, typer.Argument(metavar="RUN", help=f"Run id or a unique prefix of it, {LOCATION_HELP}")],
+    snapshot: Annotated[
+        list[str], typer.Argument(metavar="SNAPSHOT", help="Snapshots, as `paceline snapshots ls` lists them.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted; delete nothing.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Delete the newest snapshot even if this machine does not know whether the run has ended."
+        ),
+    ] = False,
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Delete snapshots at their place. The newest of a run that trains is not deleted: it would go on from it."""
-    from paceline.view import snapshots
-    from paceline.view.words import join, size
+    """Delete snapshots.
+
+    The newest snapshot of a run that this machine knows to be running is never deleted, not even with --force: a
+    restart would resume from it.
+    """
+    from paceline.view import snapshot_listing
+    from paceline.view.wording import join, size
 
     with opened(run, on, context, namespace) as source:
-        known = source.reader.known()
-        chosen = list(dict.fromkeys(snapshots.find(source, known, each) for each in snapshot))
-        if (newest := known.counted()[:1]) and newest[0] in chosen:
+        inventory = source.reader.inventory()
+        chosen = list(dict.fromkeys(snapshot_listing.find(source, inventory, each) for each in snapshot))
+        if (newest := inventory.current()[:1]) and newest[0] in chosen:
             if source.alive:
-                fail(f"{newest[0]} is the newest of {source.run}, which still runs: it would go on from there", 1)
+                fail(
+                    f"{newest[0]} is the newest snapshot of {source.run}, which still runs and would resume from it", 1
+                )
             if not force and (doubt := source.doubt()):
-                fail(f"{doubt}, and would go on from {newest[0]}; --force deletes it all the same", 1)
-        found = snapshots.look_up(source.reader, known, chosen)
-        what = f"{join([str(each.id) for each in found])} of {source.run} ({size(snapshots.sizes(found))})"
+                fail(f"{doubt}, and would resume from {newest[0]}", 1, remedy="--force deletes it anyway")
+        infos = snapshot_listing.look_up(source.reader, inventory, chosen)
+        names = f"{join([str(each.id) for each in infos])} of {source.run} ({size(snapshot_listing.sizes(infos))})"
         if dry_run:
-            tell(f"would delete {what} at {source.where}")
+            tell(f"would delete {names} at {source.address}")
             return 0
         if not yes:
-            confirm(f"delete {what} at {source.where}?", f"say --yes to delete {what}")
-        for each in found:
+            confirm(f"delete {names} at {source.address}?", f"use --yes to delete {names}")
+        for each in infos:
             source.reader.delete(each.id)
             tell(f"deleted {each.id}")
         return 0
 
 
-# ---- in words
+# ---- output
 
 
 def _print(data: Any, output: str) -> None:
     if output == "json":
         print_json(data)
     else:
-        from paceline.view.yaml import dump
+        from paceline.view.yaml_output import dump
 
         print(dump(data), end="", flush=True)
 
 
-def _show_table(found: list[Found], also_dead: bool, wide: bool) -> None:
+def _show_table(infos: list[SnapshotInfo], include_superseded: bool, wide: bool) -> None:
     from paceline.view.terminal import clean, table
-    from paceline.view.words import metrics
+    from paceline.view.wording import metrics
 
-    heads = ["SNAPSHOT", "STEP", "GENERATION", "AGE", "SIZE", "FILES"]
-    rows = [[*heads, *(["COUNTS"] if also_dead else []), *(["COMMITTED", "TASKS"] if wide else []), "METRICS"]]
-    for each in found:
-        made = each.manifest
-        cells = [str(each.id), str(each.id.step), str(each.id.generation), *_cells(each)]
-        cells += ["yes" if each.counts else "no"] if also_dead else []
-        cells += [made.at if made else "-", str(len(made.parts)) if made else "-"] if wide else []
-        rows.append([*cells, f"damaged: {each.damaged}" if made is None else metrics(each.metrics)])
-    print(table([[clean(cell, colours=False) for cell in row] for row in rows]))
+    headings = ["SNAPSHOT", "STEP", "GENERATION", "AGE", "SIZE", "FILES"]
+    rows = [
+        [*headings, *(["CURRENT"] if include_superseded else []), *(["COMMITTED", "TASKS"] if wide else []), "METRICS"]
+    ]
+    for each in infos:
+        manifest = each.manifest
+        cells = [str(each.id), str(each.id.step), str(each.id.generation), *_cells(manifest)]
+        cells += ["yes" if each.is_current else "no"] if include_superseded else []
+        cells += [manifest.at if manifest else "-", str(len(manifest.parts)) if manifest else "-"] if wide else []
+        rows.append([*cells, f"damaged: {each.damaged}" if manifest is None else metrics(each.metrics)])
+    print(table([[clean(cell, colors=False) for cell in row] for row in rows]))
     sys.stdout.flush()
 
 
-def _cells(found: Found) -> list[str]:
-    from paceline.view import snapshots
-    from paceline.view.words import since, size, span
+def _cells(manifest: Manifest | None) -> list[str]:
+    from paceline.view import snapshot_listing
+    from paceline.view.wording import since, size, span
 
-    made = found.manifest
-    if made is None:
+    if manifest is None:
         return ["-", "-", "-"]
-    age = since(made.at, time.time())
-    return [span(round(age)) if age is not None else "-", size(made.size), str(snapshots.files(made))]
+    age = since(manifest.at, time.time())
+    return [span(round(age)) if age is not None else "-", size(manifest.size), str(snapshot_listing.files(manifest))]
 
 
-def _amount(found: Found) -> str:
-    from paceline.view import snapshots
-    from paceline.view.words import count, size
+def _amount(manifest: Manifest) -> str:
+    from paceline.view import snapshot_listing
+    from paceline.view.wording import count, size
 
-    assert found.manifest is not None
-    return f"{count(snapshots.files(found.manifest), 'file')}, {size(found.manifest.size)}"
+    return f"{count(snapshot_listing.files(manifest), 'file')}, {size(manifest.size)}"
 
 
-def _text(source: Source, known: Known, found: Found) -> list[str]:
-    from paceline.view import snapshots
+def _details(source: Source, inventory: Inventory, info: SnapshotInfo) -> list[str]:
+    from paceline.view import snapshot_listing
     from paceline.view.terminal import clean, table
-    from paceline.view.words import count, join, metrics, since, size, span
+    from paceline.view.wording import count, join, metrics, since, size, span
 
-    made, id, by = found.manifest, found.id, found.evaluation
-    assert made is not None
-    age = since(made.at, time.time())
-    when = f", committed {span(round(age))} ago ({made.at})" if age is not None else ""
-    began = [f"generation {link.generation} from {link.parent or 'nothing'}" for link in snapshots.links(known, id)]
-    told = {
-        "place": f"{source.where}/{id}",
-        "counts": _counts(known, found),
-        "chain": ", ".join(began),
-        "copy of": made.origin,
-        "size": _amount(found),
-        "written by": f"{join([part.task for part in made.parts])}; {count(made.world, 'task')} trained together"
-        if made.world
-        else "",
-        "metrics": metrics(dict(made.metrics), most=100),
-        "evaluated": f"{metrics(dict(by.metrics), most=100) or 'nothing reported'} ({by.task})" if by else "",
-        "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
+    manifest, id, evaluation = info.manifest, info.id, info.evaluation
+    assert manifest is not None
+    age = since(manifest.at, time.time())
+    committed = f", committed {span(round(age))} ago ({manifest.at})" if age is not None else ""
+    history = [
+        f"generation {link.generation} (started from {link.parent or 'scratch'})"
+        for link in snapshot_listing.links(inventory, id)
+    ]
+    evaluated = ""
+    if evaluation:
+        evaluated = f"{metrics(dict(evaluation.metrics), most=100) or 'no metrics reported'} ({evaluation.task})"
+    writers = f"{join([part.task for part in manifest.parts])} (in a group of {count(manifest.world, 'task')})"
+    fields = {
+        "location": f"{source.address}/{id}",
+        "current": _currency(inventory, info),
+        "history": ", ".join(history),
+        "copy of": manifest.origin,
+        "size": _amount(manifest),
+        "written by": writers if manifest.world else "",
+        "metrics": metrics(dict(manifest.metrics), most=100),
+        "evaluated": evaluated,
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     rows = [["TASK", "FILE", "SIZE", "SHA256"]]
-    rows += [[each["task"], each["path"], size(each["size"]), each["sha256"]] for each in snapshots.parts(made)]
-    lines = [f"{id} of {source.run}{when}", *(f"  {name:<12} {words}" for name, words in told.items() if words)]
-    return [*(clean(line, colours=False) for line in lines), "", *table(rows).splitlines()]
+    rows += [
+        [each["task"], each["path"], size(each["size"]), each["sha256"]] for each in snapshot_listing.parts(manifest)
+    ]
+    lines = [f"{id} of {source.run}{committed}", *(f"  {name:<12} {text}" for name, text in fields.items() if text)]
+    return [*(clean(line, colors=False) for line in lines), "", *table(rows).splitlines()]
 
 
-def _counts(known: Known, found: Found) -> str:
-    if found.counts:
-        return "yes, the newest" if known.counted()[0] == found.id else "yes"
-    from paceline.view import snapshots
+def _currency(inventory: Inventory, info: SnapshotInfo) -> str:
+    """Whether the snapshot is on the run's current chain, and if not, which generation superseded it."""
+    if info.is_current:
+        return "yes, the newest" if inventory.current()[0] == info.id else "yes"
+    from paceline.view import snapshot_listing
 
-    later = snapshots.superseded_by(known, found.id)
-    return f"no: generation {later.generation} began from {later.parent or 'nothing'}" if later else "no"
+    later = snapshot_listing.superseded_by(inventory, info.id)
+    if later is None:
+        return "no"
+    return f"no: superseded by generation {later.generation}, which started from {later.parent or 'scratch'}"

@@ -1,4 +1,4 @@
-"""`paceline status`: how one run stands, task by task."""
+"""`paceline status`: the status of one run, task by task."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.chosen import readable, refresh
 from paceline.cli.options import ContextOption, JsonOption, NamespaceOption, OnOption, ReadArgument
-from paceline.cli.say import one_of, print_json
+from paceline.cli.output import one_of, print_json
+from paceline.cli.readers import readable, refresh
 
 if TYPE_CHECKING:
-    from paceline.view.state import Mark, Standing, State
+    from paceline.view.run_state import Mark, Standing, State
 
 
 def main(
@@ -21,18 +21,18 @@ def main(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Show how a run stands: its tasks, its progress, what failed and why; on a cluster also pods and nodes."""
+    """Show the status of a run: its tasks, progress, failures and their causes; on a cluster also pods and nodes."""
     one_of(output, ("json",))
-    from paceline.view import state
-    from paceline.view.origin import of_run
+    from paceline.view import run_state
+    from paceline.view.snapshot_locations import origin_of
 
-    found = readable(run, on, context, namespace)
-    refresh(found.folder)
-    standing = state.read(found)
+    target = readable(run, on, context, namespace)
+    refresh(target.folder)
+    standing = run_state.read(target)
     if output:
         pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
-        more: dict[str, Any] = {"from": of_run(found.folder) or None}
-        more |= {"tensorboard": _page(standing)}
+        more: dict[str, Any] = {"from": origin_of(target.folder) or None}
+        more |= {"tensorboard": _tensorboard_url(standing)}
         more |= {"saved": _mark(standing.state.saved), "committed": _mark(standing.state.committed)}
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **more, **pods})
     else:
@@ -51,10 +51,10 @@ def _mark(mark: Mark | None) -> dict[str, Any] | None:
     return None if mark is None else {"step": mark.step, "snapshot": mark.snapshot, "at": mark.at}
 
 
-def _page(standing: Standing) -> str | None:
-    """Where TensorBoard is, which ends with a run on this machine."""
-    found = standing.info.get("tensorboard")
-    return found if standing.alive and isinstance(found, str) else None
+def _tensorboard_url(standing: Standing) -> str | None:
+    """The URL of TensorBoard, which runs only as long as a run on this machine."""
+    url = standing.info.get("tensorboard")
+    return url if standing.alive and isinstance(url, str) else None
 
 
 def _on_cluster(standing: Standing) -> bool:
@@ -62,23 +62,23 @@ def _on_cluster(standing: Standing) -> bool:
 
 
 def _pods(standing: Standing) -> list[dict[str, Any]]:
-    from paceline.backends.kubernetes.seen import kept
+    from paceline.backends.kubernetes.runs.pod_records import load
 
-    found: list[dict[str, Any]] = kept(standing.folder).get("pods", [])
-    return found
+    pods: list[dict[str, Any]] = load(standing.folder).get("pods", [])
+    return pods
 
 
 def _reasons(standing: Standing) -> list[str]:
-    """Why something does not come: a pod, or what should make it."""
-    from paceline.backends.kubernetes.seen import kept_reasons
+    """Why a pod does not start, or is not created."""
+    from paceline.backends.kubernetes.runs.pod_records import load_reasons
 
-    return [str(reason) for reason in kept_reasons(standing.folder)] if standing.alive else []
+    return [str(reason) for reason in load_reasons(standing.folder)] if standing.alive else []
 
 
 def _tasks(standing: Standing) -> list[dict[str, Any]]:
     return [
         {
-            "task": task.name, "state": task.state if standing.alive else _over(task.state), "host": task.host,
+            "task": task.name, "state": task.state if standing.alive else _final_state(task.state), "host": task.host,
             "pid": task.pid if standing.alive else None, "generation": task.generation, "step": task.step,
             "memory": task.memory, "exit": task.exit or None, "metrics": task.metrics,
         }
@@ -86,47 +86,47 @@ def _tasks(standing: Standing) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _over(state: str) -> str:
-    """Nothing runs once the supervisor is gone, whatever the last event of a task was."""
+def _final_state(state: str) -> str:
+    """No task runs once the supervisor has exited, whatever its last event was."""
     return "ended" if state in ("starting", "running", "waiting") else state
 
 
-def _text_of_pods(standing: Standing) -> list[str]:
+def _pod_table(standing: Standing) -> list[str]:
     from paceline.view.terminal import table
-    from paceline.view.words import natural
+    from paceline.view.wording import natural
 
     pods = sorted(_pods(standing), key=lambda pod: natural(pod["host"]))
-    waiting = [f"  {reason}" for reason in _reasons(standing)]
+    reasons = [f"  {reason}" for reason in _reasons(standing)]
     if not pods:
-        return waiting
+        return reasons
     rows = [["HOST", "POD", "NODE", "PHASE", "RESTARTS"]]
     for pod in pods:
-        phase = "Leaving" if pod["leaving"] else pod["phase"]
+        phase = "Terminating" if pod["leaving"] else pod["phase"]
         rows.append([pod["host"], pod["pod"], pod["node"] or "-", phase, str(pod["restarts"])])
-    return [*table(rows).splitlines(), *waiting, ""]
+    return [*table(rows).splitlines(), *reasons, ""]
 
 
 def _text(standing: Standing) -> list[str]:
-    from paceline.view import report as reports
-    from paceline.view import runs
+    from paceline.view import run_folders
+    from paceline.view import run_report as reports
     from paceline.view.terminal import table
-    from paceline.view.words import size
+    from paceline.view.wording import size
 
-    told = reports.text(standing.report, reports.snapshots(standing, time.time()))
-    told = [line for line in told if not line.endswith(f"paceline status {standing.run}")]
-    if runs.at_place(standing.folder):
-        told = told[:-1]  # what could be done next is for runs that have an id here
-    if page := _page(standing):
-        told.insert(-1, f"  {'page':<12} {page}")
+    *lines, _ = reports.text(standing.report, reports.snapshots(standing, time.time()))  # without the next command
+    if url := _tensorboard_url(standing):
+        lines.append(f"  {'tensorboard':<12} {url}")
+    command = reports.next_command(standing.report)
+    if command and not run_folders.at_location(standing.folder):  # it needs a run id known here
+        lines.append(reports.next_line(command))
     tasks = _tasks(standing)
-    told[1:1] = _text_of_pods(standing) if _on_cluster(standing) else []
+    lines[1:1] = _pod_table(standing) if _on_cluster(standing) else []
     if not tasks:
-        return told
-    memory = any(task["memory"] is not None for task in tasks)
-    rows = [["TASK", "STATE", "HOST", "PID", "GENERATION", "STEP", *(["MEMORY"] if memory else []), "EXIT"]]
+        return lines
+    has_memory = any(task["memory"] is not None for task in tasks)
+    rows = [["TASK", "STATE", "HOST", "PID", "GENERATION", "STEP", *(["MEMORY"] if has_memory else []), "EXIT"]]
     for task in tasks:
-        used = [size(task["memory"]) if task["memory"] is not None else "-"] if memory else []
-        cells = [task["pid"], task["generation"], task["step"]]
-        shown = ["-" if cell is None else str(cell) for cell in cells]
-        rows.append([task["task"], task["state"], task["host"] or "-", *shown, *used, task["exit"] or "-"])
-    return [*told[:1], "", *table(rows).splitlines(), "", *told[1:]]
+        used = [size(task["memory"]) if task["memory"] is not None else "-"] if has_memory else []
+        numbers = [task["pid"], task["generation"], task["step"]]
+        cells = ["-" if number is None else str(number) for number in numbers]
+        rows.append([task["task"], task["state"], task["host"] or "-", *cells, *used, task["exit"] or "-"])
+    return [*lines[:1], "", *table(rows).splitlines(), "", *lines[1:]]

@@ -1,4 +1,4 @@
-"""`paceline tensorboard`: what tasks wrote for TensorBoard, in a browser of this machine."""
+"""`paceline tensorboard`: opens a run in TensorBoard on a local port."""
 
 from __future__ import annotations
 
@@ -13,61 +13,64 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from paceline.cli.chosen import choose
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, ReadArgument
-from paceline.cli.say import fail, note, tell
+from paceline.cli.options import ContextOption, NamespaceOption, OnOption, TensorBoardArgument
+from paceline.cli.output import fail, note, tell
 
 if TYPE_CHECKING:
-    from paceline.agent.loop import Loop
-    from paceline.backends.kubernetes.cluster import Cluster
-    from paceline.view.places import Source
-    from paceline.view.runs import Run
+    from paceline.agent.net.loop import Loop
+    from paceline.backends.kubernetes.api.cluster import Cluster
+    from paceline.view.run_folders import Run
+    from paceline.view.snapshot_locations import Source
 
-USUAL_PORT = 6006
-LIMIT_S = 600.0  # until it answers the first time: its image may be large
-LOOK_S = 0.5
-ANSWER_S = 10.0  # for the first bytes of a page
-PATIENCE_S = 5.0  # until a person is told why it does not answer yet
+DEFAULT_PORT = 6006
+START_TIMEOUT_S = 600.0  # until TensorBoard first answers: its image may be large
+POLL_S = 0.5
+RESPONSE_TIMEOUT_S = 10.0  # for the first bytes of a page
+QUIET_S = 5.0  # before the user is told why TensorBoard does not answer yet
 
 
 def main(
-    run: ReadArgument = None,
+    run: TensorBoardArgument = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help=f"The local port; {USUAL_PORT}, or a free one.")
+        int | None, typer.Option("--port", metavar="N", help=f"Local port (default: {DEFAULT_PORT}, or a free one).")
     ] = None,
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Show a run in TensorBoard, at an address of this machine, until Ctrl-C.
+    """Open a run in TensorBoard on a local port, until Ctrl-C.
 
-    A run on this machine, and one that has ended and keeps its files in a bucket, is shown by the tensorboard of your
-    environment. A run on a cluster brings its own, with `tensorboard: true` in the job file: a local port leads there.
+    For a run on this machine, or a run that keeps its files in a bucket, this starts the `tensorboard` that is
+    installed in your environment. For a run on a cluster with `tensorboard: true` in its job file, it forwards the
+    local port to the TensorBoard of the run.
     """
     if port is not None and not 0 <= port <= 65535:
-        fail(f"--port {port}: ports are 0 to 65535")
-    from paceline.view import places, runs
+        fail("invalid port", where=f"--port {port}", remedy="use 0 to 65535")
+    from paceline.client import run_store
+    from paceline.client.find import Target, find_run
+    from paceline.storage.stores.locations import is_bucket
+    from paceline.view import run_folders, snapshot_locations
 
-    if run is not None and places.is_place(run):
-        return _kept(places.at_place(run, note), port)
-    found = choose(run, on, context, namespace)
-    if not runs.on_cluster(found.folder):
-        return _here(found, port)
-    in_bucket = places.is_bucket(places.place_of(found))
-    asked = (runs.read_object(found.folder / "plan.json") or {}).get("tensorboard")
-    if not asked:
+    if run is not None and snapshot_locations.is_location(run):
+        return _show_stored(run_store.open_location(run, note), port)
+    target = find_run(run, Target(on, context, namespace))
+    if not run_folders.on_cluster(target.folder):
+        return _show_local(target, port)
+    in_bucket = is_bucket(snapshot_locations.location_of(target))
+    section = (run_folders.read_object(target.folder / "plan.json") or {}).get("tensorboard")
+    if not section:
         if in_bucket:
-            return _kept(places.of_run(found, note), port)
-        fail(f"{found.name} has no TensorBoard: say `tensorboard: true` in the job file of the next run", 1)
-    from paceline.backends.kubernetes.board import NoBoard
-    from paceline.backends.kubernetes.cluster import Refused, Unreachable, connect
+            return _show_stored(run_store.open_run(target, note), port)
+        fail(f"{target.name} has no TensorBoard", 1, remedy="set `tensorboard: true` in the job file of the next run")
+    from paceline.backends.kubernetes.api.cluster import Refused, Unreachable, connect
+    from paceline.backends.kubernetes.runs.tensorboard import NoTensorBoard
 
-    info = runs.info(found.folder)
-    # A browser hangs up when it likes; here that is no reason to end.
+    info = run_folders.info(target.folder)
+    # A browser may close its connection at any time: that must not end this process.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        return asyncio.run(_there(connect(info["context"], info["namespace"]), found.name, asked, port))
-    except NoBoard as error:
+        return asyncio.run(_forward_port(connect(info["context"], info["namespace"]), target.name, section, port))
+    except NoTensorBoard as error:
         if not in_bucket:
             fail(str(error), 1)
     except (Refused, Unreachable):
@@ -75,129 +78,133 @@ def main(
             raise
     except KeyboardInterrupt:
         return 0
-    return _kept(places.of_run(found, note), port)
+    return _show_stored(run_store.open_run(target, note), port)
 
 
-def _here(found: Run, port: int | None) -> int:
-    from paceline.view import runs
+def _show_local(target: Run, port: int | None) -> int:
+    from paceline.view import run_folders
 
-    folder = found.folder / "tensorboard"
-    alive = runs.alive(found.folder)
-    page = runs.info(found.folder).get("tensorboard")
+    folder = target.folder / "tensorboard"
+    alive = run_folders.alive(target.folder)
+    page = run_folders.info(target.folder).get("tensorboard")
     if alive and page and port is None:
         print(page, flush=True)
-        tell(f"it runs beside {found.name}, and ends with it")
+        tell(f"TensorBoard is part of run {target.name} and stops when the run ends")
         return 0
     python = _python()
     if not folder.is_dir() or not any(folder.iterdir()):
-        tell(f"note: nothing is in {folder} yet: tasks find it as PACELINE_TENSORBOARD_DIR")
-    chosen = _free(port)
+        note(f"{folder} is still empty: tasks must write to the folder in PACELINE_TENSORBOARD_DIR")
+    free_port = _free_port(port)
     if not alive:
-        _become(python, folder, chosen)
-    return _show(python, folder, chosen, lambda loop: None)
+        _exec_tensorboard(python, folder, free_port)
+    return _run_server(python, folder, free_port, lambda loop: None)
 
 
-def _become(python: str, folder: Path, port: int) -> NoReturn:
+def _exec_tensorboard(python: str, folder: Path, port: int) -> NoReturn:
     print(f"http://127.0.0.1:{port}/", flush=True)
-    words = ["--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port), "--reload_interval", "5"]
-    os.execv(python, [python, "-m", "tensorboard.main", *words])
+    arguments = ["--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port), "--reload_interval", "5"]
+    os.execv(python, [python, "-m", "tensorboard.main", *arguments])
 
 
 def _python() -> str:
-    from paceline.agent.showing import with_tensorboard
+    from paceline.agent.tensorboard.server import with_tensorboard
     from paceline.backends.local.resources import interpreter
 
     python = interpreter()
     if not with_tensorboard([python]):
-        fail(f"{python} has no tensorboard: pip install tensorboard, or activate an environment that has it", 1)
+        remedy = "install it in this environment, or activate one that has it"
+        fail(f"tensorboard is not installed for {python}", 1, remedy=remedy)
     return python
 
 
-def _kept(source: Source, port: int | None) -> int:
-    """What a run keeps in its bucket: copied to a folder that goes with this command."""
+def _show_stored(source: Source, port: int | None) -> int:
+    """Shows the files in the run's bucket, copied to a temporary folder."""
     from tempfile import TemporaryDirectory
 
-    from paceline.storage.store import StoreError
-    from paceline.view.curves import Fetched
+    from paceline.client.event_file_copy import EventFileCopy
+    from paceline.storage.stores.protocol import StoreError
 
     python = _python()
-    with closing(source), TemporaryDirectory(prefix="paceline-") as place:
-        folder = Path(place, "tensorboard")
+    with closing(source), TemporaryDirectory(prefix="paceline-") as scratch:
+        folder = Path(scratch, "tensorboard")
         folder.mkdir()
-        fetched = Fetched(source, folder)
-        if not fetched.refresh():
-            fail(f"{source.where} holds nothing for TensorBoard: tasks write it to PACELINE_TENSORBOARD_DIR", 1)
+        copy = EventFileCopy(source, folder)
+        if not copy.refresh():
+            remedy = "tasks must write to the folder in PACELINE_TENSORBOARD_DIR"
+            fail(f"{source.address} has no TensorBoard files", 1, remedy=remedy)
 
-        def later(loop: Loop) -> None:
-            if not fetched.over:
-                loop.after(fetched.pause, lambda: again(loop))
+        def schedule(loop: Loop) -> None:
+            if not copy.is_complete:
+                loop.after(copy.interval, lambda: refresh(loop))
 
-        def again(loop: Loop) -> None:
+        def refresh(loop: Loop) -> None:
             try:
-                fetched.refresh()
+                copy.refresh()
             except StoreError as error:
-                tell(f"note: shown as it was: {error}")
-            later(loop)
+                note(f"not refreshed: {error}")
+            schedule(loop)
 
-        return _show(python, folder, _free(port), later)
+        return _run_server(python, folder, _free_port(port), schedule)
 
 
-def _show(python: str, folder: Path, port: int, begin: Callable[[Loop], None]) -> int:
-    """Until Ctrl-C. `begin`: what else is to be done meanwhile."""
-    from paceline.agent.loop import Loop
-    from paceline.agent.showing import Showing
+def _run_server(python: str, folder: Path, port: int, on_start: Callable[[Loop], None]) -> int:
+    """Runs TensorBoard until Ctrl-C. `on_start` may schedule other work on the loop."""
+    from paceline.agent.net.loop import Loop
+    from paceline.agent.tensorboard.server import TensorBoardServer
 
-    def say(why: str) -> None:
-        tell(f"note: TensorBoard ended ({why}) and is started again")
+    def report_restart(reason: str) -> None:
+        note(f"TensorBoard ended ({reason}) and is being restarted")
 
     loop = Loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.on_signal(number, loop.stop)
     print(f"http://127.0.0.1:{port}/", flush=True)
-    showing = Showing(loop, python, str(folder), ("127.0.0.1", port), None, say)
+    server = TensorBoardServer(loop, python, str(folder), ("127.0.0.1", port), None, report_restart)
     try:
-        begin(loop)
+        on_start(loop)
         loop.run()
     finally:
-        showing.close()
+        server.close()
     return 0
 
 
-def _free(port: int | None) -> int:
+def _free_port(port: int | None) -> int:
+    """The port if it can be used; without one, the default port or any free one."""
     import socket
 
-    wanted = USUAL_PORT if port is None else port
     try:
-        with socket.create_server(("127.0.0.1", wanted)) as probe:
+        with socket.create_server(("127.0.0.1", DEFAULT_PORT if port is None else port)) as probe:
             return int(probe.getsockname()[1])
     except OSError as error:
         if port is None:
-            return _free(0)
-        fail(f"port {port} of 127.0.0.1 cannot be used: {os.strerror(error.errno or 0)}; give another with --port", 1)
+            return _free_port(0)
+        reason = os.strerror(error.errno or 0)
+        fail(f"cannot use port {port} of 127.0.0.1: {reason}", 1, remedy="choose another with --port")
 
 
-async def _there(cluster: Cluster, run: str, asked: Any, port: int | None) -> int:
+async def _forward_port(cluster: Cluster, run: str, section: Any, port: int | None) -> int:
     from paceline.agent.options import PAGE_PORT
-    from paceline.backends.kubernetes import board
-    from paceline.backends.kubernetes.forward import Forward
+    from paceline.backends.kubernetes.api.port_forward import Forward
+    from paceline.backends.kubernetes.runs import tensorboard
 
-    await asyncio.to_thread(board.wake, cluster, run)
-    forward = Forward(cluster, PAGE_PORT, lambda: board.pod(cluster, run))
-    async with forward.open(_free(port)) as opened:
-        until = time.monotonic() + LIMIT_S
-        shown, quiet = "", time.monotonic() + PATIENCE_S
-        while not await _answers(opened):
-            if time.monotonic() > until:
-                fail(f"TensorBoard of {run} has not answered for {LIMIT_S:g} s: {shown or forward.trouble}", 1)
-            reason = await asyncio.to_thread(board.why, cluster, run)
-            if reason != shown and time.monotonic() > quiet:
-                tell(f"note: waiting for TensorBoard: {reason}")
-                shown = reason
-            await asyncio.sleep(LOOK_S)
-        print(f"http://127.0.0.1:{opened}/", flush=True)
-        tell(f"TensorBoard of {run}; Ctrl-C ends this, not the run")
-        if where := await asyncio.to_thread(board.published, cluster, run, asked):
-            tell(where)
+    await asyncio.to_thread(tensorboard.ensure_started, cluster, run)
+    forward = Forward(cluster, PAGE_PORT, lambda: tensorboard.pod(cluster, run))
+    async with forward.open(_free_port(port)) as local_port:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        reported, quiet_until = "", time.monotonic() + QUIET_S
+        while not await _answers(local_port):
+            if time.monotonic() > deadline:
+                reason = reported or forward.trouble
+                fail(f"TensorBoard of {run} did not answer within {START_TIMEOUT_S:g} s: {reason}", 1)
+            reason = await asyncio.to_thread(tensorboard.why, cluster, run)
+            if reason != reported and time.monotonic() > quiet_until:
+                note(f"waiting for TensorBoard: {reason}")
+                reported = reason
+            await asyncio.sleep(POLL_S)
+        print(f"http://127.0.0.1:{local_port}/", flush=True)
+        tell(f"TensorBoard of {run}; Ctrl-C ends this command, not the run")
+        if published := await asyncio.to_thread(tensorboard.published, cluster, run, section):
+            tell(published)
         await asyncio.Event().wait()
     return 0
 
@@ -209,7 +216,7 @@ async def _answers(port: int) -> bool:
         return False
     try:
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        return await asyncio.wait_for(reader.read(5), ANSWER_S) == b"HTTP/"
+        return await asyncio.wait_for(reader.read(5), RESPONSE_TIMEOUT_S) == b"HTTP/"
     except (OSError, TimeoutError):
         return False
     finally:

@@ -1,4 +1,4 @@
-"""`paceline try`: the job's own program with a snapshot of a run, in place of this one."""
+"""`paceline try`: replaces this process by the job's `try` command, with a snapshot of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import typer
 
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption
-from paceline.cli.reading import CodeOption, JobOption, SnapshotOption, Where, restored
+from paceline.cli.snapshot_options import CodeOption, JobOption, RunOrLocation, SnapshotOption, restored
 from paceline.cli.verb import Verb
 
 _ARGUMENTS = "arguments"
 
 
 class COMMAND(Verb):
-    """Keeps what stands behind `--` apart: it is for the job's program."""
+    """Separates the arguments after `--`, which belong to the job's program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -29,8 +29,8 @@ class COMMAND(Verb):
 
 
 def main(
-    typed: typer.Context,
-    run: Where = None,
+    invocation: typer.Context,
+    run: RunOrLocation = None,
     snapshot: SnapshotOption = None,
     job: JobOption = "",
     code: CodeOption = "",
@@ -38,24 +38,28 @@ def main(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Run the job's `try.command`, followed by ARGS, with a snapshot of the run, on this machine.
+    """Run the job's `try.command`, followed by ARGS, on this machine with a snapshot of a run.
 
     \b
-    paceline try translate-3f9a -- "este é um problema"
-    paceline try s3://bucket/path/translate-3f9a --snapshot 1200 --job job.yaml < sentences.txt
+    Examples:
+      paceline try translate-3f9a -- "este é um problema"
+      paceline try s3://bucket/path/translate-3f9a --snapshot 1200 --job job.yaml < sentences.txt
 
-    It runs in the job's code folder, and finds the snapshot's files in the folder PACELINE_RESTORE. Input, output and
-    exit code are its own. A snapshot is fetched once, and kept here for the next time.
+    The command runs in the job's code folder. The environment variable PACELINE_RESTORE names the folder with the
+    snapshot's files. Standard input, output and the exit code are those of the command. Snapshots are cached on this
+    machine.
     """
-    from paceline.view import programs
+    from paceline.client import job_programs
 
-    with restored(run, snapshot, on, context, namespace, lambda source: programs.find(source, "try", job, code)) as (
+    with restored(
+        run, snapshot, on, context, namespace, lambda source: job_programs.find(source, "try", job, code)
+    ) as (
         program,
-        held,
+        restored_snapshot,
         _,
     ):
-        program = program.given(typed.meta.get(_ARGUMENTS, ()), PACELINE_RESTORE=str(held.folder))
-        os.set_inheritable(held.lock, True)
+        program = program.extended(invocation.meta.get(_ARGUMENTS, ()), PACELINE_RESTORE=str(restored_snapshot.folder))
+        os.set_inheritable(restored_snapshot.lock, True)
         sys.stdout.flush()
         sys.stderr.flush()
         os.chdir(program.folder)

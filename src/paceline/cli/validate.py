@@ -1,4 +1,4 @@
-"""`paceline validate`: whether a job file is right, and what it comes to."""
+"""`paceline validate`: checks a job file and counts its tasks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paceline.cli.options import JobArgument, JsonOption, SetOption
-from paceline.cli.say import one_of, print_json, tell
+from paceline.cli.output import one_of, print_json, tell
 
 
 def main(job: JobArgument = "job.yaml", overrides: SetOption = None, output: JsonOption = "") -> int:
-    """Check a job file. Exit code 0 where it is valid, 2 where it is not, with every mistake and its line."""
+    """Check a job file and report every mistake with its line.
+
+    Exit code: 0 if the job file is valid, otherwise 2.
+    """
     one_of(output, ("json",))
     from paceline import plan
     from paceline.job import JobError, load
-    from paceline.view.words import count
+    from paceline.view.wording import count
 
     try:
         loaded = load(Path(job), overrides or [])

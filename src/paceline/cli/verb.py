@@ -1,4 +1,4 @@
-"""What a verb is for typer: a command with plain help, whose words and numbers are read without pydantic."""
+"""Commands for typer: plain help texts, and text and numbers parsed without pydantic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli.say import fail
+from paceline.cli.output import fail
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -18,10 +18,13 @@ class Verb(TyperCommand):
     def get_help_option(self, ctx: Any) -> Any:
         return plain_parameter(super().get_help_option(ctx))
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "<").replace("}", ">") for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             records = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.param_type_name == kind]
-            # Types such as <str> tell a person nothing that the name does not.
+            # Types such as <str> add nothing to the option's name.
             rows = [(record[0].partition(" <")[0], record[1]) for record in records if record is not None]
             if rows:
                 with formatter.section(title):
@@ -29,10 +32,10 @@ class Verb(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Verbs, each made when it is called."""
+    """A group of commands, each loaded when it is called."""
 
     verbs: ClassVar[Mapping[str, str]] = {}
-    above: ClassVar[str] = ""  # the words before theirs
+    above: ClassVar[str] = ""  # the prefix of their names, such as "snapshots "
 
     def make(self, name: str) -> Any:
         raise NotImplementedError
@@ -47,7 +50,7 @@ class Group(TyperGroup):
         return self.make(cmd_name) if cmd_name in self.verbs else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Verbs"):
+        with formatter.section("Commands"):
             formatter.write_dl(list(self.verbs.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -55,26 +58,26 @@ class Group(TyperGroup):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], self.verbs, n=1)
-            there_are = ", ".join(self.above + verb for verb in self.verbs)
-            hint = f"did you mean {self.above + near[0]!r}?" if near else f"there are: {there_are}"
-            fail(f"there is no verb {self.above + args[0]!r}; {hint}")
+            names = ", ".join(self.above + verb for verb in self.verbs)
+            remedy = f"did you mean {self.above + near[0]!r}?" if near else f"the commands are: {names}"
+            fail(f"unknown command {self.above + args[0]!r}", remedy=remedy)
         return super().resolve_command(ctx, args)
 
 
 def load(name: str, short_help: str) -> Any:
-    """The command of a verb, from the module of its name; or the verbs below it, which are functions there."""
+    """The command from the module of the same name, or a group, if the module defines subcommands in VERBS."""
     module = import_module(f"paceline.cli.{name}")
-    below: Mapping[str, str] = getattr(module, "VERBS", {})
-    if not below:
+    subcommands: Mapping[str, str] = getattr(module, "VERBS", {})
+    if not subcommands:
         return _command(name, module.main, getattr(module, "COMMAND", Verb), short_help)
 
-    class Below(Group):
-        verbs, above = below, f"{name} "
+    class Subcommands(Group):
+        verbs, above = subcommands, f"{name} "
 
         def make(self, name: str) -> Any:
-            return _command(name, getattr(module, name), Verb, below[name])
+            return _command(name, getattr(module, name), Verb, subcommands[name])
 
-    return group(name, Below, module.main, short_help=short_help, add_completion=False)
+    return group(name, Subcommands, module.main, short_help=short_help, add_completion=False)
 
 
 def group(name: str, kind: type[Group], callback: Any, **more: Any) -> Any:
@@ -92,22 +95,22 @@ def _command(name: str, function: Any, kind: Any, short_help: str) -> Any:
 
 
 def plain(command: Any) -> Any:
-    """The command, its parameters read without pydantic."""
+    """Makes the command parse its parameters without pydantic."""
     for parameter in command.params:
         plain_parameter(parameter)
     return command
 
 
 def plain_parameter(parameter: Any) -> Any:
-    """The parameter, read without pydantic where it takes words, a whole number or nothing."""
-    described = getattr(parameter, "type_descriptor", None)
-    if described is not None and described.annotation in (str, int, bool, list[str]):
-        parameter._runtime_param = _Plain(described.annotation)
+    """Makes the parameter parse without pydantic if it is text, an integer or a flag."""
+    descriptor = getattr(parameter, "type_descriptor", None)
+    if descriptor is not None and descriptor.annotation in (str, int, bool, list[str]):
+        parameter._runtime_param = _Plain(descriptor.annotation)
     return parameter
 
 
 class _Plain:
-    """Takes words and whole numbers as they are: typer asks pydantic, whose import takes as long as all the rest."""
+    """Parses text and integers. Typer would import pydantic, which takes as long as everything else together."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -118,4 +121,4 @@ class _Plain:
         try:
             return int(value)
         except ValueError:
-            raise typer.BadParameter(f"{value!r} is not a whole number", ctx=ctx, param=param) from None
+            raise typer.BadParameter(f"{value!r} is not an integer", ctx=ctx, param=param) from None

@@ -1,1 +1,1 @@
-"""What each framework's tasks are given. Pure and standard library only: agents use it on any Python from 3.9 on."""
+"""The environment of tasks for each framework. Standard library only: agents use it on Python 3.9 and later."""

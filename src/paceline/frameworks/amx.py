@@ -1,7 +1,7 @@
-"""Whether the AMX instructions of this CPU can be used: some hypervisors announce them and do not allow them.
+"""Detects whether the AMX instructions of this CPU work: some hypervisors report them but do not allow them.
 
-TensorFlow and torch use them for bfloat16 where they are announced, through oneDNN, and die of SIGILL where they are
-not allowed. A limit for oneDNN avoids that.
+If the CPU reports AMX, TensorFlow and torch use it for bfloat16 through oneDNN, and are killed by SIGILL if it is not
+allowed. Limiting the instruction set of oneDNN avoids that.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import signal
 from collections.abc import Mapping
 
 ABSENT, WORKS, TRAPS = "absent", "works", "traps"
-OVERRIDE = "PACELINE_AMX"  # one of these, instead of the probe's answer
+OVERRIDE = "PACELINE_AMX"  # overrides the result of the probe
 VARIABLE, LIMIT = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"  # the best that oneDNN has without AMX
-OLD_VARIABLE = "DNNL_MAX_CPU_ISA"  # which oneDNN still reads
-FINDING = "this CPU announces AMX instructions but does not allow them: bfloat16 in TensorFlow and torch crashes"
+OLD_VARIABLE = "DNNL_MAX_CPU_ISA"  # still read by oneDNN
+FINDING = "this CPU reports AMX instructions but does not allow them: bfloat16 in TensorFlow and torch crashes"
 NOTE = f"{FINDING}; set {VARIABLE}={LIMIT} to avoid them"
 
 _FLAGS = {"amx_tile", "amx_bf16"}
-_HEAD = 16 * 1024  # bytes of /proc/cpuinfo: the first core's flags are among them, and the rest takes long to read
+_HEAD = 16 * 1024  # bytes of /proc/cpuinfo: enough for the flags of the first core; reading all of it is slow
 _PROBE_S = 5
 _PROBED, _REFUSED = 0, 3  # exit codes of the child
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # oneDNN asks for it, too, and uses AMX if it is given
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # oneDNN requests the same permission
 _BFLOAT16 = bytes.fromhex(
     "c4e2784907"  # ldtilecfg (%rdi)
     "c4e27b49c0 c4e27b49c8 c4e27b49d0"  # tilezero tmm0, tmm1, tmm2
@@ -38,44 +38,44 @@ _TILES = (
 
 
 def state() -> str:
-    """The probe runs once after each start of the machine, where there is a folder to remember its answer."""
+    """ABSENT, WORKS or TRAPS. The probe runs once after each boot if there is a folder to cache its result."""
     override = os.environ.get(OVERRIDE)
     if override in (ABSENT, WORKS, TRAPS):
         return override
-    if not _announced():
+    if not _is_reported():
         return ABSENT
-    boot, path = _boot(), _memory_path()
-    answer = _remembered(path, boot)
-    if answer is None:
-        answer = probe()
-        if answer is not None:
-            _remember(path, boot, answer)
-    return answer or ABSENT
+    boot_id, path = _boot_id(), _cache_path()
+    result = _read_cache(path, boot_id)
+    if result is None:
+        result = probe()
+        if result is not None:
+            _write_cache(path, boot_id, result)
+    return result or ABSENT
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What a program needs besides what it is given, on this CPU; a limit that is given stays."""
-    return {VARIABLE: LIMIT} if not {VARIABLE, OLD_VARIABLE} & given.keys() and state() == TRAPS else {}
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables to add for a program on this CPU. A limit that is already set is kept."""
+    return {VARIABLE: LIMIT} if not {VARIABLE, OLD_VARIABLE} & variables.keys() and state() == TRAPS else {}
 
 
-def likely_reason(given: Mapping[str, str]) -> str:
-    """Why a program with this environment may have died of SIGILL."""
+def likely_reason(variables: Mapping[str, str]) -> str:
+    """Why a program with this environment was probably killed by SIGILL."""
     if state() == TRAPS:
-        limit = given.get(VARIABLE, given.get(OLD_VARIABLE, ""))
+        limit = variables.get(VARIABLE, variables.get(OLD_VARIABLE, ""))
         if not limit or "AMX" in limit.upper() or limit.upper() in ("ALL", "DEFAULT"):
             return NOTE
         return f"{FINDING}; oneDNN was limited to {limit}, but another library may use them"
-    return "it used an instruction that this CPU does not have: it, or a library, may be built for another CPU"
+    return "it used an instruction that this CPU does not have: the program or a library may be built for another CPU"
 
 
 def probe(code: bytes = _BFLOAT16) -> str | None:
-    """Multiplies two tiles in a child process, which may not survive it. None: that could not be tried."""
+    """Multiply two tiles in a child process, which may be killed by it. None if the probe could not run."""
     try:
         pid = os.fork()
         if pid == 0:
             _probe_and_exit(code)
         status = os.waitpid(pid, 0)[1]
-    except OSError:  # no more processes are allowed, or somebody else has waited for it
+    except OSError:  # the process limit is reached, or another thread has waited for the child
         return None
     if os.WIFSIGNALED(status):
         return TRAPS if os.WTERMSIG(status) == signal.SIGILL else None
@@ -96,11 +96,11 @@ def _probe_and_exit(code: bytes) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
         ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)(_TILES)
         os._exit(_PROBED)
-    except BaseException:  # the system allows no code of this kind: nothing can be told, and no limit is set
+    except BaseException:  # executable memory is not allowed: the result is unknown, and no limit is set
         os._exit(_REFUSED)
 
 
-def _announced() -> bool:
+def _is_reported() -> bool:
     if os.uname().machine != "x86_64":
         return False
     try:
@@ -112,7 +112,7 @@ def _announced() -> bool:
     return set(flags.split()) >= _FLAGS
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -120,33 +120,33 @@ def _boot() -> str:
         return ""
 
 
-def _memory_path() -> str:
-    """Empty: nowhere."""
+def _cache_path() -> str:
+    """The file for the result of the probe, or an empty string if there is no folder for it."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return f"{folder}/paceline/amx.json" if os.path.isabs(folder) else ""
 
 
-def _remembered(path: str, boot: str) -> str | None:
-    """None where it was not written by this user after this start of the machine."""
+def _read_cache(path: str, boot_id: str) -> str | None:
+    """The cached result, or None unless this user has written it since the last boot."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
                 return None
-            found = json.load(file)
-        same = bool(boot) and found["boot"] == boot and found["amx"] in (ABSENT, WORKS, TRAPS)
-        return str(found["amx"]) if same else None
+            cached = json.load(file)
+        is_valid = bool(boot_id) and cached["boot"] == boot_id and cached["amx"] in (ABSENT, WORKS, TRAPS)
+        return str(cached["amx"]) if is_valid else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _remember(path: str, boot: str, found: str) -> None:
-    if not path or not boot:
+def _write_cache(path: str, boot_id: str, result: str) -> None:
+    if not path or not boot_id:
         return
     partial = f"{path}.{os.urandom(8).hex()}"
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"boot": boot, "amx": found}, file)
+            json.dump({"boot": boot_id, "amx": result}, file)
         os.replace(partial, path)
     except OSError:
-        pass  # it is probed again
+        pass  # the probe runs again next time

@@ -1,4 +1,4 @@
-"""The environment of one task: what its framework reads, and what Paceline says of the run."""
+"""The environment of one task: the variables of its framework, and Paceline's own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paceline.plan import Plan, Task, cluster
 Roster = Mapping[str, str]  # task -> host:port
 
 
-def late(plan: Plan, task: Task, roster: Roster, run: str, generation: int, restarts: int) -> dict[str, str]:
-    """What differs between tasks of a host or between generations: set when a task starts, never before."""
-    given = {
+def task_variables(plan: Plan, task: Task, roster: Roster, run: str, generation: int, restarts: int) -> dict[str, str]:
+    """Variables that differ between tasks of a host or between generations. They are set when a task starts."""
+    variables = {
         "PACELINE_RUN": run,
         "PACELINE_ROLE": task.role,
         "PACELINE_INDEX": str(task.index),
@@ -25,16 +25,16 @@ def late(plan: Plan, task: Task, roster: Roster, run: str, generation: int, rest
         "POD_NAME": task.name,
     }
     if plan.framework == "tensorflow":
-        given.update(_tensorflow(plan, task, roster))
+        variables.update(_tensorflow(plan, task, roster))
     elif plan.framework == "none":
-        given["CLUSTER_CONFIG"] = json.dumps(_spec(plan, roster))
+        variables["CLUSTER_CONFIG"] = json.dumps(_spec(plan, roster))
     elif task.rank < 0:
-        pass  # an evaluator is no part of the group, and must not try to be
+        pass  # an evaluator is not part of the group, and must not try to join it
     elif plan.framework == "torch":
-        given.update(_torch(plan, task, roster, run, restarts))
+        variables.update(_torch(plan, task, roster, run, restarts))
     elif plan.framework == "jax":
-        given["PACELINE_JAX_COORDINATOR"] = roster[_leader(plan)]
-    return given
+        variables["PACELINE_JAX_COORDINATOR"] = roster[_leader(plan)]
+    return variables
 
 
 def threads(cores: float, tasks: int) -> dict[str, str]:
@@ -44,7 +44,7 @@ def threads(cores: float, tasks: int) -> dict[str, str]:
 
 
 def gpus(plan: Plan, task: Task, devices: Sequence[str]) -> dict[str, str]:
-    """Which GPUs a task sees: one for TensorFlow, all of the host for the others, none where none was asked for."""
+    """The GPUs that a task sees: one for TensorFlow, all of the host for others, none if the job requests none."""
     if plan.framework == "tensorflow" and devices:
         return {"CUDA_VISIBLE_DEVICES": devices[task.local_index % len(devices)]}
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
@@ -73,7 +73,7 @@ def _torch(plan: Plan, task: Task, roster: Roster, run: str, restarts: int) -> d
         "LOCAL_RANK": str(task.local_index),
         "LOCAL_WORLD_SIZE": str(len(host.tasks)),
         "GROUP_RANK": str(host.index),
-        "GROUP_WORLD_SIZE": str(sum(1 for each in plan.hosts if each.role == host.role)),
+        "GROUP_WORLD_SIZE": str(sum(1 for other in plan.hosts if other.role == host.role)),
         "ROLE_NAME": task.role,
         "ROLE_RANK": str(task.rank),
         "ROLE_WORLD_SIZE": world,

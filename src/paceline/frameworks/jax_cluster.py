@@ -1,9 +1,9 @@
-"""Tells JAX about the run: a ClusterEnv ahead of JAX's own, so that jax.distributed.initialize() needs no arguments."""
+"""Registers a ClusterEnv for the run with JAX, so that jax.distributed.initialize() needs no arguments."""
 
 import os
 import sys
 
-NEEDED = ("PACELINE_JAX_COORDINATOR", "PACELINE_RANK", "PACELINE_WORLD_SIZE")
+REQUIRED = ("PACELINE_JAX_COORDINATOR", "PACELINE_RANK", "PACELINE_WORLD_SIZE")
 MODULE = "jax._src.clusters"
 
 TYPE_CHECKING = False
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def register(clusters: "Any") -> None:
-    """Called with jax._src.clusters once it is imported. A JAX that has changed too much is left alone, in words."""
+    """Called with jax._src.clusters after it is imported. An incompatible JAX is not changed, with a warning."""
     try:
         _register(clusters.ClusterEnv)
     except Exception as error:
-        print(f"paceline: cannot tell JAX about this run ({error!r}); give initialize() its arguments", file=sys.stderr)
+        remedy = "pass its arguments to jax.distributed.initialize()"
+        print(f"paceline: cannot register this run with JAX ({error!r}); {remedy}", file=sys.stderr)
 
 
 def _register(base: "Any") -> None:
@@ -29,7 +30,7 @@ def _register(base: "Any") -> None:
 
         @classmethod
         def is_env_present(cls) -> bool:
-            return all(os.environ.get(name) for name in NEEDED)
+            return all(os.environ.get(name) for name in REQUIRED)
 
         @classmethod
         def get_coordinator_address(cls, *_: "Any", **__: "Any") -> str:
@@ -45,10 +46,10 @@ def _register(base: "Any") -> None:
 
         @classmethod
         def get_local_process_id(cls) -> "int | None":
-            # One device a process; a process alone on its host keeps all of them.
-            alone = os.environ.get("PACELINE_LOCAL_WORLD_SIZE") == "1"
+            # One device per process, or all devices if the process is alone on its host.
+            is_alone = os.environ.get("PACELINE_LOCAL_WORLD_SIZE") == "1"
             index = os.environ.get("PACELINE_LOCAL_INDEX")
-            return None if alone or not index else int(index)
+            return None if is_alone or not index else int(index)
 
     types.remove(PacelineCluster)
     types.insert(0, PacelineCluster)

@@ -1,4 +1,4 @@
-"""Callbacks of Keras 3 on several workers: the first worker's files count, and all go on as it does."""
+"""Makes callbacks of Keras 3 work on several workers: only the first worker keeps files, and all resume from them."""
 
 import os
 import tempfile
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
 
 
 def patch(fit: "Any") -> None:
-    """`fit`: what keras_fit.py has."""
+    """`fit`: the globals of keras_fit.py."""
     import tensorflow as tf
     from keras.src import callbacks
     from keras.src.callbacks.callback_list import CallbackList
 
-    several, replace = fit.several, fit.replace
-    ended: set[str] = set()  # folders of which a fit came to its end
+    is_multi_worker, replace = fit.is_multi_worker, fit.replace
+    finished: set[str] = set()  # backup folders of fits that have ended
 
-    def first(callback: "Any") -> bool:
-        return bool(fit.first(callback.model.distribute_strategy))
+    def is_first_worker(callback: "Any") -> bool:
+        return bool(fit.is_first_worker(callback.model.distribute_strategy))
 
     def checkpoint(original: "Any") -> "Any":
         def _get_file_path(self: "Any", epoch: int, batch: "Any", logs: "Any") -> "Any":
-            """Every worker saves, since that may need the others; of all but the first, nothing is kept."""
+            """Every worker saves, since saving may need all of them, but only the first worker keeps the file."""
             path = original(self, epoch, batch, logs)
-            if first(self):
+            if is_first_worker(self):
                 return path
             self._paceline = tempfile.TemporaryDirectory(prefix="paceline-")
             return f"{self._paceline.name}/model{''.join(Path(path).suffixes[-2:])}"
@@ -34,7 +34,7 @@ def patch(fit: "Any") -> None:
 
     def backup(original: "Any") -> "Any":
         def _save_model(self: "Any") -> None:
-            if first(self):
+            if is_first_worker(self):
                 original(self)
                 return
             with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
@@ -44,24 +44,24 @@ def patch(fit: "Any") -> None:
 
     def load(original: "Any") -> "Any":
         def _load_model(self: "Any") -> None:
-            """A worker that is not the first leaves the folder alone, and so its end is remembered here."""
-            if first(self) or self.backup_dir not in ended:
+            """Other workers do not delete the folder at the end, so `finished` prevents them from loading it again."""
+            if is_first_worker(self) or self.backup_dir not in finished:
                 original(self)
 
         return _load_model
 
     def end(original: "Any") -> "Any":
         def on_train_end(self: "Any", logs: "Any" = None) -> None:
-            if first(self):
+            if is_first_worker(self):
                 original(self, logs)
             elif self.delete_checkpoint:
-                ended.add(self.backup_dir)
+                finished.add(self.backup_dir)
 
         return on_train_end
 
     def log(original: "Any") -> "Any":
         def on_train_begin(self: "Any", logs: "Any" = None) -> None:
-            if not first(self):
+            if not is_first_worker(self):
                 self.filename = os.devnull
             original(self, logs)
 
@@ -69,7 +69,7 @@ def patch(fit: "Any") -> None:
 
     def board(original: "Any") -> "Any":
         def set_model(self: "Any", model: "Any") -> None:
-            if not fit.first(model.distribute_strategy):
+            if not fit.is_first_worker(model.distribute_strategy):
                 self._paceline = tempfile.TemporaryDirectory(prefix="paceline-")
                 self.log_dir = self._paceline.name
             original(self, model)
@@ -78,11 +78,11 @@ def patch(fit: "Any") -> None:
 
     def begin(original: "Any") -> "Any":
         def on_train_begin(self: "Any", logs: "Any" = None) -> None:
-            """Where BackupAndRestore has found something on some workers only, all go on as the first one does."""
+            """If BackupAndRestore has restored only some workers, all resume from the state of the first worker."""
             original(self, logs)
             model = self._model
             strategy = model.distribute_strategy if model is not None else tf.distribute.get_strategy()
-            if model is None or not several(strategy):
+            if model is None or not is_multi_worker(strategy):
                 return
             epoch = -1 if model._initial_epoch is None else model._initial_epoch
             epochs = strategy.gather(tf.constant([epoch]), axis=0).numpy()
@@ -96,7 +96,7 @@ def patch(fit: "Any") -> None:
 
     def epoch(original: "Any") -> "Any":
         def on_epoch_begin(self: "Any", epoch: int, logs: "Any" = None) -> None:
-            fit.Order.epoch = epoch
+            fit.ShuffleOrder.epoch = epoch
             original(self, epoch, logs)
 
         return on_epoch_begin

@@ -1,6 +1,6 @@
 """Makes `fit`, `evaluate` and `predict` of Keras 3 work on several workers, with the results of a single process.
 
-Loaded by its file when a program imports Keras; it acts in steps of a model under MultiWorkerMirroredStrategy alone.
+Loaded from its file when a program imports Keras. It affects only models under MultiWorkerMirroredStrategy.
 """
 
 import os
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 MODULE = "keras"
-TESTED = ((3, 15),)  # what is replaced below was read and tried in these versions
-REFUSED = (
-    "Keras 3 cannot fit, evaluate or predict with parameter servers: write `tensorflow: {keras: legacy}` into the job "
-    "file and use tf.keras, or write the loop as examples/resnet-ps does"
+TESTED = ((3, 15),)  # versions of Keras for which the replacements below were tested
+NO_PARAMETER_SERVERS = (
+    "Keras 3 cannot fit, evaluate or predict with parameter servers; write `tensorflow: {keras: legacy}` in the job "
+    "file and use tf.keras, or write your own training loop as in examples/resnet-ps"
 )
 
 
 def register(keras: "Any") -> None:
-    """Called with keras once it is imported. Where that fails, Keras is as it was."""
+    """Called with keras after it is imported. If patching fails, a warning is printed."""
     try:
         if keras.backend.backend() == "tensorflow" and keras.__version__.startswith("3."):
             _register(keras)
@@ -33,52 +33,52 @@ def register(keras: "Any") -> None:
 def _register(keras: "Any") -> None:
     from keras.src.backend.tensorflow import trainer
 
-    known = tuple(map(int, keras.__version__.split(".")[:2])) in TESTED
+    is_tested = tuple(map(int, keras.__version__.split(".")[:2])) in TESTED
     if getattr(trainer, "_paceline", False):
         return
     trainer._paceline = True
-    if known:
+    if is_tested:
         _patch(keras.__version__)
         return
-    texts = " and ".join(".".join(map(str, version)) for version in TESTED)
-    words = (
-        f"paceline: Keras {keras.__version__} is not patched for fit on several workers, which is tested with {texts}: "
-        "pin one of these, or write `tensorflow: {keras: legacy}` and use tf.keras, or write the loop yourself"
+    tested = ", ".join(".".join(map(str, version)) for version in TESTED)
+    warning = (
+        f"paceline: Keras {keras.__version__} is not patched for several workers (tested versions: {tested}); pin a "
+        "tested version, write `tensorflow: {keras: legacy}` and use tf.keras, or write your own training loop"
     )
-    begin = trainer.TFEpochIterator.__init__
+    original = trainer.TFEpochIterator.__init__
 
     def warn(self: "Any", distribute_strategy: "Any" = None, *args: "Any", **kwargs: "Any") -> None:
-        if several(distribute_strategy):
-            _say(words)
-        begin(self, distribute_strategy, *args, **kwargs)
+        if is_multi_worker(distribute_strategy):
+            _print_once(warning)
+        original(self, distribute_strategy, *args, **kwargs)
 
     trainer.TFEpochIterator.__init__ = warn
 
 
-def several(strategy: "Any") -> bool:
-    """Whether models of this strategy are trained by several workers together."""
+def is_multi_worker(strategy: "Any") -> bool:
+    """Whether several workers train a model together with this strategy."""
     import tensorflow as tf
 
     kind = tf.distribute.MultiWorkerMirroredStrategy
     return isinstance(strategy, kind) and bool(strategy.extended._in_multi_worker_mode())
 
 
-def first(strategy: "Any") -> bool:
-    """Whether this is the worker whose files count."""
-    return not several(strategy) or bool(strategy.extended._is_chief)
+def is_first_worker(strategy: "Any") -> bool:
+    """Whether this is the worker that keeps files."""
+    return not is_multi_worker(strategy) or bool(strategy.extended._is_chief)
 
 
-_said: "set[str]" = set()
+_printed: "set[str]" = set()
 
 
-def _say(words: str) -> None:
-    if words not in _said:
-        _said.add(words)
-        print(words, file=sys.stderr, flush=True)
+def _print_once(message: str) -> None:
+    if message not in _printed:
+        _printed.add(message)
+        print(message, file=sys.stderr, flush=True)
 
 
 class Step(threading.local):
-    rows: "Any" = None  # how many examples this replica has, within a step
+    rows: "Any" = None  # the number of examples of this replica, during a step
 
 
 step = Step()
@@ -90,11 +90,11 @@ def _patch(version: str) -> None:
     _data(trainer, version)
     _steps(trainer)
     for name in ("keras_losses.py", "keras_files.py"):
-        _beside(name).patch(SimpleNamespace(**globals()))
+        _load_neighbor(name).patch(SimpleNamespace(**globals()))
 
 
-def _beside(name: str) -> "Any":
-    """Another module of this folder, which may be in no package that can be imported here."""
+def _load_neighbor(name: str) -> "Any":
+    """Load another module of this folder, which may not be importable as part of a package."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("paceline " + name, Path(__file__).with_name(name))
@@ -105,7 +105,7 @@ def _beside(name: str) -> "Any":
 
 
 def replace(owner: "Any", name: str, make: "Callable[[Any], Any]") -> None:
-    """Puts `make(the original)` in the place of a function."""
+    """Replace a function by `make(original)`."""
     original = getattr(owner, name)
     new = make(original)
     new.__name__, new.__doc__ = original.__name__, original.__doc__
@@ -120,15 +120,15 @@ def _data(trainer: "Any", version: str) -> None:
     from keras.src import tree
     from keras.src.trainers.epoch_iterator import EpochIterator
 
-    def begin(original: "Any") -> "Any":
+    def initialize(original: "Any") -> "Any":
         def __init__(self: "Any", distribute_strategy: "Any" = None, *args: "Any", **kwargs: "Any") -> None:
             if isinstance(distribute_strategy, tf.distribute.ParameterServerStrategy):
-                raise NotImplementedError(REFUSED)
-            if not several(distribute_strategy):
+                raise NotImplementedError(NO_PARAMETER_SERVERS)
+            if not is_multi_worker(distribute_strategy):
                 original(self, distribute_strategy, *args, **kwargs)
                 return
-            if first(distribute_strategy):
-                _say(f"paceline: Keras {version} is patched for fit on several workers (tensorflow.patch_keras)")
+            if is_first_worker(distribute_strategy):
+                _print_once(f"paceline: Keras {version} is patched for several workers (tensorflow.patch_keras)")
             EpochIterator.__init__(self, *args, **kwargs)
             self._distribute_strategy = distribute_strategy
             dataset = _shuffled(self) or self.data_adapter.get_tf_dataset()
@@ -140,8 +140,8 @@ def _data(trainer: "Any", version: str) -> None:
 
     def build(original: "Any") -> "Any":
         def _maybe_symbolic_build(self: "Any", iterator: "Any" = None, data_batch: "Any" = None) -> None:
-            """By what the data looks like, of which nothing is taken: it may be of a generator that gives it once."""
-            if iterator is None or not several(self.distribute_strategy):
+            """Build from the element spec, without reading data: a generator may yield it only once."""
+            if iterator is None or not is_multi_worker(self.distribute_strategy):
                 original(self, iterator, data_batch)
                 return
             local = tree.map_structure(_local, iterator._distributed_dataset.element_spec)
@@ -150,33 +150,34 @@ def _data(trainer: "Any", version: str) -> None:
 
         return _maybe_symbolic_build
 
-    def again(original: "Any") -> "Any":
+    def get_iterator(original: "Any") -> "Any":
         def _get_iterator(self: "Any") -> "Any":
             order = getattr(self, "_paceline_order", None)
             if order is not None:
-                order.renew()
+                order.shuffle()
             return original(self)
 
         return _get_iterator
 
-    replace(trainer.TFEpochIterator, "__init__", begin)
-    replace(trainer.TFEpochIterator, "_get_iterator", again)
+    replace(trainer.TFEpochIterator, "__init__", initialize)
+    replace(trainer.TFEpochIterator, "_get_iterator", get_iterator)
     replace(trainer.TensorFlowTrainer, "_maybe_symbolic_build", build)
 
 
 def _local(spec: "Any") -> "Any":
     spec = getattr(spec, "_value_specs", (spec,))[0]
-    return spec if hasattr(spec, "dtype") else None  # what stands for None has none
+    return spec if hasattr(spec, "dtype") else None  # the spec of None has no dtype
 
 
-class Order:
-    """The order of arrays that `fit` shuffles, the same on all workers: Keras' own differs between them, also with a
-    seed, as iterators that it drops draw from it; then some examples are seen by two workers, and some by none.
+class ShuffleOrder:
+    """The order in which `fit` shuffles arrays, the same on all workers.
 
-    With a seed, it is that of the epoch: a fit that goes on in the middle sees what it would have seen.
+    Keras' own order differs between workers, even with a seed, since discarded iterators draw from the generator. Two
+    workers would then train on some examples, and no worker on others. With a seed, the order depends on the epoch
+    only: a resumed fit sees the same examples.
     """
 
-    epoch = 0  # the one that fit is in
+    epoch = 0  # the current epoch of fit
 
     def __init__(self, adapter: "Any", strategy: "Any") -> None:
         import tensorflow as tf
@@ -184,12 +185,12 @@ class Order:
 
         seed = context.global_seed()
         if seed is None:
-            seed = int.from_bytes(os.urandom(4), "big") if first(strategy) else 0
+            seed = int.from_bytes(os.urandom(4), "big") if is_first_worker(strategy) else 0
             seed = int(strategy.gather(tf.constant([seed], tf.int64), axis=0)[0])
         self.seed = seed
         self.size, self.batch = adapter._num_samples, adapter._batch_size
 
-    def renew(self) -> None:
+    def shuffle(self) -> None:
         import numpy as np
 
         self.rows = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
@@ -200,7 +201,7 @@ class Order:
 
 
 def _shuffled(iterator: "Any") -> "Any":
-    """None where there is nothing to shuffle."""
+    """The shuffled dataset, or None if there is nothing to shuffle."""
     import tensorflow as tf
     from keras.src import tree
     from keras.src.trainers.data_adapters import array_slicing
@@ -213,28 +214,28 @@ def _shuffled(iterator: "Any") -> "Any":
     if any(isinstance(value, array_slicing.TensorflowSparseWrapper) for value in tree.flatten(inputs)):
         return None
     inputs = tree.map_structure(tf.convert_to_tensor, tree.lists_to_tuples(inputs))
-    iterator._paceline_order = order = Order(adapter, iterator._distribute_strategy)
+    iterator._paceline_order = order = ShuffleOrder(adapter, iterator._distribute_strategy)
     data = tf.data.Dataset.from_generator(order.batches, output_signature=tf.TensorSpec([None], tf.int64))
-    chosen = tf.autograph.experimental.do_not_convert(
+    gather = tf.autograph.experimental.do_not_convert(
         lambda rows: tree.map_structure(lambda value: tf.gather(value, rows), inputs)
     )
-    data = data.map(chosen)
+    data = data.map(gather)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    # The thread that tunes a pipeline may miss that it is over: training then stands still at the end of an epoch.
+    # The autotuning thread may miss the end of a pipeline: training then hangs at the end of an epoch.
     options.autotune.enabled = False
     return data.prefetch(2).with_options(options)
 
 
-# ---- steps: what they return is the same on all workers, and that of the whole batch
+# ---- steps: they return the results of the whole batch, the same on all workers
 
 
 def _steps(trainer: "Any") -> None:
     import tensorflow as tf
     from keras.src import tree
 
-    def whole(model: "Any", step_function: "Any") -> "Any":
-        def one(data: "Any") -> "Any":
+    def whole_batch(model: "Any", step_function: "Any") -> "Any":
+        def run_step(data: "Any") -> "Any":
             leaves = [value for value in tree.flatten(data) if tf.is_tensor(value)]
             step.rows = tf.shape(leaves[0])[0] if leaves and leaves[0].shape.rank else tf.constant(1)
             try:
@@ -242,29 +243,32 @@ def _steps(trainer: "Any") -> None:
             finally:
                 step.rows = None
             context = tf.distribute.get_replica_context()
-            for results in (model.get_metrics_result, lambda: {each.name: each.result() for each in model.metrics}):
+            for results in (
+                model.get_metrics_result,
+                lambda: {metric.name: metric.result() for metric in model.metrics},
+            ):
                 if isinstance(outputs, dict) and outputs.keys() == results().keys():  # as Keras does after an epoch
                     return context.merge_call(lambda _, results=results: results())
-            placed = tree.map_structure(lambda value: tf.identity(tf.convert_to_tensor(value)), outputs)
-            return context.merge_call(mean, args=(placed,))
+            tensors = tree.map_structure(lambda value: tf.identity(tf.convert_to_tensor(value)), outputs)
+            return context.merge_call(mean, args=(tensors,))
 
-        return one
+        return run_step
 
     def mean(strategy: "Any", outputs: "Any") -> "Any":
         return tree.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), outputs)
 
     def make(original: "Any") -> "Any":
         def _make_function(self: "Any", step_function: "Any") -> "Any":
-            if not several(self.distribute_strategy):
+            if not is_multi_worker(self.distribute_strategy):
                 return original(self, step_function)
-            function = original(self, whole(self, step_function))
+            function = original(self, whole_batch(self, step_function))
 
             def one_by_one(iterator: "Any") -> "Any":
-                """Also with steps_per_execution: TensorFlow has no collectives in functions of a loop in a graph."""
-                at_once, outputs = self.steps_per_execution, None
-                if at_once == 1 or not isinstance(iterator, tf.distribute.DistributedIterator):
+                """Run steps one by one: TensorFlow does not support collectives in a loop in a graph."""
+                steps, outputs = self.steps_per_execution, None
+                if steps == 1 or not isinstance(iterator, tf.distribute.DistributedIterator):
                     return function(iterator)
-                for _ in range(at_once):
+                for _ in range(steps):
                     try:
                         batch = next(iterator)
                     except (StopIteration, tf.errors.OutOfRangeError):
@@ -280,7 +284,7 @@ def _steps(trainer: "Any") -> None:
 
     def reduce(original: "Any") -> "Any":
         def reduce_per_replica(values: "Any", strategy: "Any", reduction: str) -> "Any":
-            if reduction == "concat" or not several(strategy):
+            if reduction == "concat" or not is_multi_worker(strategy):
                 return original(values, strategy, reduction)
             return tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
 

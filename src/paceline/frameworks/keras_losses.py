@@ -1,4 +1,4 @@
-"""Losses, gradients and moving averages of Keras 3 on several workers: those of the whole batch."""
+"""Makes Keras 3 compute losses, gradients and moving averages over the batch of all workers."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -6,9 +6,9 @@ if TYPE_CHECKING:
 
 
 def patch(fit: "Any") -> None:
-    """`fit`: what keras_fit.py has."""
+    """`fit`: the globals of keras_fit.py."""
     _losses(fit.step, fit.replace)
-    _gradients(fit.step, fit.replace, fit.several)
+    _gradients(fit.step, fit.replace, fit.is_multi_worker)
     _averages(fit.step, fit.replace)
 
 
@@ -21,7 +21,7 @@ def _losses(step: "Any", replace: "Any") -> None:
         return tf.unstack(tf.distribute.get_replica_context().all_reduce("SUM", tf.stop_gradient(numbers)))
 
     def with_value(share: "Any", value: "Any") -> "Any":
-        """Optimizers add the gradients of all shares; what is shown and recorded is the value."""
+        """The gradient of this worker's share, which optimizers add up, with the value of the whole batch."""
         return share + tf.stop_gradient(tf.cast(value, share.dtype) - share)
 
     def reduce(original: "Any") -> "Any":
@@ -38,19 +38,19 @@ def _losses(step: "Any", replace: "Any") -> None:
             if reduction == "sum":
                 return with_value(summed, total(summed)[0])
             values = tf.convert_to_tensor(values)
-            if values.shape.rank == 0 and sample_weight is None and mask is None:  # a mean of the program's own
+            if values.shape.rank == 0 and sample_weight is None and mask is None:  # the program has already averaged
                 count = step.rows
                 summed = tf.math.multiply_no_nan(summed, tf.cast(count, summed.dtype))
             else:
                 count = divisor(values, sample_weight, mask, reduction)
-            whole, divided_by = total(summed, count)
-            share = tf.math.divide_no_nan(summed, tf.cast(divided_by, summed.dtype))
-            return with_value(share, tf.math.divide_no_nan(whole, divided_by))
+            total_sum, total_count = total(summed, count)
+            share = tf.math.divide_no_nan(summed, tf.cast(total_count, summed.dtype))
+            return with_value(share, tf.math.divide_no_nan(total_sum, total_count))
 
         return reduce_weighted_values
 
     def divisor(values: "Any", sample_weight: "Any", mask: "Any", reduction: str) -> "Any":
-        """What Keras divides by, as far as it is of this worker's examples."""
+        """The part of Keras' divisor that comes from this worker's examples."""
         if reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
             return tf.reduce_sum(loss.apply_mask(sample_weight, mask, "float32", reduction))
         size = tf.cast(tf.size(values if values.shape.rank else sample_weight), tf.float32)
@@ -61,7 +61,7 @@ def _losses(step: "Any", replace: "Any") -> None:
 
     def scale(original: "Any") -> "Any":
         def scale_loss_for_distribution(value: "Any") -> "Any":
-            """Of losses that layers add."""
+            """For losses that layers add."""
             if step.rows is None:
                 return original(value)
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -80,18 +80,18 @@ def _losses(step: "Any", replace: "Any") -> None:
     replace(loss, "unscale_loss_for_distribution", unscale)
 
 
-def _gradients(step: "Any", replace: "Any", several: "Any") -> None:
+def _gradients(step: "Any", replace: "Any", is_multi_worker: "Any") -> None:
     import tensorflow as tf
     from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
-    inner: set[int] = set()  # optimizers inside of others, which another thread than the step's applies
+    inner: set[int] = set()  # optimizers inside others: they are applied in another thread than the step
 
     def clip(original: "Any") -> "Any":
         def _clip_gradients(self: "Any", grads: "Any") -> "Any":
-            """Keras clips what each worker has, and adds that: here, the sum is clipped."""
+            """Clip the sum of the gradients of all workers, instead of each worker's gradients."""
             context = tf.distribute.get_replica_context()
             clips = (self.clipnorm or self.global_clipnorm or self.clipvalue) and context is not None
-            if not clips or not several(context.strategy) or (step.rows is None and id(self) not in inner):
+            if not clips or not is_multi_worker(context.strategy) or (step.rows is None and id(self) not in inner):
                 return original(self, grads)
             replicas = context.num_replicas_in_sync
             summed = iter(context.all_reduce("SUM", [grad for grad in grads if grad is not None]))
@@ -100,20 +100,20 @@ def _gradients(step: "Any", replace: "Any", several: "Any") -> None:
 
         return _clip_gradients
 
-    def spoilt(grad: "Any", wrong: "Any") -> "Any":
+    def with_nan(grad: "Any", overflow: "Any") -> "Any":
         if isinstance(grad, tf.IndexedSlices):
-            return tf.IndexedSlices(spoilt(grad.values, wrong), grad.indices, grad.dense_shape)
-        return tf.where(wrong, tf.constant(float("nan"), grad.dtype), grad)
+            return tf.IndexedSlices(with_nan(grad.values, overflow), grad.indices, grad.dense_shape)
+        return tf.where(overflow, tf.constant(float("nan"), grad.dtype), grad)
 
     def apply(original: "Any") -> "Any":
         def apply_(self: "Any", grads: "Any", trainable_variables: "Any" = None) -> "Any":
-            """A worker whose gradients overflow skips the step: then all must, or the others wait for it."""
+            """If the gradients of one worker overflow, all workers must skip the step, or the others wait for it."""
             if step.rows is None:
                 return original(self, grads, trainable_variables)
             inner.add(id(self.inner_optimizer))
-            wrong = 1.0 - tf.cast(self.check_finite(grads), tf.float32)
-            wrong = tf.distribute.get_replica_context().all_reduce("SUM", wrong) > 0
-            grads = [None if grad is None else spoilt(grad, wrong) for grad in grads]
+            overflow = 1.0 - tf.cast(self.check_finite(grads), tf.float32)
+            overflow = tf.distribute.get_replica_context().all_reduce("SUM", overflow) > 0
+            grads = [None if grad is None else with_nan(grad, overflow) for grad in grads]
             return original(self, grads, trainable_variables)
 
         return apply_
@@ -128,13 +128,13 @@ def _averages(step: "Any", replace: "Any") -> None:
 
     def assign(original: "Any") -> "Any":
         def _direct_assign(self: "Any", value: "Any") -> None:
-            """What layers note down of their inputs, as BatchNormalization does: else each worker has its own."""
-            noted = not self.trainable and self.aggregation == "none" and backend.is_float_dtype(self._dtype)
-            if step.rows is not None and noted and self.synchronization != "on_read":
+            """Average statistics that layers keep, as in BatchNormalization, over the examples of all workers."""
+            is_statistic = not self.trainable and self.aggregation == "none" and backend.is_float_dtype(self._dtype)
+            if step.rows is not None and is_statistic and self.synchronization != "on_read":
                 rows = tf.cast(step.rows, self._dtype)
-                mine = tf.math.multiply_no_nan(tf.cast(value, self._dtype), rows)
-                total, whole = tf.distribute.get_replica_context().all_reduce("SUM", [mine, rows])
-                value = total / whole
+                weighted = tf.math.multiply_no_nan(tf.cast(value, self._dtype), rows)
+                total, total_rows = tf.distribute.get_replica_context().all_reduce("SUM", [weighted, rows])
+                value = total / total_rows
             original(self, value)
 
         return _direct_assign

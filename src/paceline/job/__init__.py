@@ -1,4 +1,4 @@
-"""The job file: what a person wrote, read and checked. Cheap to import; pydantic and YAML wait for the first call."""
+"""Reads and checks job files. Cheap to import: pydantic and YAML are imported on the first call."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from paceline.job.errors import JobError, Problem
 if TYPE_CHECKING:
     from paceline.job.models import Group, Job
 
-__all__ = ["Group", "Job", "JobError", "Loaded", "Problem", "from_command", "load", "load_text", "schema"]
+__all__ = ["Group", "Job", "JobError", "LoadedJob", "Problem", "from_command", "load", "load_text", "schema"]
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A job that is right: the job, its text as run (with the overrides), and what a person may want to know."""
+class LoadedJob:
+    """A valid job, its text with the overrides applied, and notes for the user."""
 
     job: Job
     text: str
     notes: list[str]
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, cluster: bool = False) -> Loaded:
-    """The job in a file, with `--set` overrides. Raises JobError with everything that is wrong.
+def load(path: Path, overrides: Sequence[str] = (), *, cluster: bool = False) -> LoadedJob:
+    """Load a job file and apply `--set` overrides. Raises JobError with all problems.
 
-    For a cluster, programs are not looked for on this machine, and fields for clusters are not noted as unused.
+    With `cluster`, programs need not exist on this machine, and no note reports fields for clusters as unused.
     """
     from paceline.job import loading
 
     return loading.load(path, overrides, cluster)
 
 
-def load_text(text: str, source: str, folder: Path, overrides: Sequence[str] = (), *, cluster: bool = False) -> Loaded:
-    """The same for a text; `source` names it in messages, `folder` is where its paths start."""
+def load_text(
+    text: str, source: str, folder: Path, overrides: Sequence[str] = (), *, cluster: bool = False
+) -> LoadedJob:
+    """Like `load`, for a string. Messages call it `source`; relative paths start at `folder`."""
     from paceline.job import loading
 
     return loading.load_text(text, source, folder, overrides, cluster)
@@ -54,19 +56,19 @@ def from_command(
     command: Sequence[str],
     folder: Path,
 ) -> str:
-    """The text of the job for a command given without a file; it is for load_text to check."""
-    from paceline.job import writing
+    """The text of a job file for a command given without one. It is not checked: pass it to load_text."""
+    from paceline.job import yaml_writer
 
-    return writing.from_command(
+    return yaml_writer.from_command(
         framework, workers, strategy, ps, chief, evaluator, gpus, name, command=command, folder=folder
     )
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of job files, for editors."""
-    from paceline.job import published
+    from paceline.job import json_schema
 
-    return published.schema()
+    return json_schema.schema()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,85 +1,88 @@
-"""What must hold between the fields of a job: roles, commands and fields that would have no effect."""
+"""Checks across the fields of a job: roles, commands, and fields that would have no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from paceline.job import cluster, cluster_checks
-from paceline.job.errors import Finding, did_you_mean, listed, visible
+from paceline.job import kubernetes_checks, kubernetes_section
+from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import ROLES
+from paceline.job.model_section import NAMES
 from paceline.job.models import Job
-from paceline.job.programs import NAMES
-from paceline.job.serving import TENSORFLOW_SERVING
+from paceline.job.serve_section import TENSORFLOW_SERVING
+from paceline.job.similar_names import did_you_mean
 from paceline.plan import CLAIM, CODE_IN_IMAGE, tasks_per_host
 
 Path = tuple[str | int, ...]
 
-MOST_TASKS = 100_000
-MOST_FINDINGS = 100  # of the items of lists, which may be many
+MAX_TASKS = 100_000
+MAX_FINDINGS = 100  # for the items of lists, which may be many
 MULTI_WORKER, PARAMETER_SERVER = "multi-worker", "parameter-server"
 
 
 def with_defaults(job: Job) -> Job:
-    """The job with what follows from its other fields where it does not say."""
+    """The job with defaults that depend on other fields."""
     if job.framework == "tensorflow" and job.strategy is None:
         job = job.model_copy(update={"strategy": MULTI_WORKER})
     if job.serve is not None and job.serve.image is None and job.framework == "tensorflow":
         job = job.model_copy(update={"serve": job.serve.model_copy(update={"image": TENSORFLOW_SERVING})})
     if job.kubernetes is not None:
-        job = job.model_copy(update={"kubernetes": cluster.with_defaults(job.kubernetes)})
+        job = job.model_copy(update={"kubernetes": kubernetes_section.with_defaults(job.kubernetes)})
     return job
 
 
 def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
-    """Everything wrong between fields. `broken` are paths already reported: nothing is concluded from them."""
+    """All problems across fields. `broken`: paths that are already reported, and so are not checked again."""
     findings: list[Finding] = []
-    roles_known = not any(path[0] == "roles" and len(path) <= 3 for path in broken if path)
-    framework_known = ("framework",) not in broken and ("strategy",) not in broken
-    if framework_known:
+    roles_valid = not any(path[0] == "roles" and len(path) <= 3 for path in broken if path)
+    framework_valid = ("framework",) not in broken and ("strategy",) not in broken
+    if framework_valid:
         findings += _strategy(job)
         findings += _tensorflow(job)
         if ("roles",) not in broken:
             findings += _allowed_roles(job)
-        if roles_known:
-            findings += _needed_roles(job)
-    if roles_known:
-        findings += _commands(job, broken, framework_known)
+        if roles_valid:
+            findings += _required_roles(job)
+    if roles_valid:
+        findings += _commands(job, broken, framework_valid)
         findings += _sizes(job)
         findings += _same_groups(job)
         findings += _limits(job)
         findings += _watch(job)
     findings += _serve(job, broken)
     if job.credentials is not None:
-        findings += cluster_checks.credentials(job.credentials, broken)
+        findings += kubernetes_checks.credentials(job.credentials, broken)
     if job.kubernetes is not None:
         in_image = job.code == CODE_IN_IMAGE
-        findings += islice(cluster_checks.kubernetes(job.kubernetes, in_image, broken), MOST_FINDINGS)
+        findings += islice(kubernetes_checks.kubernetes(job.kubernetes, in_image, broken), MAX_FINDINGS)
     return findings
 
 
 def notes(job: Job, cluster: bool) -> list[str]:
-    """What a person may want to know about a job that is right."""
-    found = []
+    """Notes for the user about a valid job."""
+    messages = []
     groups = [group for role in job.roles.values() for group in role]
     for field in ("command", "cpu", "memory", "gpus"):
         if getattr(job, field) is not None and all(getattr(group, field) is not None for group in groups):
-            found.append(f"{field}: not used, every role has its own")
-    beside = job.tensorboard
-    if cluster and beside is not None and (beside.service or beside.ingress):
-        where = "its Ingress" if beside.ingress else f"its Service ({beside.service})"
-        found.append(f"TensorBoard asks nobody who they are: whoever reaches {where} sees what this run writes")
-    unused = [] if cluster else _for_clusters(job)
+            messages.append(f"{field}: not used, because every role sets its own")
+    tensorboard = job.tensorboard
+    if cluster and tensorboard is not None and (tensorboard.service or tensorboard.ingress):
+        endpoint = "its Ingress" if tensorboard.ingress else f"its Service ({tensorboard.service})"
+        messages.append(
+            f"TensorBoard has no authentication: anyone who can reach {endpoint} can see what this run writes"
+        )
+    unused = [] if cluster else _cluster_only_fields(job)
     if unused:
-        found.append(f"{listed(unused)}: not used on this machine")
+        messages.append(f"{join_names(unused)}: not used on this machine")
     if not cluster and job.ingest is not None and job.ingest.to.startswith(CLAIM):
-        found.append("ingest.to: a folder of Paceline's own stands for the claim on this machine")
-    return found
+        messages.append("ingest.to: on this machine, a folder managed by Paceline replaces the volume claim")
+    return messages
 
 
-def _for_clusters(job: Job) -> list[str]:
-    """The fields that were given and that only a cluster uses."""
-    given = {
+def _cluster_only_fields(job: Job) -> list[str]:
+    """The fields that are set but used on clusters only."""
+    is_set_by_field = {
         "snapshots.to": (job.snapshots.to or "").startswith(CLAIM),
         **{f"tensorboard.{name}": getattr(job.tensorboard, name, None) for name in ("image", "service", "ingress")},
         "serve": job.serve is not None,
@@ -87,7 +90,7 @@ def _for_clusters(job: Job) -> list[str]:
         "limits.keep_finished": "keep_finished" in job.limits.model_fields_set,
         "kubernetes": job.kubernetes is not None,
     }
-    return [field for field, is_given in given.items() if is_given]
+    return [field for field, is_set in is_set_by_field.items() if is_set]
 
 
 def allowed_roles(framework: str, strategy: str | None) -> tuple[str, ...]:
@@ -99,22 +102,23 @@ def allowed_roles(framework: str, strategy: str | None) -> tuple[str, ...]:
 def _kind(job: Job) -> str:
     if job.framework == "tensorflow":
         return f"tensorflow job with strategy {job.strategy or MULTI_WORKER}"
-    return "job of no framework" if job.framework == "none" else f"{job.framework} job"
+    return "job with framework none" if job.framework == "none" else f"{job.framework} job"
 
 
 def _strategy(job: Job) -> Iterator[Finding]:
     if job.strategy is not None and job.framework != "tensorflow":
-        yield Finding(("strategy",), f"has no effect in a {_kind(job)}: only tensorflow has strategies", "remove it")
+        yield Finding(
+            ("strategy",), f"has no effect in a {_kind(job)}: only tensorflow jobs have a strategy", "remove it"
+        )
 
 
 def _tensorflow(job: Job) -> Iterator[Finding]:
-    given = job.tensorflow.model_fields_set
     if job.framework != "tensorflow":
         if "tensorflow" in job.model_fields_set:
             yield Finding(("tensorflow",), f"has no effect in a {_kind(job)}", "remove it", at_key=True)
-    elif "patch_keras" in given and job.tensorflow.keras is not None:
-        what = "has no effect with keras: legacy, which is not patched"
-        yield Finding(("tensorflow", "patch_keras"), what, "remove one of them")
+    elif "patch_keras" in job.tensorflow.model_fields_set and job.tensorflow.keras is not None:
+        message = "has no effect with keras: legacy, which is not patched"
+        yield Finding(("tensorflow", "patch_keras"), message, "remove one of them")
 
 
 def _allowed_roles(job: Job) -> Iterator[Finding]:
@@ -124,15 +128,15 @@ def _allowed_roles(job: Job) -> Iterator[Finding]:
             continue
         if role not in ROLES:
             hint = did_you_mean(role, names)
-            yield Finding(("roles", role), f'unknown role "{visible(role, 60)}"', hint, listed(names), at_key=True)
+            yield Finding(("roles", role), f'unknown role "{visible(role, 60)}"', hint, join_names(names), at_key=True)
             continue
         hint = 'did you mean "strategy: parameter-server"?' if role == "ps" and job.framework == "tensorflow" else None
-        yield Finding(("roles", role), f'a {_kind(job)} has no role "{role}"', hint, listed(names), at_key=True)
+        yield Finding(("roles", role), f'a {_kind(job)} has no role "{role}"', hint, join_names(names), at_key=True)
 
 
-def _needed_roles(job: Job) -> Iterator[Finding]:
+def _required_roles(job: Job) -> Iterator[Finding]:
     if not job.roles:
-        yield Finding(("roles",), "is empty", "remove it for one worker, or write {worker: {replicas: 2}}")
+        yield Finding(("roles",), "is empty", "remove it to run one worker, or write {worker: {replicas: 2}}")
         return
     if job.framework == "tensorflow" and job.strategy == PARAMETER_SERVER:
         for role in ("worker", "ps"):
@@ -144,18 +148,18 @@ def _needed_roles(job: Job) -> Iterator[Finding]:
                     at_key=True,
                 )
     elif not job.roles.keys() & {"worker", "chief"}:
-        known = job.roles.keys() & set(allowed_roles(job.framework, job.strategy))
-        if known:
-            yield Finding(("roles",), 'has no "worker": nothing would train', "add worker: {replicas: 1}", at_key=True)
+        valid = job.roles.keys() & set(allowed_roles(job.framework, job.strategy))
+        if valid:
+            yield Finding(("roles",), 'has no "worker": no task would train', "add worker: {replicas: 1}", at_key=True)
 
 
-def _commands(job: Job, broken: Sequence[Path], framework_known: bool) -> Iterator[Finding]:
+def _commands(job: Job, broken: Sequence[Path], framework_valid: bool) -> Iterator[Finding]:
     if job.command is not None or any("command" in path and path[0] not in NAMES for path in broken):
         return
     hint = "write command: [python, train.py]"
     if all(group.command is None for groups in job.roles.values() for group in groups):
-        yield Finding(("command",), "is missing: nothing says what to run", hint)
-    elif framework_known:
+        yield Finding(("command",), "is missing: there is nothing to run", hint)
+    elif framework_valid:
         names = set(allowed_roles(job.framework, job.strategy)) - _servers(job)
         for role, groups in job.roles.items():
             if role in names and groups[0].command is None:
@@ -164,7 +168,7 @@ def _commands(job: Job, broken: Sequence[Path], framework_known: bool) -> Iterat
 
 
 def _servers(job: Job) -> set[str]:
-    """The roles that run a plain server where they have no command."""
+    """The roles that run a plain server if they have no command."""
     if job.framework != "tensorflow" or job.strategy != PARAMETER_SERVER:
         return set()
     return {"ps", "worker"} if "chief" in job.roles else {"ps"}
@@ -174,20 +178,20 @@ def _sizes(job: Job) -> Iterator[Finding]:
     chiefs = job.roles.get("chief", [])
     replicas = sum(group.replicas for group in chiefs)
     if replicas > 1:
-        where: Path = ("roles", "chief", 0, "replicas") if len(chiefs) == 1 else ("roles", "chief")
-        yield Finding(where, f"a job has exactly one chief, got {replicas}", allowed="1")
+        path: Path = ("roles", "chief", 0, "replicas") if len(chiefs) == 1 else ("roles", "chief")
+        yield Finding(path, f"a job must have exactly one chief, got {replicas}", allowed="1")
     elif chiefs and tasks_per_host(job, "chief", chiefs[0]) > 1:
         tasks = tasks_per_host(job, "chief", chiefs[0])
-        own = next((field for field in ("tasks_per_host", "gpus") if getattr(chiefs[0], field) is not None), None)
-        where = ("roles", "chief", 0, own) if own else ("gpus",)
-        why = "" if own == "tasks_per_host" else ", one a GPU"
+        field = next((field for field in ("tasks_per_host", "gpus") if getattr(chiefs[0], field) is not None), None)
+        path = ("roles", "chief", 0, field) if field else ("gpus",)
+        reason = "" if field == "tasks_per_host" else ", one per GPU"
         hint = "write tasks_per_host: 1 in roles.chief"
-        yield Finding(where, f"a job has exactly one chief, and this makes {tasks} tasks of it{why}", hint)
+        yield Finding(path, f"a job must have exactly one chief, but this makes {tasks} chief tasks{reason}", hint)
     tasks = sum(
         group.replicas * tasks_per_host(job, role, group) for role, groups in job.roles.items() for group in groups
     )
-    if tasks > MOST_TASKS:
-        yield Finding(("roles",), f"makes {tasks} tasks; a job has at most {MOST_TASKS}", at_key=True)
+    if tasks > MAX_TASKS:
+        yield Finding(("roles",), f"makes {tasks} tasks; a job can have at most {MAX_TASKS}", at_key=True)
 
 
 def _limits(job: Job) -> Iterator[Finding]:
@@ -199,20 +203,20 @@ def _serve(job: Job, broken: Sequence[Path]) -> Iterator[Finding]:
     if job.serve is None:
         return
     if job.export is None and not any(path[:1] == ("export",) for path in broken):
-        what = "has no effect without export, which makes the model of a snapshot"
-        yield Finding(("serve",), what, "write export: {command: [python, export.py]}", at_key=True)
-    known = not any(path in (("framework",), ("serve", "image")) for path in broken)
-    if job.serve.image is None and job.framework != "tensorflow" and known:
+        message = "has no effect without export, which creates the model from a snapshot"
+        yield Finding(("serve",), message, "write export: {command: [python, export.py]}", at_key=True)
+    unreported = not any(path in (("framework",), ("serve", "image")) for path in broken)
+    if job.serve.image is None and job.framework != "tensorflow" and unreported:
         framework = "" if job.framework == "none" else f" and {job.framework}"
-        what = "is missing: only for tensorflow there is an image that serves its models"
-        yield Finding(("serve", "image"), what, f"name one that holds paceline[serve]{framework}")
+        message = "is missing: only tensorflow has a default image for serving"
+        yield Finding(("serve", "image"), message, f"name an image that contains paceline[serve]{framework}")
 
 
 def _watch(job: Job) -> Iterator[Finding]:
     if job.snapshots.watch is not None and job.strategy == PARAMETER_SERVER and "chief" not in job.roles:
         yield Finding(
             ("snapshots", "watch"),
-            "has no effect: in a parameter-server job it is the chief's folder that is watched, and the job has none",
+            "has no effect: a parameter-server job watches the chief's folder, and this job has no chief",
             "add roles.chief, or remove it",
         )
 
@@ -224,6 +228,6 @@ def _same_groups(job: Job) -> Iterator[Finding]:
                 if getattr(group, field) != getattr(groups[0], field):
                     yield Finding(
                         ("roles", role, index, field),
-                        f"differs from the {field} of the first group: all groups of a role have the same",
-                        f"give every group of {role} the same {field}",
+                        f"differs from the first group: all groups of a role must have the same {field}",
+                        f"use the same {field} in every group of {role}",
                     )

@@ -1,4 +1,4 @@
-"""What the fields of a job take: each type with its reader and with its part of the JSON Schema."""
+"""The types of job file fields: each with its validator and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from paceline.job import values
+from paceline.plan import NAME
 
 FRAMEWORKS = ("tensorflow", "torch", "jax", "none")
 STRATEGIES = ("multi-worker", "parameter-server")
 KERAS = ("legacy",)
 ROLES = ("chief", "worker", "ps", "evaluator")
-MOST_REPLICAS = 100_000
-MOST_TASKS_PER_HOST = 1024
-MOST_GPUS = 1024
+MAX_REPLICAS = 100_000
+MAX_TASKS_PER_HOST = 1024
+MAX_GPUS = 1024
 
-_ALSO_FRAMEWORKS = {"tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "python": "none", "other": "none"}
-_ALSO_KERAS = {"tfkeras": "legacy", "keras": "legacy", "old": "legacy"}
-_ALSO_STRATEGIES = {
+_FRAMEWORK_ALIASES = {"tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "python": "none", "other": "none"}
+_KERAS_ALIASES = {"tfkeras": "legacy", "keras": "legacy", "old": "legacy"}
+_STRATEGY_ALIASES = {
     "ps": "parameter-server",
     "parameterserverstrategy": "parameter-server",
     "mirrored": "multi-worker",
@@ -32,23 +33,23 @@ def text_schema(pattern: str | None = None, **more: Any) -> dict[str, Any]:
     return {"type": "string", **({"pattern": pattern} if pattern else {"minLength": 1}), **more}
 
 
-def number_schema(kind: str, least: int, most: int | None = None) -> dict[str, Any]:
-    return {"type": kind, "minimum": least, **({} if most is None else {"maximum": most})}
+def number_schema(kind: str, minimum: int, maximum: int | None = None) -> dict[str, Any]:
+    return {"type": kind, "minimum": minimum, **({} if maximum is None else {"maximum": maximum})}
 
 
-def whole(least: int, most: int | None = None) -> tuple[PlainValidator, WithJsonSchema]:
-    return PlainValidator(values.whole(least, most)), WithJsonSchema(number_schema("integer", least, most))
+def whole(minimum: int, maximum: int | None = None) -> tuple[PlainValidator, WithJsonSchema]:
+    return PlainValidator(values.whole(minimum, maximum)), WithJsonSchema(number_schema("integer", minimum, maximum))
 
 
-def choice(names: tuple[str, ...], also_called: Mapping[str, str]) -> tuple[PlainValidator, WithJsonSchema]:
-    return PlainValidator(values.choice(names, also_called)), WithJsonSchema({"enum": list(names)})
+def choice(names: tuple[str, ...], aliases: Mapping[str, str]) -> tuple[PlainValidator, WithJsonSchema]:
+    return PlainValidator(values.choice(names, aliases)), WithJsonSchema({"enum": list(names)})
 
 
-Framework = Annotated[str, *choice(FRAMEWORKS, _ALSO_FRAMEWORKS)]
-Strategy = Annotated[str, *choice(STRATEGIES, _ALSO_STRATEGIES)]
-Keras = Annotated[str, *choice(KERAS, _ALSO_KERAS)]
+Framework = Annotated[str, *choice(FRAMEWORKS, _FRAMEWORK_ALIASES)]
+Strategy = Annotated[str, *choice(STRATEGIES, _STRATEGY_ALIASES)]
+Keras = Annotated[str, *choice(KERAS, _KERAS_ALIASES)]
 Name = Annotated[
-    str, PlainValidator(values.name), WithJsonSchema(text_schema(f"^{values.NAME}$", maxLength=values.NAME_LENGTH))
+    str, PlainValidator(values.name), WithJsonSchema(text_schema(f"^{NAME}$", maxLength=values.NAME_LENGTH))
 ]
 Text = Annotated[str, PlainValidator(values.text), WithJsonSchema(text_schema(r"\S"))]
 Switch = Annotated[bool, PlainValidator(values.switch), WithJsonSchema({"type": "boolean"})]
@@ -56,24 +57,29 @@ Duration = Annotated[
     float,
     PlainValidator(values.duration),
     WithJsonSchema(
-        {"anyOf": [text_schema(values.DURATION), {"type": "number", "exclusiveMinimum": 0, "maximum": values.LONGEST}]}
+        {
+            "anyOf": [
+                text_schema(values.DURATION),
+                {"type": "number", "exclusiveMinimum": 0, "maximum": values.MAX_SECONDS},
+            ]
+        }
     ),
 ]
 Memory = Annotated[
     int,
     PlainValidator(values.memory),
     WithJsonSchema(
-        {"anyOf": [text_schema(values.MEMORY), number_schema("integer", values.LEAST_MEMORY, values.MOST_MEMORY)]}
+        {"anyOf": [text_schema(values.MEMORY), number_schema("integer", values.MIN_MEMORY, values.MAX_MEMORY)]}
     ),
 ]
 Cpu = Annotated[
     float,
     PlainValidator(values.cpu),
     WithJsonSchema(
-        {"anyOf": [text_schema(values.CPU), {"type": "number", "minimum": 0.001, "maximum": values.MOST_CPU}]}
+        {"anyOf": [text_schema(values.CPU), {"type": "number", "minimum": 0.001, "maximum": values.MAX_CPU}]}
     ),
 ]
-Gpus = Annotated[int, *whole(0, MOST_GPUS)]
+Gpus = Annotated[int, *whole(0, MAX_GPUS)]
 Argument = Annotated[str, PlainValidator(values.argument), WithJsonSchema(text_schema())]
 Command = Annotated[list[Argument], BeforeValidator(values.arguments), Field(min_length=1)]
 EnvName = Annotated[str, PlainValidator(values.env_name)]
@@ -87,6 +93,6 @@ Env = Annotated[
 
 
 class Strict(BaseModel):
-    """A mapping of the job file: other keys than its fields are refused."""
+    """A mapping in the job file that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

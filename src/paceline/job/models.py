@@ -1,4 +1,4 @@
-"""The job, as pydantic models: the one place that says which fields there are, what they take and what they mean."""
+"""The job as pydantic models, which define the fields of a job file, their values and their meaning."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from paceline.job import values
-from paceline.job.board import Beside, Ingress, TensorBoard
-from paceline.job.cluster import ITEMS, Credentials, Kubernetes
 from paceline.job.fields import (
-    MOST_REPLICAS,
-    MOST_TASKS_PER_HOST,
+    MAX_REPLICAS,
+    MAX_TASKS_PER_HOST,
     Command,
     Cpu,
     Duration,
@@ -27,34 +25,37 @@ from paceline.job.fields import (
     Text,
     whole,
 )
-from paceline.job.ingest import Ingest
-from paceline.job.programs import Export, Try
-from paceline.job.serving import Serve
-from paceline.job.snapshots import Best, Claim, Snapshots
+from paceline.job.ingest_section import Ingest
+from paceline.job.kubernetes_section import ITEMS, Credentials, Kubernetes
+from paceline.job.model_section import Export, Try
+from paceline.job.serve_section import Serve
+from paceline.job.snapshots_section import Best, Claim, Snapshots
+from paceline.job.tensorboard_section import Ingress, TensorBoard, TensorBoardField
 from paceline.plan import COMMIT, KEEP_FINISHED
 
 
 class Group(Strict):
-    """Hosts of one role that are alike."""
+    """Identical hosts of one role."""
 
-    replicas: Annotated[int, *whole(1, MOST_REPLICAS)] = Field(
-        default=1, description="How many hosts. On this machine a host is an agent process."
+    replicas: Annotated[int, *whole(1, MAX_REPLICAS)] = Field(
+        default=1, description="The number of hosts. On one machine, a host is an agent process."
     )
-    tasks_per_host: Annotated[int, *whole(1, MOST_TASKS_PER_HOST)] | None = Field(
-        default=None, description="How many tasks each host holds. Unset: one a GPU, and one where there is no GPU."
+    tasks_per_host: Annotated[int, *whole(1, MAX_TASKS_PER_HOST)] | None = Field(
+        default=None, description="The number of tasks on each host. Default: one per GPU, or one without GPUs."
     )
     gpus: Gpus | None = Field(
         default=None,
-        description="GPUs of each host. Unset: the job's `gpus` for chief and worker, none for ps and evaluator.",
+        description="GPUs of each host. Default: the job's `gpus` for chief and worker, none for ps and evaluator.",
     )
-    cpu: Cpu | None = Field(default=None, description="Cores of each host. Unset: the job's `cpu`.")
-    memory: Memory | None = Field(default=None, description="Memory of each host. Unset: the job's `memory`.")
+    cpu: Cpu | None = Field(default=None, description="Cores of each host. Default: the job's `cpu`.")
+    memory: Memory | None = Field(default=None, description="Memory of each host. Default: the job's `memory`.")
     command: Command | None = Field(
         default=None,
-        description="What the tasks of this role run, instead of the job's `command`. The same for all groups.",
+        description="The command for the tasks of this role, instead of the job's `command`. The same in all groups.",
     )
     env: Env = Field(
-        default_factory=dict, description="Variables for this role, over those of the job. The same for all groups."
+        default_factory=dict,
+        description="Environment variables for this role. They override the job's `env`. The same in all groups.",
     )
 
 
@@ -62,69 +63,72 @@ class Restart(Strict):
     """What happens when a task dies or makes no progress."""
 
     limit: Annotated[int, *whole(0)] = Field(
-        default=10, description="How many restarts a cause may have without a new step or snapshot; then the run fails."
+        default=10,
+        description="How often the same cause may restart tasks without a new step or snapshot before the run fails.",
     )
     hang_after: Duration | None = Field(
         default=None,
-        description="Time without progress after which tasks count as hung. "
-        "Unset: the larger of 10 minutes and five times the longest gap seen.",
+        description="Time without progress after which tasks are considered hung. "
+        "Default: the larger of 10 minutes and five times the longest interval so far.",
         examples=["10m"],
     )
     warm: Switch = Field(
         default=True,
-        description="Keep an interpreter ready that has already imported the framework, for fast restarts.",
+        description="Keep a spare interpreter that has already imported the framework, for fast restarts.",
     )
 
 
 class TensorFlow(Strict):
-    """How programs of TensorFlow find Keras."""
+    """Which Keras TensorFlow programs use."""
 
     patch_keras: Switch = Field(
         default=True,
-        description="Make `fit`, `evaluate` and `predict` of Keras 3 work on several workers, where the version is one "
-        "that this was tested with; see [Keras](keras.md).",
+        description="Make `fit`, `evaluate` and `predict` of Keras 3 work on several workers, if the version of Keras "
+        "was tested with this; see [Keras](keras.md).",
     )
     keras: Keras | None = Field(
         default=None,
-        description="`legacy`: `tf.keras` is the tf_keras package, by `TF_USE_LEGACY_KERAS=1`; Keras 3 is not patched "
-        "then. Unset: it is Keras 3.",
+        description="`legacy`: `tf.keras` is the tf_keras package (`TF_USE_LEGACY_KERAS=1`), and Keras 3 is not "
+        "patched. Default: `tf.keras` is Keras 3.",
     )
 
 
 class Limits(Strict):
-    """How long things may take."""
+    """Time limits."""
 
     start: Duration = Field(
         default=1800.0,
-        description="Time for all hosts to be there, from the first one on; for a pod of `serve` to be ready.",
+        description="Time for all hosts to start, counted from the first host; and for a pod of `serve` to become "
+        "ready.",
         examples=["30m"],
     )
     runtime: Duration | None = Field(
         default=None,
-        description="Time for the whole run, from the first generation on. Unset: no limit.",
+        description="Time for the whole run, counted from the first generation. Default: no limit.",
         examples=["6h"],
     )
     grace: Duration = Field(
         default=30.0,
-        description="Time that tasks have between SIGTERM and SIGKILL when the run is stopped, and, with the snapshot "
-        "that is taken before, when their host is told to go; for an evaluator to finish that does not `follow()`; and "
-        "for what was saved to be committed before a restart goes on without it.",
+        description="Time between SIGTERM and SIGKILL for tasks when the run is stopped, or, including a final "
+        "snapshot, when their host is evicted or shut down. Also the time for an evaluator that does not use "
+        "`follow()` to finish, and the time for saved snapshots to be committed before a restart continues without "
+        "them.",
         examples=["30s"],
     )
     commit: Duration = Field(
         default=COMMIT,
-        description="Time for the last snapshot to be committed once training has ended.",
+        description="Time for the last snapshot to be committed after training has ended.",
         examples=["10m"],
     )
     evaluation: Duration | None = Field(
         default=None,
-        description="Time that an evaluator has, once training has ended, for each snapshot that is left. "
-        "Unset: the larger of 10 minutes and five times the longest evaluation so far.",
+        description="Time for an evaluator to evaluate each remaining snapshot after training has ended. "
+        "Default: the larger of 10 minutes and five times the longest evaluation so far.",
         examples=["30m"],
     )
     keep_finished: Duration = Field(
         default=KEEP_FINISHED,
-        description="How long a run that has ended stays on a cluster. Not used on this machine.",
+        description="How long a finished run stays on a cluster. Not used on one machine.",
         examples=["1h"],
     )
 
@@ -137,33 +141,33 @@ class _Job(Strict):
 
     model_config = ConfigDict(defer_build=False)
 
-    name: Name = Field(description="Begins the id of every run of this job.", examples=["digits"])
+    name: Name = Field(description="The prefix of the id of every run of this job.", examples=["digits"])
     framework: Framework = Field(
-        description="Decides the environment that tasks are given, and which failure restarts what."
+        description="The framework. It determines the environment of tasks, and what is restarted after a failure."
     )
     strategy: Strategy | None = Field(
-        default=None, description="How a TensorFlow job trains; TensorFlow only, where it is `multi-worker` unless set."
+        default=None, description="The distribution strategy; TensorFlow only. Default: `multi-worker`."
     )
     command: Command | None = Field(
         default=None,
-        description="What every task runs, as a list of words, in the `code` folder. A role may have its own. "
-        "ps and worker of a parameter-server job may go without: they then run a plain `tf.distribute.Server` "
-        "(a worker only where the job has a chief).",
+        description="The command that every task runs in the `code` folder, as a list of arguments. A role can have "
+        "its own. Optional for the ps and worker roles of a parameter-server job: without a command, they run a plain "
+        "`tf.distribute.Server` (workers only if the job has a chief).",
         examples=[["python", "train.py", "--epochs", "20"]],
     )
     code: Text = Field(
         default=".",
-        description="The folder that tasks run in, relative to the folder of the job file. Or the word `image`: the "
-        "code is in the container image, on a cluster. A folder of that name is written `./image`.",
+        description="The folder that tasks run in, relative to the folder of the job file. Or `image`, on a cluster: "
+        "the code is in the container image. Write `./image` for a folder of that name.",
         examples=[".", "image"],
     )
     env: Env = Field(
         default_factory=dict,
-        description="Variables for every task. Values are text: put numbers in quotes.",
+        description="Environment variables for every task. Values are strings: put numbers in quotes.",
         examples=[{"DATA": "/data/digits", "SEED": "7"}],
     )
     cpu: Cpu | None = Field(
-        default=None, description='Cores of each host: a number, or thousandths as in "500m".', examples=[4, "500m"]
+        default=None, description='Cores of each host: a number, or millicores as in "500m".', examples=[4, "500m"]
     )
     memory: Memory | None = Field(
         default=None,
@@ -171,22 +175,22 @@ class _Job(Strict):
         examples=["8Gi"],
     )
     gpus: Gpus | None = Field(
-        default=None, description="GPUs of each host of chief and worker. Unset: none.", examples=[1]
+        default=None, description="GPUs of each chief and worker host. Default: none.", examples=[1]
     )
     roles: dict[str, Groups] = Field(
         default_factory=lambda: {"worker": [Group()]},
-        description="The roles, and the hosts of each: a mapping, or a list of mappings where hosts are unequal. "
-        "Unset: one worker. Every framework has `worker` and `evaluator`; TensorFlow also has `chief` (exactly one), "
-        "and with `strategy: parameter-server` `ps`.",
+        description="The roles and the hosts of each: a mapping, or a list of mappings if hosts differ. "
+        "Default: one worker. Every framework has `worker` and `evaluator`; TensorFlow also has `chief` (exactly one), "
+        "and `ps` with `strategy: parameter-server`.",
         examples=[{"worker": {"replicas": 3}}],
     )
     snapshots: Snapshots = Field(
-        default_factory=lambda: Snapshots(), description="Where snapshots go, and which are kept."
+        default_factory=lambda: Snapshots(), description="Where snapshots are stored, and which are kept."
     )
-    ingest: Ingest | None = Field(default=None, description="Data that is made once, before training.")
-    tensorboard: Beside = Field(
+    ingest: Ingest | None = Field(default=None, description="Data that is created once, before training.")
+    tensorboard: TensorBoardField = Field(
         default=None,
-        description="Serve TensorBoard beside the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`; on a "
+        description="Serve TensorBoard during the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`; on a "
         "cluster until `limits.keep_finished` has passed.",
     )
     tensorflow: TensorFlow = Field(
@@ -194,32 +198,32 @@ class _Job(Strict):
     )
     credentials: Credentials | None = Field(
         default=None,
-        description="A file of a Secret that tasks are given. For clusters only: not used on this machine.",
+        description="A file of a Secret for tasks. Used on clusters only.",
     )
     restart: Restart = Field(default_factory=lambda: Restart(), description="What happens when a task dies or hangs.")
     limits: Limits = Field(
         default_factory=lambda: Limits(),
-        description='How long things may take: "90s", "10m", "1h30m", "2d", or seconds.',
+        description='Time limits: "90s", "10m", "1h30m", "2d", or a number of seconds.',
     )
     kubernetes: Kubernetes | None = Field(
-        default=None, description="For clusters only: checked here, not used on this machine."
+        default=None, description="Settings for clusters. Checked, but not used, on one machine."
     )
     export: Export | None = Field(
         default=None,
-        description="What `paceline export RUN --to DIR` runs.",
+        description="The command that `paceline export RUN --to DIR` runs.",
         examples=[{"command": ["python", "export.py"]}],
     )
     serve: Serve | None = Field(
         default=None,
-        description="How `paceline serve RUN --on kubernetes` serves the exported model. Not used on this machine.",
+        description="How `paceline serve RUN --on kubernetes` serves the exported model. Used on clusters only.",
         examples=[{"replicas": 2, "memory": "2Gi"}],
     )
 
     @property
     def programs(self) -> dict[str, list[str]]:
-        """By name, those that there are."""
-        given: dict[str, Try | Export | None] = {"try": getattr(self, "try"), "export": self.export}
-        return {name: program.command for name, program in given.items() if program is not None}
+        """The commands of `try` and `export`, if set."""
+        sections: dict[str, Try | Export | None] = {"try": getattr(self, "try"), "export": self.export}
+        return {name: section.command for name, section in sections.items() if section is not None}
 
 
 if TYPE_CHECKING:
@@ -227,7 +231,7 @@ if TYPE_CHECKING:
 else:  # `try` is a keyword
     _TRY = Field(
         default=None,
-        description="What `paceline try RUN -- ARGS` runs.",
+        description="The command that `paceline try RUN -- ARGS` runs.",
         examples=[{"command": ["python", "translate.py"]}],
     )
     Job = create_model("Job", __base__=_Job, __doc__=_Job.__doc__, **{"try": (Try | None, _TRY)})
@@ -249,7 +253,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def model_at(path: tuple[str | int, ...]) -> type[BaseModel]:
-    """The model of the mapping at this place of a job."""
+    """The model of the mapping at this path of a job."""
     if not path:
         return Job
     if path[0] == "snapshots" and len(path) > 1:

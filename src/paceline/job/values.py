@@ -1,4 +1,4 @@
-"""How the values of single fields are read: each function takes what YAML gave and returns the value or refuses it."""
+"""Validators for single fields: each takes a value from YAML, and returns the parsed value or raises BadValueError."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.job.errors import BadValueError, described, did_you_mean, listed, nearest, visible
+from paceline.job.errors import BadValueError, describe, join_names, visible
+from paceline.job.similar_names import did_you_mean, nearest
+from paceline.plan import NAME
 
-NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 NAME_LENGTH = 40
 
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
@@ -20,14 +21,14 @@ MEMORY = rf"^{_NUMBER}(?:[KMGTP]i|[kKMGTP])?$"
 CPU = rf"^{_NUMBER}m?$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
-LONGEST = 3650 * 86400  # seconds; far past any run, and still a number that every timer takes
-LEAST_MEMORY = 2**20
-MOST_MEMORY = 2**60
-MOST_CPU = 100_000
+MAX_SECONDS = 3650 * 86400  # longer than any run, and small enough for every timer
+MIN_MEMORY = 2**20
+MAX_MEMORY = 2**60
+MAX_CPU = 100_000
 
-DURATIONS = 'a time such as "90s", "10m", "6h", "1h30m" or "2d", or a number of seconds'
+DURATIONS = 'a duration such as "90s", "10m", "6h", "1h30m" or "2d", or a number of seconds'
 MEMORIES = 'an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
-CPUS = 'a number of cores such as 4 or 0.5, or thousandths of one such as "500m"'
+CPUS = 'a number of cores such as 4 or 0.5, or millicores such as "500m"'
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _BYTES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
@@ -67,28 +68,30 @@ SET_BY_PACELINE = frozenset(
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", hint=quoted(value))
+        raise BadValueError(f"must be a string, got {describe(value)}", hint=quoted(value))
     if not value.strip():
         raise BadValueError("is empty")
     return value
 
 
-def whole(least: int, most: int | None = None) -> Callable[[Any], int]:
-    """A reader of whole numbers from `least` to `most`."""
-    allowed = f"a whole number from {least} to {most}" if most is not None else f"a whole number of at least {least}"
+def whole(minimum: int, maximum: int | None = None) -> Callable[[Any], int]:
+    """A validator for whole numbers from `minimum` to `maximum`."""
+    allowed = f"a whole number of at least {minimum}"
+    if maximum is not None:
+        allowed = f"a whole number from {minimum} to {maximum}"
 
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            number = isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value)
+            is_quoted_number = isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value)
             raise BadValueError(
-                f"must be a whole number, got {described(value)}",
-                "write it without quotes" if number else None,
+                f"must be a whole number, got {describe(value)}",
+                "write it without quotes" if is_quoted_number else None,
                 allowed,
             )
-        if value < least:
-            raise BadValueError(f"must be at least {least}, got {_short(value)}", allowed=allowed)
-        if most is not None and value > most:
-            raise BadValueError(f"must be at most {most}, got {_short(value)}", allowed=allowed)
+        if value < minimum:
+            raise BadValueError(f"must be at least {minimum}, got {_short(value)}", allowed=allowed)
+        if maximum is not None and value > maximum:
+            raise BadValueError(f"must be at most {maximum}, got {_short(value)}", allowed=allowed)
         return value
 
     return read
@@ -101,20 +104,20 @@ def switch(value: Any) -> bool:
     if isinstance(value, str):
         hint = {"yes": "write true", "on": "write true", "no": "write false", "off": "write false"}.get(value.lower())
         hint = "write it without quotes" if value.lower() in ("true", "false") else hint
-    raise BadValueError(f"must be true or false, got {described(value)}", hint, "true, false")
+    raise BadValueError(f"must be true or false, got {describe(value)}", hint, "true, false")
 
 
-def choice(names: tuple[str, ...], also_called: Mapping[str, str]) -> Callable[[Any], str]:
-    """A reader of one of the names; `also_called` are other words people use for them."""
+def choice(names: tuple[str, ...], aliases: Mapping[str, str]) -> Callable[[Any], str]:
+    """A validator for one of the names. `aliases` maps other common words to names, for hints."""
 
     def read(value: Any) -> str:
         if isinstance(value, str) and value in names:
             return value
         if not isinstance(value, str):
-            raise BadValueError(f"must be one word, got {described(value)}", allowed=listed(names))
-        meant = also_called.get(re.sub("[^a-z]", "", value[:60].lower()))
+            raise BadValueError(f"must be a string, got {describe(value)}", allowed=join_names(names))
+        meant = aliases.get(re.sub("[^a-z]", "", value[:60].lower()))
         hint = f'did you mean "{meant}"?' if meant else did_you_mean(value, names)
-        raise BadValueError(f'"{visible(value, 60)}" is not known here', hint, listed(names))
+        raise BadValueError(f'"{visible(value, 60)}" is not a valid value', hint, join_names(names))
 
     return read
 
@@ -126,16 +129,16 @@ def duration(value: Any) -> float:
     (5400.0, 90.0, 0.5)
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadValueError(f"must be a time, got {described(value)}", allowed=DURATIONS)
+        raise BadValueError(f"must be a duration, got {describe(value)}", allowed=DURATIONS)
     if isinstance(value, str):
         if len(value) > 60 or not re.fullmatch(DURATION, value, re.ASCII):
-            raise BadValueError(f'"{visible(value, 60)}" is not a time', _like_duration(value), DURATIONS)
+            raise BadValueError(f'"{visible(value, 60)}" is not a duration', _similar_duration(value), DURATIONS)
         seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(rf"({_NUMBER})([dhms])", value))
     else:
         seconds = _float(value)
     if math.isnan(seconds) or seconds <= 0:
         raise BadValueError(f"must be longer than 0 seconds, got {_as_written(value)}", allowed=DURATIONS)
-    if seconds > LONGEST:
+    if seconds > MAX_SECONDS:
         raise BadValueError(f"must be at most 3650d, got {_as_written(value)}", allowed=DURATIONS)
     return seconds
 
@@ -147,19 +150,19 @@ def memory(value: Any) -> int:
     (8589934592, 1500000000, 2097152)
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise BadValueError(f"must be an amount of memory, got {described(value)}", allowed=MEMORIES)
+        raise BadValueError(f"must be an amount of memory, got {describe(value)}", allowed=MEMORIES)
     size: float = 0
     if isinstance(value, str):
         match = re.fullmatch(rf"({_NUMBER})([A-Za-z]*)", value) if len(value) <= 60 else None
         if match is None or match[2] not in _BYTES:
-            raise BadValueError(f'"{visible(value, 60)}" is not an amount of memory', _like_memory(value), MEMORIES)
+            raise BadValueError(f'"{visible(value, 60)}" is not an amount of memory', _similar_memory(value), MEMORIES)
         size = float(match[1]) * _BYTES[match[2]]
     else:
         size = _float(value)
-    if size < LEAST_MEMORY:
-        meant = f'did you mean "{value}Gi"?' if re.fullmatch("[0-9]{1,4}", str(value)) and size > 0 else None
-        raise BadValueError(f"must be at least 1Mi, got {_as_written(value)}", meant, MEMORIES)
-    if size > MOST_MEMORY:
+    if size < MIN_MEMORY:
+        hint = f'did you mean "{value}Gi"?' if re.fullmatch("[0-9]{1,4}", str(value)) and size > 0 else None
+        raise BadValueError(f"must be at least 1Mi, got {_as_written(value)}", hint, MEMORIES)
+    if size > MAX_MEMORY:
         raise BadValueError(f"must be at most 1024Pi, got {_as_written(value)}", allowed=MEMORIES)
     return int(size)
 
@@ -171,7 +174,7 @@ def cpu(value: Any) -> float:
     (0.5, 4.0, 2.5)
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadValueError(f"must be a number of cores, got {described(value)}", allowed=CPUS)
+        raise BadValueError(f"must be a number of cores, got {describe(value)}", allowed=CPUS)
     if isinstance(value, str):
         if len(value) > 60 or not re.fullmatch(CPU, value, re.ASCII):
             number = re.match(_NUMBER, value.strip())
@@ -182,13 +185,13 @@ def cpu(value: Any) -> float:
         cores = _float(value)
     if math.isnan(cores) or cores < 0.001:
         raise BadValueError(f"must be at least 0.001, got {_as_written(value)}", allowed=CPUS)
-    if cores > MOST_CPU:
-        raise BadValueError(f"must be at most {MOST_CPU}, got {_as_written(value)}", allowed=CPUS)
+    if cores > MAX_CPU:
+        raise BadValueError(f"must be at most {MAX_CPU}, got {_as_written(value)}", allowed=CPUS)
     return cores
 
 
 def name(value: Any) -> str:
-    return label(value, NAME, NAME_LENGTH, "a letter, then letters, digits and -, all lower case")
+    return label(value, NAME, NAME_LENGTH, "a lowercase letter, then lowercase letters, digits and -")
 
 
 def env_name(value: Any) -> str:
@@ -196,90 +199,92 @@ def env_name(value: Any) -> str:
         slug = re.sub("[^A-Za-z0-9_]+", "_", str(value))[:60].strip("_")
         hint = f'did you mean "{slug}"?' if re.fullmatch(ENV_NAME, slug) and slug != value else None
         raise BadValueError(
-            f'"{visible(str(value), 60)}" is not the name of a variable', hint, "letters, digits and _, no digit first"
+            f'"{visible(str(value), 60)}" is not a valid variable name',
+            hint,
+            "letters, digits and _, not starting with a digit",
         )
     if value in SET_BY_PACELINE or value.startswith("PACELINE_"):
-        hint = "say how many with gpus" if value == "CUDA_VISIBLE_DEVICES" else "remove it"
-        raise BadValueError(f'"{value}" is set by Paceline itself, for each task', hint)
+        hint = "use gpus to set the number of GPUs" if value == "CUDA_VISIBLE_DEVICES" else "remove it"
+        raise BadValueError(f'"{value}" is set by Paceline for each task', hint)
     return value
 
 
 def env_value(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", hint=quoted(value))
+        raise BadValueError(f"must be a string, got {describe(value)}", hint=quoted(value))
     return value
 
 
 def argument(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", hint=quoted(value))
+        raise BadValueError(f"must be a string, got {describe(value)}", hint=quoted(value))
     if not value:
         raise BadValueError("is empty")
     return value
 
 
 def arguments(value: Any) -> Any:
-    """What comes before the items of a command are read one by one: is it a list at all?"""
+    """A validator that runs before the items of a command are read, and checks that the command is a list."""
     if isinstance(value, str):
         try:
             words = shlex.split(value)
         except ValueError:
             words = value.split()
-        items = listed(
+        items = join_names(
             [word if re.fullmatch("[A-Za-z./_-][A-Za-z0-9./_=-]*", word) else json.dumps(word) for word in words]
         )
         hint = f"write [{items}]" if words and len(items) <= 200 else None
-        raise BadValueError("must be a list of words, got one text", hint)
+        raise BadValueError("must be a list of arguments, got a single string", hint)
     if not isinstance(value, list):
-        raise BadValueError(f"must be a list of words, got {described(value)}", "write [python, train.py]")
+        raise BadValueError(f"must be a list of arguments, got {describe(value)}", "write [python, train.py]")
     if not value:
         raise BadValueError("is empty", "write what to run, such as [python, train.py]")
     return value
 
 
 def groups(value: Any) -> Any:
-    """One group, or a list of them, as a list."""
+    """One group or a list of groups, as a list."""
     if isinstance(value, dict):
         return [value]
     if not isinstance(value, list):
-        counted = isinstance(value, int) and not isinstance(value, bool)
-        hint = f"write {{replicas: {_short(value)}}}" if counted else None
-        raise BadValueError(f"must be a mapping or a list of mappings, got {described(value)}", hint)
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        hint = f"write {{replicas: {_short(value)}}}" if is_count else None
+        raise BadValueError(f"must be a mapping or a list of mappings, got {describe(value)}", hint)
     if not value:
-        raise BadValueError("is an empty list: a role has at least one group")
+        raise BadValueError("is an empty list: a role needs at least one group")
     return value
 
 
-def slug(words: str, most: int = NAME_LENGTH) -> str | None:
-    """The words as a name, or None where nothing is left of them.
+def slug(text: str, max_length: int = NAME_LENGTH) -> str | None:
+    """The text as a valid name, or None if no valid character remains.
 
     >>> slug("My Job_2")
     'my-job-2'
     """
-    lowered = re.sub("[^a-z0-9]+", "-", words[:200].lower())
-    return re.sub("^[^a-z]+", "", lowered)[:most].strip("-") or None
+    lowered = re.sub("[^a-z0-9]+", "-", text[:200].lower())
+    return re.sub("^[^a-z]+", "", lowered)[:max_length].strip("-") or None
 
 
 def quoted(value: Any) -> str | None:
-    """The hint for text that was left without quotes."""
+    """The hint for a string that needs quotes."""
     return 'write "{text}"' if isinstance(value, bool | int | float) else None
 
 
-def label(value: Any, pattern: str, most: int, allowed: str) -> str:
-    """A name of one piece, of at most so many characters."""
-    allowed = f"{allowed}, at most {most} characters"
+def label(value: Any, pattern: str, max_length: int, allowed: str) -> str:
+    """A name that matches the pattern."""
+    allowed = f"{allowed}, at most {max_length} characters"
     if not isinstance(value, str):
-        raise BadValueError(f"must be text, got {described(value)}", quoted(value), allowed)
-    if len(value) > most:
+        raise BadValueError(f"must be a string, got {describe(value)}", quoted(value), allowed)
+    if len(value) > max_length:
         raise BadValueError(f'"{visible(value, 60)}" is {len(value)} characters long', allowed=allowed)
     if not re.fullmatch(pattern, value):
-        near = slug(value, most)
+        near = slug(value, max_length)
         hint = f'did you mean "{near}"?' if near else None
         raise BadValueError(f'"{visible(value)}" is not a valid name', hint, allowed)
     return value
 
 
-def _like_duration(value: str) -> str | None:
+def _similar_duration(value: str) -> str | None:
     folded = re.sub(r"\s+", "", value[:60].lower())
     for word, unit in (("day", "d"), ("hour", "h"), ("hr", "h"), ("min", "m"), ("sec", "s")):
         folded = re.sub(rf"{word}[a-z]*", unit, folded)
@@ -287,11 +292,11 @@ def _like_duration(value: str) -> str | None:
     if clock:
         folded = f"{int(clock[1])}h{int(clock[2])}m" + (f"{int(clock[3])}s" if clock[3] else "")
     if re.fullmatch("[0-9]+", folded):
-        return "write a number without quotes, or with its unit"
+        return "write the number without quotes, or add a unit"
     return f'did you mean "{folded}"?' if re.fullmatch(DURATION, folded, re.ASCII) and folded != value else None
 
 
-def _like_memory(value: str) -> str | None:
+def _similar_memory(value: str) -> str | None:
     match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]*)\s*[A-Za-z]*\s*", value[:60])
     if match is None:
         return None

@@ -1,1 +1,1 @@
-"""What training scripts may use. Standard library only."""
+"""Functions and classes for training scripts. Standard library only."""

@@ -1,4 +1,4 @@
-"""Tell Paceline how far training is: `report(step=12, loss=0.5)`."""
+"""Report the progress of training to Paceline: `report(step=12, loss=0.5)`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 _UNKNOWN = -2
 _NONE = -1
-_AT_ONCE = 32  # reports that go out at once, so that a start is seen as it is
+_UNTHROTTLED = 32  # the first reports are sent immediately, to show the start without delay
 _EVERY = 0.5  # seconds between later ones: each wakes the agent, which may share a core with the program
 _descriptor = _UNKNOWN
 _pending: dict[str, float] = {}
@@ -21,7 +22,7 @@ _sent = 0
 
 
 def report(step: int | None = None, **metrics: Any) -> None:
-    """Say that `step` is done, with any numbers worth showing. Never blocks, takes microseconds, a no-op outside a run.
+    """Report a completed step and any metrics. Never blocks, takes microseconds, and does nothing outside a run.
 
     >>> report(step=12, loss=0.5)
     """
@@ -30,45 +31,58 @@ def report(step: int | None = None, **metrics: Any) -> None:
     if step is not None:
         _pending["step"] = int(step)
     for name, value in metrics.items():
-        found = number(value)
-        if found is not None:
-            _pending[name] = found
+        as_float = number(value)
+        if as_float is not None:
+            _pending[name] = as_float
     if time.monotonic() >= _due:
         _send()
 
 
+def report_step(step: int, metrics: Mapping[str, Any]) -> None:
+    """For the `step` of helpers, which programs call at every step. Reading a number from a GPU waits for it, so such
+    numbers are read only when a message is due: at most twice a second."""
+    is_due = time.monotonic() >= _due
+    report(step, **{name: value for name, value in metrics.items() if is_due or _is_on_host(value)})
+
+
+def _is_on_host(value: Any) -> bool:
+    if hasattr(value, "is_ready"):  # JAX computes in the background, on CPUs, too
+        return bool(value.is_ready())
+    return "cpu" in str(getattr(value, "device", "cpu")).lower()
+
+
 def number(value: Any) -> float | None:
-    """Tensors and arrays of one number become floats; a torch tensor warns unless it is asked for its item."""
+    """The value as a float, also of a tensor or array of one number. (For torch, float() without item() warns.)"""
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):
         return None
 
 
-def tell(words: dict[str, Any]) -> None:
-    """To the agent, at once; for the runtime itself."""
+def send_to_agent(message: dict[str, Any]) -> None:
+    """Sends a message of the runtime itself, immediately."""
     if descriptor() == _NONE:
         return
     try:
-        os.write(_descriptor, json.dumps(words).encode())
+        os.write(_descriptor, json.dumps(message).encode())
     except OSError:
-        pass  # the agent is busy or gone, and looks for itself
+        pass  # the agent is busy or has ended; it also polls
 
 
-def say(text: str) -> None:
-    """To the person, as a warning of the run; on stderr where no agent passes it on."""
+def warn(text: str) -> None:
+    """Shows the user a warning of the run; on stderr if there is no agent."""
     if descriptor() == _NONE:
         print(f"paceline: {text}", file=sys.stderr, flush=True)
-    tell({"_": "warning", "text": text})
+    send_to_agent({"_": "warning", "text": text})
 
 
 def descriptor() -> int:
-    """Of the socket to the agent; negative where there is none."""
+    """Of the socket to the agent; negative if there is none."""
     return _open() if _descriptor == _UNKNOWN else _descriptor
 
 
 def _send() -> None:
-    """What has been reported since the last message; kept for the next one where the agent is busy or gone."""
+    """Sends all reports since the last message; keeps them for the next one if the agent is busy or has ended."""
     global _due, _sent
     if not _pending:
         return
@@ -76,19 +90,19 @@ def _send() -> None:
         os.write(_descriptor, json.dumps(_pending).encode())
         _pending.clear()
         _sent += 1
-        _due = time.monotonic() + _EVERY if _sent >= _AT_ONCE else 0.0
+        _due = time.monotonic() + _EVERY if _sent >= _UNTHROTTLED else 0.0
     except OSError:
-        pass  # training must not notice
+        pass  # training must not be affected
 
 
 def _open() -> int:
-    """The inherited socket, unless this process was given another file under its number."""
+    """The inherited socket, unless its descriptor refers to another file in this process."""
     global _descriptor
     _descriptor = _NONE
     try:
         number, inode = os.environ["PACELINE_REPORT_FD"], os.environ["PACELINE_REPORT_INODE"]
-        found = os.fstat(int(number))
-        if stat.S_ISSOCK(found.st_mode) and str(found.st_ino) == inode:
+        status = os.fstat(int(number))
+        if stat.S_ISSOCK(status.st_mode) and str(status.st_ino) == inode:
             _descriptor = int(number)
             os.set_blocking(_descriptor, False)
             atexit.register(_send)

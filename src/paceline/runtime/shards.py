@@ -1,4 +1,4 @@
-"""Which examples a task trains on: an order made of size, seed and epoch alone, shared out to any number of tasks.
+"""Which examples a task trains on: an order that depends on size, seed and epoch only, for any number of tasks.
 
 >>> order = Shards(size=10, batch=4, seed=7, rank=0, world=1)
 >>> first = [index for batch in order for index in batch]
@@ -19,37 +19,37 @@ _MASK = (1 << 64) - 1
 
 
 class Shards:
-    """The indices of this task's share of every global batch, one list a step; iterating goes to the end of the epoch.
+    """The indices of this task's share of every global batch, one list per step; iteration ends with the epoch.
 
-    `batch` is that of all tasks together. It is shared out evenly: where the tasks do not divide it, the first ones
-    have one example more, and at the end of an epoch some may have none. Where training stands is `state()`, and
-    belongs into every snapshot: with it, `load` goes on at the next example, also with another number of tasks.
+    `batch` is the global batch size, of all tasks together. Shares are even: if the number of tasks does not divide the
+    batch, the first tasks get one example more, and some may get none at the end of an epoch. Save `state()` in every
+    snapshot: `load` then resumes at the next example, even with another number of tasks.
     """
 
     def __init__(self, size: int, batch: int, seed: int = 0, rank: int | None = None, world: int | None = None) -> None:
-        """`rank` and `world`: as Paceline says, unless given. A task that is not one of a group has all: outside a
-        run, in an evaluator, and in a coordinator, which deals them out itself."""
+        """`rank` and `world`: default to those that Paceline sets. A task without a group gets all examples: outside a
+        run, in an evaluator, and in a coordinator, which distributes them itself."""
         self.size, self.batch, self.seed = int(size), int(batch), int(seed)
-        known = int(os.environ.get("PACELINE_RANK", "0")), int(os.environ.get("PACELINE_WORLD_SIZE", "1"))
-        known = known if known[0] >= 0 else (0, 1)
-        self.rank, self.world = known[0] if rank is None else rank, known[1] if world is None else world
+        default = int(os.environ.get("PACELINE_RANK", "0")), int(os.environ.get("PACELINE_WORLD_SIZE", "1"))
+        default = default if default[0] >= 0 else (0, 1)
+        self.rank, self.world = default[0] if rank is None else rank, default[1] if world is None else world
         if self.size < 0 or self.batch < 1:
-            raise ValueError(f"size {size} and batch {batch}: there are no such batches")
+            raise ValueError(f"size must be at least 0, and batch at least 1: they are {size} and {batch}")
         if not 0 <= self.rank < self.world:
-            raise ValueError(f"rank {self.rank} of {self.world} tasks: there is no such task")
+            raise ValueError(f"rank must be from 0 to {self.world - 1}, as world is {self.world}: it is {self.rank}")
         self.epoch = 0
-        self.position = 0  # examples of this epoch that have been given to all tasks together
+        self.position = 0  # examples of this epoch that all tasks together have received
 
     def __len__(self) -> int:
-        """Steps that are left in this epoch."""
+        """Remaining steps of this epoch."""
         return -(-(self.size - self.position) // self.batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The share of each step. A step counts from the moment it is given: take snapshots after it, not in it."""
+        """The share of each step. The position advances when a step begins: take snapshots after it, not during it."""
         return self.through(self.ahead())
 
     def ahead(self) -> Iterator[list[int]]:
-        """The shares of the steps that are left, without going on: for loaders that read ahead, such as
+        """The shares of the remaining steps, without advancing the position: for loaders that read ahead, such as
         `DataLoader(data, batch_sampler=order.sampler())`."""
         order = permutation(self.size, self.seed, self.epoch)
         for begin in range(self.position, self.size, self.batch):
@@ -59,7 +59,7 @@ class Shards:
         return Sampler(self)
 
     def through(self, batches: Iterable[T]) -> Iterator[T]:
-        """Batches that were made of `ahead`, one a step: this counts them, as training gets them."""
+        """Yields batches that were loaded by `ahead`, one per step, and advances the position with each."""
         for batch in batches:
             self.position = min(self.size, self.position + self.batch)
             yield batch
@@ -67,25 +67,25 @@ class Shards:
 
     def _share(self, begin: int) -> range:
         count = min(self.batch, self.size - begin)
-        each, more = divmod(count, self.world)
-        first = begin + self.rank * each + min(self.rank, more)
-        return range(first, first + each + (self.rank < more))
+        each, remainder = divmod(count, self.world)
+        first = begin + self.rank * each + min(self.rank, remainder)
+        return range(first, first + each + (self.rank < remainder))
 
     def state(self) -> dict[str, int]:
         return {"size": self.size, "seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where that was. The batch and the number of tasks may be others, the examples may not."""
+        """Resume from `state()`. The batch size and the number of tasks may differ, size and seed may not."""
         theirs = {name: int(state[name]) for name in ("size", "seed", "epoch", "position")}
         ours = {"size": self.size, "seed": self.seed}
         for name, value in ours.items():
             if theirs[name] != value:
-                raise ValueError(f"the snapshot was made with {name} {theirs[name]}, and here it is {value}")
+                raise ValueError(f"{name} is {theirs[name]} in the snapshot, but {value} here")
         self.epoch, self.position = theirs["epoch"], min(self.size, theirs["position"])
 
 
 class Sampler:
-    """For torch's `DataLoader(batch_sampler=...)`: may be iterated once an epoch, each time from where training is."""
+    """For torch's `DataLoader(batch_sampler=...)`: iterate it once per epoch; it starts at the current position."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -98,7 +98,7 @@ class Sampler:
 
 
 class permutation:
-    """A shuffled order of `range(size)`, in no memory: `order(i)` is the i-th. The same on every machine.
+    """A shuffled order of `range(size)` that needs no memory: `order(i)` is the i-th. The same on every machine.
 
     >>> order = permutation(5, seed=7, epoch=0)
     >>> sorted(order(index) for index in range(5))
@@ -119,12 +119,12 @@ class permutation:
         if not 0 <= index < self._size:
             raise IndexError(index)
         index = self._once(index)
-        while index >= self._size:  # halves of whole bits hold a few numbers more
+        while index >= self._size:  # the range of the two halves is a little larger
             index = self._once(index)
         return index
 
     def _once(self, index: int) -> int:
-        """A Feistel network: whatever the mixing does, no two indices become one."""
+        """A Feistel network, which is one-to-one for any mixing function."""
         low, high = self._low, self._high
         right, left = index & ((1 << low) - 1), index >> low
         for number, key in enumerate(self._keys):

@@ -1,1 +1,1 @@
-"""Serves exported models over REST: TensorFlow Serving's v1 paths, with requests put together to batches."""
+"""Serves exported models over REST, with the v1 API of TensorFlow Serving and batching of requests."""

@@ -1,6 +1,6 @@
-"""Puts the rows of requests that wait together into one call of the model, and takes the answers apart again.
+"""Combines waiting requests into one model call, and splits the outputs again.
 
-Nobody waits for a batch to fill: while the model works on one batch, the next gathers.
+No request waits for a batch to fill: while the model processes one batch, the next one accumulates.
 """
 
 from __future__ import annotations
@@ -19,113 +19,113 @@ Call = Callable[[Arrays], Arrays]
 
 
 class Busy(Exception):
-    """More is waiting than may wait."""
+    """Too many examples are waiting."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    call: Call  # the same object for all that may go together
-    joins: bool
+class PendingRequest:
+    call: Call  # requests with the same object may share a batch
+    can_batch: bool
     inputs: Arrays
     rows: int
-    answer: asyncio.Future[Arrays]
+    outputs: asyncio.Future[Arrays]
 
     def key(self) -> tuple[object, ...]:
         return (self.call, *((name, each.dtype, each.shape[1:]) for name, each in sorted(self.inputs.items())))
 
 
 class Batcher:
-    def __init__(self, most_rows: int, most_waiting: int, noted: Callable[[int, int], None]) -> None:
-        """`most_rows`: of a batch; `most_waiting`: rows that may wait. `noted`: requests and rows of each batch."""
-        self._most_rows, self._most_waiting, self._noted = most_rows, most_waiting, noted
-        self._waiting: deque[Waiting] = deque()
+    def __init__(self, max_rows: int, max_waiting: int, on_batch: Callable[[int, int], None]) -> None:
+        """`max_rows`: per batch. `max_waiting`: rows. `on_batch`: called with the requests and rows of each batch."""
+        self._max_rows, self._max_waiting, self._on_batch = max_rows, max_waiting, on_batch
+        self._waiting: deque[PendingRequest] = deque()
         self._model = ThreadPoolExecutor(1, "model")
-        self._works = False
-        self.rows = 0  # that wait
+        self._is_running = False
+        self.rows = 0  # waiting
 
-    async def ask(self, call: Call, joins: bool, inputs: Arrays, rows: int) -> Arrays:
-        if self.rows + rows > self._most_waiting and self.rows:
+    async def predict(self, call: Call, can_batch: bool, inputs: Arrays, rows: int) -> Arrays:
+        if self.rows + rows > self._max_waiting and self.rows:
             raise Busy(f"{self.rows} examples are waiting")
-        asked = Waiting(call, joins, inputs, rows, asyncio.get_running_loop().create_future())
-        self._waiting.append(asked)
+        request = PendingRequest(call, can_batch, inputs, rows, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
         self.rows += rows
-        self._next()
-        return await asked.answer
+        self._start_next()
+        return await request.outputs
 
     def close(self) -> None:
         self._model.shutdown(wait=False, cancel_futures=True)
 
-    def _next(self) -> None:
-        if self._works:
+    def _start_next(self) -> None:
+        if self._is_running:
             return
         batch = self._take()
         if batch:
-            self._works = True
-            done = asyncio.get_running_loop().run_in_executor(self._model, _run, batch)
-            done.add_done_callback(lambda ended: self._done(batch, ended))
+            self._is_running = True
+            running = asyncio.get_running_loop().run_in_executor(self._model, _run, batch)
+            running.add_done_callback(lambda finished: self._finish(batch, finished))
 
-    def _take(self) -> list[Waiting]:
-        """The one that has waited longest, and what can go with it; those that gave up are left out."""
-        batch: list[Waiting] = []
-        passed: deque[Waiting] = deque()
+    def _take(self) -> list[PendingRequest]:
+        """The longest-waiting request and those that can share its batch; cancelled requests are dropped."""
+        batch: list[PendingRequest] = []
+        skipped: deque[PendingRequest] = deque()
         rows, key = 0, None
         while self._waiting:
             each = self._waiting.popleft()
-            if each.answer.done():
+            if each.outputs.done():
                 self.rows -= each.rows
-            elif not batch or (each.joins and each.key() == key and rows + each.rows <= self._most_rows):
+            elif not batch or (each.can_batch and each.key() == key and rows + each.rows <= self._max_rows):
                 batch.append(each)
                 rows += each.rows
-                if not each.joins:
+                if not each.can_batch:
                     break
                 key = key or each.key()
-                if rows >= self._most_rows:
+                if rows >= self._max_rows:
                     break
             else:
-                passed.append(each)
-        self._waiting.extendleft(reversed(passed))
+                skipped.append(each)
+        self._waiting.extendleft(reversed(skipped))
         self.rows -= rows
         if batch:
-            self._noted(len(batch), rows)
+            self._on_batch(len(batch), rows)
         return batch
 
-    def _done(self, batch: list[Waiting], ended: asyncio.Future[list[Arrays | Exception]]) -> None:
-        self._works = False
-        for each, answer in zip(batch, ended.result(), strict=True):
-            if each.answer.done():
-                continue  # it has given up
-            if isinstance(answer, Exception):
-                each.answer.set_exception(answer)
+    def _finish(self, batch: list[PendingRequest], finished: asyncio.Future[list[Arrays | Exception]]) -> None:
+        self._is_running = False
+        for each, result in zip(batch, finished.result(), strict=True):
+            if each.outputs.done():
+                continue  # cancelled
+            if isinstance(result, Exception):
+                each.outputs.set_exception(result)
             else:
-                each.answer.set_result(answer)
-        self._next()
+                each.outputs.set_result(result)
+        self._start_next()
 
 
-def _run(batch: list[Waiting]) -> list[Arrays | Exception]:
+def _run(batch: list[PendingRequest]) -> list[Arrays | Exception]:
     if len(batch) > 1:
         try:
-            return _together(batch)
+            return _run_together(batch)
         except Exception:
-            pass  # one of them may be at fault: alone, each answers for itself
-    return [_alone(each) for each in batch]
+            pass  # one request may be invalid: run each on its own
+    return [_run_alone(each) for each in batch]
 
 
-def _alone(each: Waiting) -> Arrays | Exception:
+def _run_alone(each: PendingRequest) -> Arrays | Exception:
     try:
         return each.call(each.inputs)
     except Exception as error:
         return error
 
 
-def _together(batch: list[Waiting]) -> list[Arrays | Exception]:
+def _run_together(batch: list[PendingRequest]) -> list[Arrays | Exception]:
     names = batch[0].inputs
     outputs = batch[0].call({name: np.concatenate([each.inputs[name] for each in batch]) for name in names})
     total = sum(each.rows for each in batch)
     if any(each.shape[:1] != (total,) for each in outputs.values()):
-        raise ValueError("the model does not give a row for each example")
-    answers: list[Arrays | Exception] = []
-    begin = 0
+        raise ValueError("the model does not return one row per example")
+    results: list[Arrays | Exception] = []
+    start = 0
     for each in batch:
-        answers.append({name: whole[begin : begin + each.rows] for name, whole in outputs.items()})
-        begin += each.rows
-    return answers
+        results.append({name: whole[start : start + each.rows] for name, whole in outputs.items()})
+        start += each.rows
+    return results

@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it."""
+"""The server's metrics, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def note(self, value: float) -> None:
+    def add(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -33,29 +33,29 @@ class Histogram:
 
 class Metrics:
     def __init__(self) -> None:
-        self.requests: Counter[int] = Counter()  # by status
+        self.requests: Counter[int] = Counter()  # by status code
         self.latency = Histogram(SECONDS)
         self.batches = Histogram(ROWS)
         self.loads = 0
         self.load_failures = 0
 
     def batch(self, requests: int, rows: int) -> None:
-        self.batches.note(rows)
+        self.batches.add(rows)
 
     def text(self, version: int | None, waiting: int) -> str:
-        lines = ["# HELP paceline_serve_requests_total Predictions asked for, by the status of their answer.",
+        lines = ["# HELP paceline_serve_requests_total Prediction requests, by response status.",
                  "# TYPE paceline_serve_requests_total counter"]  # fmt: skip
         lines += [f'paceline_serve_requests_total{{code="{code}"}} {n}' for code, n in sorted(self.requests.items())]
-        for name, what, histogram in (
-            ("paceline_serve_request_seconds", "Time from a request to its answer.", self.latency),
-            ("paceline_serve_batch_rows", "Examples in each call of the model.", self.batches),
+        for name, help_text, histogram in (
+            ("paceline_serve_request_seconds", "Time from request to response.", self.latency),
+            ("paceline_serve_batch_rows", "Examples per model call.", self.batches),
         ):
-            lines += [f"# HELP {name} {what}", f"# TYPE {name} histogram", *histogram.lines(name)]
-        for name, kind, what, value in (
-            ("paceline_serve_waiting_rows", "gauge", "Examples that wait for the model.", waiting),
-            ("paceline_serve_model_version", "gauge", "The step of the model that answers; 0: none yet.", version or 0),
-            ("paceline_serve_loads_total", "counter", "Models that were loaded.", self.loads),
-            ("paceline_serve_load_failures_total", "counter", "Models that could not be loaded.", self.load_failures),
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} histogram", *histogram.lines(name)]
+        for name, kind, help_text, value in (
+            ("paceline_serve_waiting_rows", "gauge", "Examples waiting for the model.", waiting),
+            ("paceline_serve_model_version", "gauge", "Step of the served model; 0: none yet.", version or 0),
+            ("paceline_serve_loads_total", "counter", "Models loaded.", self.loads),
+            ("paceline_serve_load_failures_total", "counter", "Models that failed to load.", self.load_failures),
         ):
-            lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name} {value}"]
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {value}"]
         return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What a model takes and gives: names, types and shapes, and the checks of what a request holds against them."""
+"""Names, types and shapes of a model's inputs and outputs; checks and converts requests and responses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,20 @@ DEFAULT = "serving_default"
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
+_UNEQUAL = "its lists have unequal lengths"
+
+
 class BadRequest(Exception):
-    """What a client sent cannot be used; the text says why."""
+    """The request is invalid; the message says why."""
+
+
+class _InvalidValue(ValueError):
+    """A value that no input of the type accepts."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    dtype: str  # as numpy names it, or STRING
+    dtype: str  # numpy name, or STRING
     shape: tuple[int, ...] | None  # -1: any size; None: any shape
 
     def text(self) -> str:
@@ -41,17 +48,17 @@ class Signature:
     outputs: Mapping[str, Tensor]
 
     @property
-    def joins(self) -> bool:
-        """Whether rows of several requests can go through the model together, and come apart again."""
-        both = (*self.inputs.values(), *self.outputs.values())
-        return bool(self.inputs) and all(each.shape is not None and each.shape[:1] == (-1,) for each in both)
+    def can_batch(self) -> bool:
+        """Whether rows of several requests can be processed in one model call and split again."""
+        tensors = (*self.inputs.values(), *self.outputs.values())
+        return bool(self.inputs) and all(each.shape is not None and each.shape[:1] == (-1,) for each in tensors)
 
 
 def read(data: Mapping[str, Any]) -> dict[str, Signature]:
-    """Of the `signatures` in paceline.json."""
+    """Reads the `signatures` in paceline.json."""
 
-    def tensors(given: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {name: Tensor(str(each["dtype"]), tuple(map(int, each["shape"]))) for name, each in given.items()}
+    def tensors(section: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {name: Tensor(str(each["dtype"]), tuple(map(int, each["shape"]))) for name, each in section.items()}
 
     return {name: Signature(tensors(each["inputs"]), tensors(each["outputs"])) for name, each in data.items()}
 
@@ -60,7 +67,7 @@ def read(data: Mapping[str, Any]) -> dict[str, Signature]:
 
 
 def from_rows(signature: Signature, instances: Any) -> tuple[Arrays, int]:
-    """`instances`: a list with an object (or, with one input, a value) for each example."""
+    """`instances`: a list with one object per example; if there is only one input, one value per example."""
     if not isinstance(instances, list) or not instances:
         raise BadRequest('"instances" must be a list of at least one example')
     names = list(signature.inputs)
@@ -69,67 +76,78 @@ def from_rows(signature: Signature, instances: Any) -> tuple[Arrays, int]:
     else:
         for number, row in enumerate(instances):
             if not isinstance(row, dict):
-                raise BadRequest(f"instance {number} must be an object with {_listed(names)}")
-            _same_names(row, names, f"instance {number}")
+                raise BadRequest(f"instance {number} must be an object with {_quoted(names)}")
+            _check_names(row, names, f"instance {number}")
         columns = {name: [row[name] for row in instances] for name in names}
     return {name: array(name, signature.inputs[name], column) for name, column in columns.items()}, len(instances)
 
 
 def from_columns(signature: Signature, inputs: Any) -> tuple[Arrays, int]:
-    """`inputs`: an object with all examples of each input, or, with one input, its value."""
+    """`inputs`: an object with all examples of each input; if there is only one input, its value."""
     names = list(signature.inputs)
     if not (isinstance(inputs, dict) and "b64" not in inputs):
         if len(names) != 1:
-            raise BadRequest(f'"inputs" must be an object with {_listed(names)}')
+            raise BadRequest(f'"inputs" must be an object with {_quoted(names)}')
         inputs = {names[0]: inputs}
-    _same_names(inputs, names, '"inputs"')
+    _check_names(inputs, names, '"inputs"')
     arrays = {name: array(name, signature.inputs[name], inputs[name]) for name in names}
     rows = {name: each.shape[0] for name, each in arrays.items() if each.ndim}
-    if signature.joins and len(set(rows.values())) > 1:
-        raise BadRequest("all inputs must have as many examples as the others: " + str(rows))
+    if signature.can_batch and len(set(rows.values())) > 1:
+        raise BadRequest("all inputs must have the same number of examples: " + str(rows))
     return arrays, max(rows.values(), default=1)
 
 
-def _same_names(given: Mapping[str, Any], names: list[str], where: str) -> None:
-    if missing := [name for name in names if name not in given]:
-        raise BadRequest(f"{where} lacks {_listed(missing)}")
-    if more := [name for name in given if name not in names]:
-        raise BadRequest(f"{where} has {_listed(more)}; the model takes {_listed(names)}")
+def _check_names(values: Mapping[str, Any], names: list[str], where: str) -> None:
+    if missing := [name for name in names if name not in values]:
+        raise BadRequest(f"{where} lacks {_quoted(missing)}")
+    if unknown := [name for name in values if name not in names]:
+        raise BadRequest(f"{where} has unknown {_quoted(unknown)}; the model takes {_quoted(names)}")
 
 
 def array(name: str, tensor: Tensor, value: Any) -> np.ndarray[Any, Any]:
     try:
-        made = _strings(value) if tensor.dtype == STRING else np.asarray(value)
+        result = _strings(value) if tensor.dtype == STRING else np.asarray(value)
+    except _InvalidValue as error:
+        raise BadRequest(f'input "{name}": {error}') from None
     except ValueError as error:
-        what = "its lists are not of equal length" if "inhomogeneous" in str(error) else str(error)
-        raise BadRequest(f'input "{name}": {what}') from None
+        raise BadRequest(f'input "{name}": {_UNEQUAL if _has_unequal_lists(value) else error}') from None
     if tensor.dtype != STRING:
-        made = _cast(name, tensor, made)
-    wanted = tensor.shape
-    if wanted is not None and (
-        made.ndim != len(wanted) or any(size not in (-1, got) for size, got in zip(wanted, made.shape, strict=True))
+        result = _cast(name, tensor, result)
+    shape = tensor.shape
+    if shape is not None and (
+        result.ndim != len(shape) or any(size not in (-1, got) for size, got in zip(shape, result.shape, strict=True))
     ):
-        raise BadRequest(f'input "{name}": the model takes {tensor.text()}, got {list(made.shape)}')
-    return made
+        raise BadRequest(f'input "{name}": the model takes {tensor.text()}, got {list(result.shape)}')
+    return result
 
 
-def _cast(name: str, tensor: Tensor, made: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    kind = made.dtype.kind
+def _has_unequal_lists(value: Any) -> bool:
+    """Whether nested lists of the same level differ in length, or are mixed with other values."""
+    level = [value]
+    while level and all(isinstance(each, list) for each in level):
+        if len({len(each) for each in level}) > 1:
+            return True
+        level = [item for each in level for item in each]
+    return any(isinstance(each, list) for each in level)
+
+
+def _cast(name: str, tensor: Tensor, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    kind = values.dtype.kind
     number = np.dtype("float32" if tensor.dtype == "bfloat16" else tensor.dtype)
     fits = {"b": "b", "f": "fiu", "i": "iu", "u": "iu"}[number.kind]
-    if kind not in fits and made.size:
+    if kind not in fits and values.size:
         got = {
             "b": "true or false",
-            "f": "numbers with a fraction",
+            "f": "fractional numbers",
             "U": "text",
-            "O": "values of several kinds or null",
+            "O": "values of mixed types or null",
         }
-        raise BadRequest(f'input "{name}": the model takes {tensor.text()}, got {got.get(kind, made.dtype.name)}')
-    if number.kind in "iu" and made.size:
+        raise BadRequest(f'input "{name}": the model takes {tensor.text()}, got {got.get(kind, values.dtype.name)}')
+    if number.kind in "iu" and values.size:
         least, most = np.iinfo(number).min, np.iinfo(number).max
-        if int(made.min()) < least or int(made.max()) > most:
-            raise BadRequest(f'input "{name}": {tensor.dtype} holds {least} to {most}')
-    return made.astype(number, copy=False)
+        if int(values.min()) < least or int(values.max()) > most:
+            raise BadRequest(f'input "{name}": {tensor.dtype} takes {least} to {most}')
+    return values.astype(number, copy=False)
 
 
 def _strings(value: Any) -> np.ndarray[Any, Any]:
@@ -140,18 +158,18 @@ def _strings(value: Any) -> np.ndarray[Any, Any]:
             try:
                 return base64.b64decode(each["b64"], validate=True)
             except binascii.Error:
-                raise ValueError("a b64 is not base64") from None
+                raise _InvalidValue("a b64 value is not valid base64") from None
         if isinstance(each, list):
             return [plain(item) for item in each]
-        raise ValueError("it must be text, or {'b64': ...}")
+        raise _InvalidValue("the value must be text or {'b64': ...}")
 
-    made = np.array(plain(value), dtype=object)
-    if any(isinstance(each, list) for each in made.flat):
-        raise ValueError("its lists are not of equal length")
-    return made
+    values = np.array(plain(value), dtype=object)
+    if any(isinstance(each, list) for each in values.flat):
+        raise _InvalidValue(_UNEQUAL)
+    return values
 
 
-def _listed(names: list[str]) -> str:
+def _quoted(names: list[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
@@ -161,20 +179,20 @@ def _listed(names: list[str]) -> str:
 def to_rows(outputs: Arrays, rows: int) -> list[Any]:
     for name, each in outputs.items():
         if each.ndim == 0 or each.shape[0] != rows:
-            raise BadRequest(f'output "{name}" has no row for each example: ask with "inputs" instead of "instances"')
-    plain = {name: listed(name, each) for name, each in outputs.items()}
+            raise BadRequest(f'output "{name}" does not have one row per example; use "inputs" instead of "instances"')
+    plain = {name: to_json(name, each) for name, each in outputs.items()}
     if len(plain) == 1:
         return list(next(iter(plain.values())))
     return [{name: plain[name][row] for name in plain} for row in range(rows)]
 
 
 def to_columns(outputs: Arrays) -> Any:
-    plain = {name: listed(name, each) for name, each in outputs.items()}
+    plain = {name: to_json(name, each) for name, each in outputs.items()}
     return next(iter(plain.values())) if len(plain) == 1 else plain
 
 
-def listed(name: str, value: np.ndarray[Any, Any]) -> Any:
-    """As JSON has it. Bytes are text where they can be, and never where the name ends with _bytes."""
+def to_json(name: str, value: np.ndarray[Any, Any]) -> Any:
+    """Bytes become text if they are valid UTF-8 and the name does not end with _bytes, otherwise base64."""
     if value.dtype.kind not in "OS":
         return value if value.ndim and value.flags.c_contiguous and value.dtype != np.float16 else value.tolist()
 
@@ -193,7 +211,7 @@ def listed(name: str, value: np.ndarray[Any, Any]) -> Any:
 
 
 def metadata(name: str, version: int, signatures: Mapping[str, Signature]) -> dict[str, Any]:
-    """As TensorFlow Serving describes a model."""
+    """The model's description in the format of TensorFlow Serving."""
 
     def described(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         return {
@@ -208,7 +226,7 @@ def metadata(name: str, version: int, signatures: Mapping[str, Signature]) -> di
             for each, tensor in tensors.items()
         }
 
-    known = {
+    definitions = {
         each: {
             "inputs": described(each, signature.inputs),
             "outputs": described("StatefulPartitionedCall", signature.outputs),
@@ -217,4 +235,4 @@ def metadata(name: str, version: int, signatures: Mapping[str, Signature]) -> di
         for each, signature in signatures.items()
     }
     spec = {"name": name, "signature_name": "", "version": str(version)}
-    return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": known}}}
+    return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": definitions}}}

@@ -1,4 +1,4 @@
-"""The model that answers: the newest of a folder with a folder for each version, as TensorFlow Serving has it."""
+"""Loads the newest model of a folder with one subfolder per version, as TensorFlow Serving does."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.serve.loading import CannotLoad, Model, load, warm
 from paceline.serve.metrics import Metrics
+from paceline.serve.model_loading import CannotLoad, Model, load, warm_up
 
-LOOK_S = 1.0
-AGAIN_S = 60.0  # until a version that could not be loaded is tried again
+POLL_S = 1.0
+RETRY_S = 60.0  # before loading a failed version again
 
 
 class Versions:
-    def __init__(self, base: Path, metrics: Metrics, say: Callable[[str], None]) -> None:
-        self._base, self._metrics, self._say = base, metrics, say
+    def __init__(self, base: Path, metrics: Metrics, notify: Callable[[str], None]) -> None:
+        self._base, self._metrics, self._notify = base, metrics, notify
         self.model: Model | None = None
-        self.failed: dict[int, str] = {}  # version -> why
-        self._again: dict[int, float] = {}
+        self.failed: dict[int, str] = {}  # version -> reason
+        self._retry_at: dict[int, float] = {}
 
     def newest(self) -> int | None:
         try:
@@ -28,40 +28,42 @@ class Versions:
             return None
         return max(map(int, names), default=None)
 
-    async def look(self) -> None:
-        """Takes the newest version over. Who asks meanwhile is answered by the one before."""
+    async def update(self) -> None:
+        """Loads the newest version, if it is newer. Meanwhile the previous one answers requests."""
         newest = self.newest()
-        self.failed = {version: why for version, why in self.failed.items() if (self._base / str(version)).is_dir()}
+        self.failed = {
+            version: reason for version, reason in self.failed.items() if (self._base / str(version)).is_dir()
+        }
         if newest is None or (self.model is not None and newest <= self.model.version):
             return
         now = asyncio.get_running_loop().time()
-        if now < self._again.get(newest, 0.0):
+        if now < self._retry_at.get(newest, 0.0):
             return
         try:
-            model = await asyncio.to_thread(_loaded, self._base / str(newest), newest)
+            model = await asyncio.to_thread(_load, self._base / str(newest), newest)
         except Exception as error:
-            first = str(error).strip().split("\n")[0] or repr(error)
-            why = first if isinstance(error, CannotLoad) else f"{type(error).__name__}: {first}"
-            self._again[newest] = now + AGAIN_S
+            first_line = str(error).strip().split("\n")[0] or repr(error)
+            reason = first_line if isinstance(error, CannotLoad) else f"{type(error).__name__}: {first_line}"
+            self._retry_at[newest] = now + RETRY_S
             self._metrics.load_failures += 1
-            if self.failed.get(newest) != why:
-                self._say(f"version {newest} cannot be loaded: {why}")
-            self.failed[newest] = why
+            if self.failed.get(newest) != reason:
+                self._notify(f"cannot load version {newest}: {reason}")
+            self.failed[newest] = reason
             return
         self.failed.pop(newest, None)
-        before, self.model = self.model, model
+        previous, self.model = self.model, model
         self._metrics.loads += 1
-        self._say(f"version {newest} answers" + (f", instead of {before.version}" if before is not None else ""))
-        del before
-        gc.collect()  # models are circles of objects: memory of the one before goes now
+        self._notify(f"serving version {newest}" + (f" instead of {previous.version}" if previous is not None else ""))
+        del previous
+        gc.collect()  # models contain reference cycles: free the previous one now
 
-    async def follow(self) -> None:
+    async def watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
+            await asyncio.sleep(POLL_S)
+            await self.update()
 
 
-def _loaded(folder: Path, version: int) -> Model:
+def _load(folder: Path, version: int) -> Model:
     model = load(folder, version)
-    warm(model)
+    warm_up(model)
     return model

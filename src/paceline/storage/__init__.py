@@ -1,1 +1,1 @@
-"""Where snapshots are kept, and what makes one of them count. Standard library only: agents use it."""
+"""Storage of snapshots, logs and data. Standard library only: agents use it."""

@@ -1,4 +1,4 @@
-"""Snapshots for TensorFlow: taken while training goes on, and everything is in them.
+"""Snapshots of TensorFlow training: everything needed to resume, written in the background.
 
 order = paceline.Shards(size=len(images), batch=100)
 data = indices(order).map(lambda chosen: (tf.gather(images, chosen), tf.gather(labels, chosen))).prefetch(2)
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from paceline.runtime import contract
-from paceline.runtime.leaving import leaving
-from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
-from paceline.runtime.report import say
+from paceline.runtime import snapshot_folders
+from paceline.runtime.group_save import should_save
+from paceline.runtime.report import report_step, warn
 from paceline.runtime.shards import Shards
+from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 from paceline.tensorflow import randomness, state
 from paceline.tensorflow.group import Group
 from paceline.tensorflow.state import STATE, Copy, State
@@ -37,51 +37,52 @@ if TYPE_CHECKING:
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "Snapshots", "export", "indices", "settings"]
 
-_TAKE, _BUSY, _NOWHERE = 1, 2, 3
+_READY, _BUSY, _NOT_IN_A_RUN = 1, 2, 3
 
 
 def indices(order: Shards) -> tf.data.Dataset:
-    """This task's indices of each step that is left in the epoch, as a dataset; iterate it again for the next epoch.
+    """A dataset of this task's indices for each remaining step of the epoch; iterate it again for the next epoch.
 
-    However far it is read ahead, `order` stays where training is, as long as training gets its batches through
-    `order.through(dataset)`. Not with `repeat`, `shuffle` or `cache`: the order is made by `order` itself. Nothing is
-    tuned: say how far `prefetch` reads ahead, and how many calls `map` makes at once.
+    Reading ahead does not move the position of `order`, as long as training gets its batches through
+    `order.through(dataset)`. Do not use `repeat`, `shuffle` or `cache`: `order` itself determines the order. Autotuning
+    is off: set how far `prefetch` reads ahead, and how many calls `map` makes in parallel.
 
-    Under MultiWorkerMirroredStrategy: `strategy.distribute_datasets_from_function(lambda _: dataset)`, one replica a
+    Under MultiWorkerMirroredStrategy: `strategy.distribute_datasets_from_function(lambda _: dataset)`, one replica per
     task.
     """
     options = tf.data.Options()
-    # TensorFlow's thread that tunes a pipeline may miss that it is over, and what waits for it, which is training, then
-    # stands still for up to a minute at the end of an epoch.
+    # TensorFlow's autotuning thread may miss the end of a pipeline; training, which waits for it, then stands still for
+    # up to a minute at the end of an epoch.
     options.autotune.enabled = False
     data = tf.data.Dataset.from_generator(order.ahead, output_signature=tf.TensorSpec([None], tf.int64))
     return data.with_options(options)
 
 
 def settings() -> Any:
-    """What `Snapshots(settings=...)` was given by the program that took the snapshot to go on from: of this it makes
-    the model again, and no size is written down twice. None where there is no snapshot, or no settings in it."""
-    folder = contract.restored()
-    return None if folder is None else state.kept(folder)["settings"]
+    """The `settings` that the program which took the snapshot passed to `Snapshots`: use them to rebuild the model
+    without repeating its sizes. None if there is no snapshot, or it has no settings."""
+    folder = snapshot_folders.restored()
+    return None if folder is None else state.read_metadata(folder)["settings"]
 
 
 class Snapshots:
-    """Takes snapshots of a `tf.train.Checkpoint`, or of a dict of what one can hold, and restores them.
+    """Takes snapshots of a `tf.train.Checkpoint`, or of a dict of trackable objects, and restores them.
 
-    A snapshot holds the variables, the seeds of Keras' layers, the step, where `order` stands, and random state: that
-    of `random` and of `numpy.random`, the global generator of TensorFlow, and the seeds that ops outside of a
-    `tf.function` get after `tf.random.set_seed`. Each worker has its own random state back; a worker that was not
-    there when the snapshot was taken begins with that of its program.
+    A snapshot contains the variables, the seeds of Keras' layers, the step, the position of `order`, and random state:
+    that of `random` and of `numpy.random`, the global generator of TensorFlow, and the seeds that ops outside of a
+    `tf.function` get after `tf.random.set_seed`. Each worker gets its own random state back; a worker that did not
+    exist when the snapshot was taken starts with that of its program.
 
-    What cannot be had back: how far an op like `tf.random.normal` is inside a `tf.function`, or with a `seed` of its
-    own, and generators that are not in the checkpoint. Use `tf.random.Generator` and put it into the checkpoint, or
+    Not restored: the position of an op such as `tf.random.normal` inside a `tf.function`, or with its own `seed`, and
+    generators that are not in the checkpoint. Use `tf.random.Generator` and put it into the checkpoint, or
     `tf.random.stateless_*` with the step as seed, or Keras' layers: these resume bit for bit.
 
-    Variables that are shared out over replicas are right under all strategies. With MultiWorkerMirroredStrategy every
-    worker makes the same calls at the same steps and the first one writes; with ParameterServerStrategy only the
-    coordinator calls, after `ClusterCoordinator.join`, and has all values in its memory while it writes them.
+    Variables with separate values per replica are restored correctly under all strategies. With
+    MultiWorkerMirroredStrategy every worker makes the same calls at the same steps and the first one writes; with
+    ParameterServerStrategy only the coordinator makes them, after `ClusterCoordinator.join`, and has all values in its
+    memory while it writes them.
 
-    Plain TensorFlow reads them: `tf.train.Checkpoint(model=model, optimizer=optimizer).read(f"{folder}/ckpt")`.
+    Plain TensorFlow can read them: `tf.train.Checkpoint(model=model, optimizer=optimizer).read(f"{folder}/ckpt")`.
     """
 
     def __init__(
@@ -91,111 +92,116 @@ class Snapshots:
         order: Any = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`every`: steps from one snapshot to the next; without it they are taken by `save`, and before leaving.
-        `order`: what has `state` and `load`, as `paceline.Shards` has. `settings`: what it takes to make the model
-        again, as JSON has it: sizes, vocabularies. They lie in the snapshot, `settings()` gives them to a program that
-        tries or exports the model, and a snapshot with others does not fit."""
+        """`every`: steps between snapshots; None: only on request, or when a task is about to be stopped. `order`: an
+        object with `state` and `load`, such as `paceline.Shards`. `settings`: the values needed to build the model, as
+        JSON: sizes, vocabularies. They are stored in the snapshot, `settings()` returns them to a program that tries or
+        exports the model, and a snapshot with other settings does not fit."""
         if every is not None and every < 1:
-            raise ValueError(f"every={every}: at least one step lies between snapshots")
+            raise ValueError(f"every={every}: must be at least 1")
         if not isinstance(checkpoint, tf.train.Checkpoint):
             checkpoint = tf.train.Checkpoint(**checkpoint)
         self.checkpoint = checkpoint
         self.every = every
         self.order = order
-        self.settings = None if settings is None else json.loads(json.dumps(settings))  # as it is read again
-        self.skipped = 0  # not taken at their step, since the last one was still being written
-        self._background = contract.Background()
+        self.settings = None if settings is None else json.loads(json.dumps(settings))  # as it will be read
+        self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
+        self._background = snapshot_folders.Background()
         self._state = State(checkpoint)
-        self._made: Group | None = None
-        self._at = 0
-        self.due = False  # whether the next step takes a snapshot; may be set
-        self._put_off = False
-        self._rates: dict[str, float] = {}  # as the program gave them
-        self._restored = False  # the Keras callback may do so twice
+        self._cached_group: Group | None = None
+        self._step = 0
+        self.due = False  # whether the next step takes a snapshot; callers may set it
+        self._postponed = False
+        self._program_rates: dict[str, float] = {}  # learning rates as the program set them
+        self._restored = False  # the Keras callback may restore twice
         self._metrics: dict[str, Any] = {}
 
     def restore(self, partial: bool = False) -> int:
-        """Goes on from the snapshot of this run, where there is one: how many steps are done; else 0.
+        """Restore the snapshot of this run; return the number of completed steps, or 0 if there is no snapshot.
 
-        All variables must have been made before: `model.build(...)`, `optimizer.build(model.trainable_variables)`.
-        Where the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: the
-        variables that fit are restored all the same, the rest stays as the program made it, and a warning lists it.
+        All variables must exist: call `model.build(...)` and `optimizer.build(model.trainable_variables)` before. If
+        the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: restore the
+        variables that fit; everything else stays unchanged, and a warning lists it.
 
-        A learning rate that the program gives otherwise than the one that took the snapshot is told in a warning. That
-        of the snapshot counts; but where a run starts from another's (`snapshots.from`), the program's does. Settings
-        that are no variables, as all others of Keras' optimizers, are always the program's.
+        A warning lists learning rates that differ between this program and the one that took the snapshot. The
+        snapshot's rate is used, except in a run that starts from another run (`snapshots.from`): there, the program's
+        is. Settings that are not variables, such as all others of Keras' optimizers, always come from the program.
         """
-        self._state.copy().drop()  # the first time takes far longer than later ones: now, training does not wait
+        self._state.copy().drop()  # the first copy takes far longer than later ones; now, training does not wait for it
         if not self._restored:
-            self._rates = {name: float(tf.convert_to_tensor(rate)) for name, rate in self._state.rates().items()}
-        folder = contract.restored()
+            rates = self._state.learning_rates()
+            self._program_rates = {name: float(tf.convert_to_tensor(rate)) for name, rate in rates.items()}
+        folder = snapshot_folders.restored()
         if folder is None:
             return 0
-        kept = state.kept(folder)
-        misfits = Misfits()
-        fitting = self._state.compare(folder, misfits)
-        ordered = misfits.order(kept["order"], self.order)
+        metadata = state.read_metadata(folder)
+        mismatches = Mismatches()
+        fitting = self._state.compare(folder, mismatches)
+        order_fits = mismatches.order(metadata["order"], self.order)
         if self.settings is not None:
-            misfits.settings(kept["settings"], self.settings)
+            mismatches.settings(metadata["settings"], self.settings)
         group = self._group()
-        says = group.chief and not self._restored
-        misfits.tell(int(kept["step"]), partial, says, " (before restoring, build model and optimizer)")
-        self._state.restore(folder, fitting if misfits else None)
-        self._settle_rates(kept["rates"], fitting, says)
-        if ordered:
-            self.order.load(kept["order"])
-        if group.rank < len(kept["random"]):
-            randomness.load(kept["random"][group.rank])
-        self._at, self.due, self._restored = int(kept["step"]), False, True
-        return self._at
+        warns = group.chief and not self._restored
+        mismatches.raise_or_warn(
+            int(metadata["step"]), partial, warns, " (before restoring, build model and optimizer)"
+        )
+        self._state.restore(folder, fitting if mismatches else None)
+        self._apply_learning_rates(metadata["rates"], fitting, warns)
+        if order_fits:
+            self.order.load(metadata["order"])
+        if group.rank < len(metadata["random"]):
+            randomness.load(metadata["random"][group.rank])
+        self._step, self.due, self._restored = int(metadata["step"]), False, True
+        return self._step
 
-    def _settle_rates(self, theirs: dict[str, float], fitting: set[str], says: bool) -> None:
-        anew, told = contract.from_another_run(), []
-        for name, rate in self._state.rates().items():
-            ours = self._rates.get(name)
+    def _apply_learning_rates(self, theirs: dict[str, float], fitting: set[str], warns: bool) -> None:
+        use_program_rates, differences = snapshot_folders.from_another_run(), []
+        for name, rate in self._state.learning_rates().items():
+            ours = self._program_rates.get(name)
             if name in fitting and name in theirs and ours is not None and theirs[name] != ours:
-                told.append(f"{name} ({theirs[name]} in the snapshot, {ours} here)")
-                if anew:
+                differences.append(f"{name} ({theirs[name]} in the snapshot, {ours} here)")
+                if use_program_rates:
                     rate.assign(ours)
                 else:
-                    self._rates[name] = theirs[name]
-        if told and says:
-            whose = "of the program" if anew else "in the snapshot"
-            say(f"settings differ, and those {whose} count: {', '.join(told)}")
+                    self._program_rates[name] = theirs[name]
+        if differences and warns:
+            owner = "program" if use_program_rates else "snapshot"
+            warn(f"settings differ; using those of the {owner}: {', '.join(differences)}")
 
     def step(self, n: int, /, **metrics: Any) -> bool:
-        """After every step, in every worker: takes a snapshot when it is time. True: it was taken since one of
-        the group has to go. Go on: Paceline ends the task once the snapshot is committed.
+        """Report that step `n` is complete, and take a snapshot if one is due. Call it after every step, in every
+        worker. Returns True if the snapshot was taken because a task of the group is about to be stopped. Keep
+        training: Paceline ends the task once the snapshot is committed.
 
-        While the last snapshot is still being written, the next one is put off until a step finds it done.
+        A snapshot that is due while the last one is still being written is postponed to a later step.
         """
-        going = leaving(n)
-        now = self.every is not None and n // self.every > self._at // self.every
-        self._at, self._metrics = n, metrics
-        self.due = self.due or now
-        if going:
-            self._settle()
-            self._take(self._group().chiefs(self._answer()), urgent=True)
+        report_step(n, metrics)
+        stopping = should_save(n)
+        due_now = self.every is not None and n // self.every > self._step // self.every
+        self._step, self._metrics = n, metrics
+        self.due = self.due or due_now
+        if stopping:
+            self._wait_for_last()
+            self._take(self._group().chief_value(self._status()), urgent=True)
         elif self.due:
-            answer = self._group().chiefs(self._answer())
-            if answer == _BUSY:
-                self.skipped += now or not self._put_off
-                self._put_off = True
+            status = self._group().chief_value(self._status())
+            if status == _BUSY:
+                self.skipped += due_now or not self._postponed
+                self._postponed = True
             else:
-                self._settle()
-                self._take(answer)
-        return going
+                self._wait_for_last()
+                self._take(status)
+        return stopping
 
     def save(self, n: int, /, **metrics: Any) -> None:
-        """Takes a snapshot now, once the last one is written. Training goes on as soon as the values are copied."""
-        self._at, self._metrics = n, metrics
-        self._settle()
-        self._take(self._group().chiefs(self._answer()))
+        """Take a snapshot now, once the last one is written. Training continues as soon as the values are copied."""
+        self._step, self._metrics = n, metrics
+        self._wait_for_last()
+        self._take(self._group().chief_value(self._status()))
 
     def close(self) -> None:
-        """Takes the snapshot that was put off, if any, and waits until all is written; raises where that failed."""
+        """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
         if self.due:
-            self.save(self._at, **self._metrics)
+            self.save(self._step, **self._metrics)
         self._background.wait()
 
     def __enter__(self) -> Snapshots:
@@ -207,10 +213,10 @@ class Snapshots:
         if kind is None:
             self.close()
         else:
-            self._settle()  # others may be in the middle of a step: nothing that needs them
+            self._wait_for_last()  # other workers may be in the middle of a step: do nothing that needs them
 
-    def _settle(self) -> None:
-        """Waits for the last write. Where it failed that was told, and training goes on; but not with a wrong state."""
+    def _wait_for_last(self) -> None:
+        """A failed write was already reported, and training continues; but not with a state that cannot be restored."""
         try:
             self._background.wait()
         except SnapshotMismatch:
@@ -219,45 +225,51 @@ class Snapshots:
             pass
 
     def _group(self) -> Group:
-        if self._made is None:
-            self._made = Group(self._state.strategy)
-        return self._made
+        if self._cached_group is None:
+            self._cached_group = Group(self._state.strategy)
+        return self._cached_group
 
-    def _answer(self) -> int:
-        if not contract.in_a_run():
-            return _NOWHERE
-        return _BUSY if self._background.busy() else _TAKE
+    def _status(self) -> int:
+        if not snapshot_folders.in_a_run():
+            return _NOT_IN_A_RUN
+        return _BUSY if self._background.busy() else _READY
 
-    def _take(self, answer: int, urgent: bool = False) -> None:
-        self.due = self._put_off = False
+    def _take(self, status: int, urgent: bool = False) -> None:
+        self.due = self._postponed = False
         group = self._group()
-        if answer == _NOWHERE or not (group.chief or group.together):
+        if status == _NOT_IN_A_RUN or not (group.chief or group.collective):
             return
-        random = group.all(randomness.now())
+        random = group.gather(randomness.state())
         copy = self._state.copy()
         if group.chief:
-            step, metrics = self._at, {name: float(value) for name, value in self._metrics.items()}
+            step, metrics = self._step, {name: float(value) for name, value in self._metrics.items()}
             position = None if self.order is None else self.order.state()
-            rest = {"step": step, "order": position, "random": random, "rates": self._rates, "settings": self.settings}
-            self._background.start(step, lambda: self._write(step, copy, rest, metrics), urgent)
+            metadata = {
+                "step": step,
+                "order": position,
+                "random": random,
+                "rates": self._program_rates,
+                "settings": self.settings,
+            }
+            self._background.start(step, lambda: self._write(step, copy, metadata, metrics), urgent)
 
-    def _write(self, step: int, copy: Copy, rest: dict[str, Any], metrics: dict[str, float]) -> None:
-        """In the background."""
+    def _write(self, step: int, copy: Copy, metadata: dict[str, Any], metrics: dict[str, float]) -> None:
+        """Runs in the background."""
         versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
         for name in ("keras", "tf_keras"):
             if name in sys.modules:
                 versions[name] = sys.modules[name].__version__
         try:
-            with contract.writing(step, metrics=metrics, versions=versions) as folder:
-                copy.write(folder)  # first, since it lets Python go on
-                (folder / STATE).write_text(json.dumps(rest))
+            with snapshot_folders.writing(step, metrics=metrics, versions=versions) as folder:
+                copy.write(folder)  # first, since it releases the GIL
+                (folder / STATE).write_text(json.dumps(metadata))
                 self._state.verify()
         finally:
-            copy.drop()  # an error would keep the values in memory
+            copy.drop()  # an exception would keep the values in memory
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when they are used: training does not need them."""
+    """Imported on first use: training does not need it."""
     if name == "export":
         from paceline.tensorflow import exporting
 

@@ -1,4 +1,4 @@
-"""A model of TensorFlow as a SavedModel: inference alone, by named inputs, for batches of any size."""
+"""Exports a TensorFlow model as a SavedModel: inference only, with named inputs, for batches of any size."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from typing import Any, Callable
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from paceline.runtime import exporting
-from paceline.runtime.exporting import DEFAULT, CannotExport
+from paceline.runtime import model_folder
+from paceline.runtime.model_folder import DEFAULT, CannotExport
 
-_ONE = "inputs"  # the name of an input that has none
+_DEFAULT_INPUT = "inputs"  # the name of an input that has none
 
 
 def export(model: Any, inputs: Any = None, signatures: Mapping[str, Any] | None = None, to: Any = None) -> Path:
-    """Writes the model to the folder of `paceline export`, or to `to`, which is new or empty; gives that folder.
+    """Write the model to the folder of `paceline export`, or to `to`, a new or empty folder; return that folder.
 
-    A Keras model that knows its inputs needs nothing else; it is called with `training=False`. For others, `inputs`
-    says what one call takes: `{name: example}` or one example, of which the first dimension is that of the batch and
-    stays free; or `tf.TensorSpec`, which is taken as it is.
+    A Keras model with known inputs needs nothing else; it is called with `training=False`. For other models, `inputs`
+    describes the inputs of one call: `{name: example}` or one example, whose first dimension is the batch size and
+    stays variable; or `tf.TensorSpec`, which is used unchanged.
 
-    `signatures`: `{name: function}` instead of the model's call. Each is a `tf.function` with an `input_signature`, or
-    takes `inputs` by name; what it gives is one tensor, or `{name: tensor}`. It may use the variables and tables that
-    `model` leads to, and no others. Whoever names no signature is given `serving_default`: where there is none, the
-    first.
+    `signatures`: `{name: function}` instead of calling the model. Each is a `tf.function` with an `input_signature`, or
+    takes `inputs` by name; it returns one tensor, or `{name: tensor}`. It may only use variables and tables that are
+    reachable from `model`. Clients that name no signature get `serving_default`; if there is none, the first signature
+    is used for it.
     """
-    folder = exporting.target(to)
-    given = dict(signatures) if signatures else {DEFAULT: _call(model)}
+    folder = model_folder.target(to)
+    functions = dict(signatures) if signatures else {DEFAULT: _call(model)}
     specs = None if inputs is None else _specs(inputs)
     traced = {}
-    for name, function in given.items():
-        traced[name] = _traced(name, function, specs if signatures or specs else dict(_known(model)))
+    for name, function in functions.items():
+        traced[name] = _trace(name, function, specs if signatures or specs else dict(_model_inputs(model)))
     if DEFAULT not in traced:
         traced = {DEFAULT: next(iter(traced.values())), **traced}
-    # Not the model itself: that would bring its optimizer along.
+    # Not the model itself: that would include its optimizer.
     root = tf.Module()
     root.variables_ = [variable for function in traced.values() for variable in function.variables]
-    found = tf.train.TrackableView(model).descendants() if _trackable(model) else []
-    root.resources = [each for each in found if isinstance(each, tf.saved_model.experimental.TrackableResource)]
+    objects = tf.train.TrackableView(model).descendants() if _is_trackable(model) else []
+    root.resources = [each for each in objects if isinstance(each, tf.saved_model.experimental.TrackableResource)]
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     tf.saved_model.save(root, os.fspath(folder), traced, options)
-    exporting.describe(folder, "saved_model", describe(folder))
+    model_folder.describe(folder, "saved_model", describe(folder))
     return folder
 
 
 def describe(folder: Any) -> dict[str, Any]:
-    """The signatures of any SavedModel, as paceline.json has them. Nothing of it is loaded."""
+    """The signatures of any SavedModel, in the form of paceline.json. The model is not loaded."""
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((Path(folder) / "saved_model.pb").read_bytes())
     return {
@@ -59,16 +59,16 @@ def describe(folder: Any) -> dict[str, Any]:
     }
 
 
-def _tensors(given: Any) -> dict[str, Any]:
-    found = {}
-    for name, each in sorted(given.items()):
+def _tensors(infos: Any) -> dict[str, Any]:
+    tensors = {}
+    for name, each in sorted(infos.items()):
         shape = [] if each.tensor_shape.unknown_rank else [dimension.size for dimension in each.tensor_shape.dim]
-        found[name] = exporting.tensor(tf.as_dtype(each.dtype).name, shape)
-    return found
+        tensors[name] = model_folder.tensor(tf.as_dtype(each.dtype).name, shape)
+    return tensors
 
 
 def _specs(inputs: Any) -> dict[str, tf.TensorSpec]:
-    named = inputs if isinstance(inputs, Mapping) else {_ONE: inputs}
+    named = inputs if isinstance(inputs, Mapping) else {_DEFAULT_INPUT: inputs}
     return {name: _spec(name, value) for name, value in named.items()}
 
 
@@ -77,42 +77,42 @@ def _spec(name: str, value: Any) -> tf.TensorSpec:
         return tf.TensorSpec(value.shape, value.dtype, name)
     tensor = tf.convert_to_tensor(value)
     if not tensor.shape.rank:
-        raise CannotExport(f"the example of {name} is one number: give a batch of them, or a tf.TensorSpec")
+        raise CannotExport(f"the example of {name} is a single value; pass a batch, or a tf.TensorSpec")
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype, name)
 
 
-def _traced(name: str, function: Any, specs: Mapping[str, tf.TensorSpec] | None) -> Any:
-    if hasattr(function, "structured_input_signature"):  # concrete already
+def _trace(name: str, function: Any, specs: Mapping[str, tf.TensorSpec] | None) -> Any:
+    if hasattr(function, "structured_input_signature"):  # already a concrete function
         return function
     if getattr(function, "input_signature", None) is not None:
         return function.get_concrete_function()
     if not specs:
         raise CannotExport(
-            f"nothing says what {name} takes: give inputs={{name: an example or a tf.TensorSpec}}, or a tf.function "
+            f"the inputs of {name} are unknown; pass inputs={{name: an example or a tf.TensorSpec}}, or a tf.function "
             "with an input_signature"
         )
     return tf.function(function, autograph=not hasattr(function, "python_function")).get_concrete_function(**specs)
 
 
 def _call(model: Any) -> Callable[..., Any]:
-    """By named inputs."""
+    """A function that calls the model with named inputs."""
     keras = _is_keras(model)
-    more = {"training": False} if keras else {}
+    arguments = {"training": False} if keras else {}
     structure = _structure(model) if keras else None
 
     def call(**inputs: Any) -> Any:
         values = list(inputs.values())
         if isinstance(structure, Mapping):
-            return model(inputs, **more)
+            return model(inputs, **arguments)
         if len(values) == 1:
-            return model(values[0], **more)
-        return model(values, **more) if structure is not None else model(**inputs, **more)
+            return model(values[0], **arguments)
+        return model(values, **arguments) if structure is not None else model(**inputs, **arguments)
 
     return call
 
 
-def _known(model: Any) -> Iterator[tuple[str, tf.TensorSpec]]:
-    """What a Keras model takes, where it knows."""
+def _model_inputs(model: Any) -> Iterator[tuple[str, tf.TensorSpec]]:
+    """The inputs of a Keras model, if it knows them."""
     structure = _structure(model) if _is_keras(model) else None
     if structure is None:
         return
@@ -128,21 +128,21 @@ def _known(model: Any) -> Iterator[tuple[str, tf.TensorSpec]]:
 def _structure(model: Any) -> Any:
     try:
         return model.input
-    except (AttributeError, ValueError):  # made by a subclass, which takes what it likes
-        known = getattr(model, "inputs", None)  # but a Sequential of Keras 3 has these alone
-        return known[0] if known and len(known) == 1 else None
+    except (AttributeError, ValueError):  # of a subclass, which may accept anything
+        inputs = getattr(model, "inputs", None)  # a Sequential of Keras 3 has only this attribute
+        return inputs[0] if inputs and len(inputs) == 1 else None
 
 
-def _name(tensor: Any, number: int, of: int) -> str:
+def _name(tensor: Any, number: int, count: int) -> str:
     name = re.sub(r"\W", "_", str(tensor.name).split(":")[0])
     if not name.startswith("keras_tensor"):
         return name
-    return _ONE if of == 1 else f"{_ONE}_{number}"
+    return _DEFAULT_INPUT if count == 1 else f"{_DEFAULT_INPUT}_{number}"
 
 
 def _is_keras(model: Any) -> bool:
     return any(kind.__module__.split(".")[0] in ("keras", "tf_keras") for kind in type(model).__mro__)
 
 
-def _trackable(model: Any) -> bool:
+def _is_trackable(model: Any) -> bool:
     return isinstance(model, (tf.Module, tf.train.Checkpoint)) or hasattr(model, "_trackable_children")

@@ -1,4 +1,4 @@
-"""The random state of a process as plain data: Python's, numpy's, and what TensorFlow lets one have of its own."""
+"""The random state of a process as plain data: Python's, numpy's, and the accessible part of TensorFlow's."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
 
-def now() -> dict[str, Any]:
+def state() -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
+    current: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": [kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)],
     }
     seeds = _seeds()
     if seeds is not None:
-        state["tensorflow"] = seeds.getstate()
-    generator = stateful_random_ops.global_generator  # tf.random.get_global_generator would make one
+        current["tensorflow"] = seeds.getstate()
+    generator = stateful_random_ops.global_generator  # tf.random.get_global_generator would create one
     if generator is not None:
-        state["generator"] = {"algorithm": int(generator.algorithm), "state": generator.state.numpy().tolist()}
-    return state
+        current["generator"] = {"algorithm": int(generator.algorithm), "state": generator.state.numpy().tolist()}
+    return current
 
 
-def load(state: dict[str, Any]) -> None:
-    random.setstate(_python(state["python"]))
-    kind, keys, position, has_gauss, gauss = state["numpy"]
+def load(saved: dict[str, Any]) -> None:
+    random.setstate(_from_json(saved["python"]))
+    kind, keys, position, has_gauss, gauss = saved["numpy"]
     np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, gauss))
     seeds = _seeds()
-    if seeds is not None and "tensorflow" in state:
-        seeds.setstate(_python(state["tensorflow"]))
-    if "generator" in state:
-        values, algorithm = state["generator"]["state"], state["generator"]["algorithm"]
+    if seeds is not None and "tensorflow" in saved:
+        seeds.setstate(_from_json(saved["tensorflow"]))
+    if "generator" in saved:
+        values, algorithm = saved["generator"]["state"], saved["generator"]["algorithm"]
         if stateful_random_ops.global_generator is None:
             tf.random.set_global_generator(tf.random.Generator.from_state(values, algorithm))
         else:
@@ -42,11 +42,11 @@ def load(state: dict[str, Any]) -> None:
 
 
 def _seeds() -> random.Random | None:
-    """From here ops outside of a tf.function get their seeds, once tf.random.set_seed was called."""
+    """The source of seeds for ops outside of a tf.function, once tf.random.set_seed was called."""
     seeds = getattr(context.context(), "_rng", None)
     return seeds if isinstance(seeds, random.Random) else None
 
 
-def _python(state: Any) -> tuple[Any, ...]:
-    version, internal, gauss = state
+def _from_json(saved: Any) -> tuple[Any, ...]:
+    version, internal, gauss = saved
     return version, tuple(internal), gauss

@@ -1,7 +1,7 @@
-"""The state of a TensorFlow program: copied out of training, written, compared with what a program has, put back.
+"""The state of a TensorFlow program: copied during training, written, compared with a program's variables, restored.
 
-Files of a snapshot: `ckpt.*`, a plain TensorFlow checkpoint; `more.*`, variables that TensorFlow does not find by
-itself (Keras' seeds); `replicas.*`, values that each replica has for itself; `state.json`, everything else.
+Files of a snapshot: `ckpt.*`, a plain TensorFlow checkpoint; `more.*`, variables that TensorFlow does not track
+(Keras' seeds); `replicas.*`, values that differ between replicas; `state.json`, everything else.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
+from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 
 MAIN, MORE, REPLICAS, STATE = "ckpt", "more", "replicas", "state.json"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_NOT_OURS = (_GRAPH, "save_counter" + _VALUE)  # of TensorFlow itself
+_NOT_OURS = (_GRAPH, "save_counter" + _VALUE)  # written by TensorFlow itself
 _VARIABLES = (tf.Variable, tf.distribute.DistributedValues)
 
 
 class Piece(NamedTuple):
-    """A tensor of a file, or a part of one that is shared out over parameter servers."""
+    """A tensor of a file, or one part of a tensor that is partitioned over parameter servers."""
 
     file: str
     name: str
     part: str
-    value: Any  # a tensor, or what reads one
+    value: Any  # a tensor, or a spec that reads one
     owner: Any
 
 
 class Copy:
-    """Values as they were; `drop` gives the memory back."""
+    """A copy of the values; `drop` frees the memory."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         self._pieces = pieces
 
     def write(self, folder: Path) -> None:
-        with tf.device(host()):  # a thread of its own begins without a device, which is another one in a cluster
+        with tf.device(host()):  # a new thread has no current device, and in a cluster the default is another one
             for file in sorted({piece.file for piece in self._pieces}):
                 pieces = [piece for piece in self._pieces if piece.file == file]
                 tf.raw_ops.SaveV2(
@@ -55,8 +55,8 @@ class Copy:
         self._pieces.clear()
 
 
-class Plan:
-    """What a checkpoint consists of: looking that up takes far longer than reading it, so it is kept."""
+class CheckpointLayout:
+    """What a checkpoint consists of. It is cached: determining it takes far longer than reading the values."""
 
     def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
         self.checkpoints = {MAIN: checkpoint}
@@ -64,31 +64,31 @@ class Plan:
         if more:
             self.checkpoints[MORE] = tf.train.Checkpoint(variables=more)
         self._pieces = [piece for file, each in self.checkpoints.items() for piece in _pieces(file, each)]
-        self.same = not any(_already_read(piece.value) for piece in self._pieces if piece.name != _GRAPH)
-        own = [piece for piece in self._pieces if _for_itself(piece.owner)]
+        self.reusable = not any(_already_read(piece.value) for piece in self._pieces if piece.name != _GRAPH)
+        own = [piece for piece in self._pieces if _differs_per_replica(piece.owner)]
         self.replicas = Replicas([plain(piece) for piece in own], [piece.owner for piece in own]) if own else None
         self._read = self._values
-        if self.same:
+        if self.reusable:
             self._read = tf.function(self._values, autograph=False).get_concrete_function()
 
-    def owners(self) -> dict[str, Any]:
-        """By name, without what is TensorFlow's own."""
+    def pieces_by_name(self) -> dict[str, Any]:
+        """Without the entries of TensorFlow itself."""
         return {plain(piece): piece for piece in self._pieces if piece.name not in _NOT_OURS}
 
-    def words(self) -> dict[str, str | None]:
-        """Kind and shape by name; None where they are not known without reading."""
-        found: dict[str, str | None] = {}
-        for name, piece in self.owners().items():
+    def types_and_shapes(self) -> dict[str, str | None]:
+        """Type and shape by name; None if they cannot be determined without reading the value."""
+        descriptions: dict[str, str | None] = {}
+        for name, piece in self.pieces_by_name().items():
             shape = getattr(piece.owner, "shape", None)
             if shape is None or not piece.name.endswith(_VALUE):
-                found[name] = None
-            else:  # a part says how large the whole is, before where it lies in it
+                descriptions[name] = None
+            else:  # a part starts with the shape of the whole tensor, followed by its slice
                 whole = [int(size) for size in piece.part.split()[:-1]] if piece.part else shape.as_list()
-                found[name] = _words(piece.owner.dtype, whole)
-        return found
+                descriptions[name] = _type_and_shape(piece.owner.dtype, whole)
+        return descriptions
 
     def assign(self, folder: Path, names: set[str]) -> None:
-        """These variables alone; what has no variable, such as a table, stays."""
+        """Restores only these variables; objects without a variable, such as tables, stay unchanged."""
         for piece in self._pieces:
             if plain(piece) in names and isinstance(piece.owner, _VARIABLES) and piece.name.endswith(_VALUE):
                 with tf.device(host()):
@@ -112,99 +112,101 @@ class Plan:
 
 
 class State:
-    """All variables that a checkpoint leads to, also those that TensorFlow does not find by itself."""
+    """All variables reachable from a checkpoint, including those that TensorFlow does not track."""
 
     def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._plan: Plan | None = None
+        self._cached_layout: CheckpointLayout | None = None
 
     @property
     def strategy(self) -> Any:
-        """That of the variables, where they have one."""
-        for found in tf.train.TrackableView(self._checkpoint).descendants():
-            found = _variable(found)
-            public = isinstance(found, tf.distribute.DistributedValues)
-            strategy = getattr(found, "distribute_strategy" if public else "_distribute_strategy", None)
+        """The strategy of the variables, if they have one."""
+        for trackable in tf.train.TrackableView(self._checkpoint).descendants():
+            variable = _variable(trackable)
+            public = isinstance(variable, tf.distribute.DistributedValues)
+            strategy = getattr(variable, "distribute_strategy" if public else "_distribute_strategy", None)
             if strategy is not None:
                 return strategy
         return tf.distribute.get_strategy()
 
-    def settle(self) -> Plan:
-        """From now on, this is what the state consists of."""
-        if self._plan is None or not self._plan.same:
-            self._plan = Plan(self._checkpoint)
-        return self._plan
+    def layout(self) -> CheckpointLayout:
+        """What the state consists of, as determined by the first call, if possible."""
+        if self._cached_layout is None or not self._cached_layout.reusable:
+            self._cached_layout = CheckpointLayout(self._checkpoint)
+        return self._cached_layout
 
     def copy(self) -> Copy:
-        """Of all values, in host memory. In a group, every member has to do this: some values are made by all of them.
+        """A copy of all values, in host memory. In a group, every member must call it: some values need a collective.
 
-        A tensor that was read from a variable never changes: TensorFlow gives a variable that is written to new memory
-        while somebody holds the old. So what is on the CPU already is not copied here, but by the training step that
-        writes to it, and never twice.
+        A tensor that was read from a variable never changes: while it is in use, TensorFlow writes new values of the
+        variable to new memory. So values that are already on the CPU are not copied here, but by the training step that
+        writes to the variable, and never twice.
         """
-        return self.settle().copy()
+        return self.layout().copy()
 
     def verify(self) -> None:
-        """SnapshotMismatch where the program has made, replaced or lost variables since `settle`."""
-        assert self._plan is not None
-        before, now = self._plan.variables, variables(self._checkpoint)[0]
+        """Raises SnapshotMismatch if the program has created, replaced or deleted variables since `layout`."""
+        assert self._cached_layout is not None
+        before, now = self._cached_layout.variables, variables(self._checkpoint)[0]
         changed = sorted({before.get(key) or now[key] for key in before.keys() ^ now.keys()})
         if changed:
             raise SnapshotMismatch(
-                "made or replaced after restore() or the first snapshot, so that they cannot be restored: "
-                f"{', '.join(changed)} (build model and optimizer before)"
+                "variables were created or replaced after restore() or the first snapshot, and cannot be restored: "
+                f"{', '.join(changed)}; build model and optimizer before"
             )
 
     def restore(self, folder: Path, names: set[str] | None = None) -> None:
-        """All of it; or these variables, by `compare`."""
-        plan = self.settle()
+        """Restores all variables; or only `names`, as returned by `compare`."""
+        layout = self.layout()
         options = tf.train.CheckpointOptions(experimental_io_device=host())  # not on the parameter servers
         if names is not None:
-            plan.assign(folder, names)
+            layout.assign(folder, names)
         else:
-            for file, checkpoint in plan.checkpoints.items():
+            for file, checkpoint in layout.checkpoints.items():
                 checkpoint.read(str(folder / file), options).assert_existing_objects_matched()
-        own = plan.replicas
-        if own is not None and _written(folder, REPLICAS) and (names is None or names.issuperset(own.names)):
+        own = layout.replicas
+        if own is not None and _exists(folder, REPLICAS) and (names is None or names.issuperset(own.names)):
             own.scatter(tf.train.load_checkpoint(str(folder / REPLICAS)))
 
-    def rates(self) -> dict[str, Any]:
+    def learning_rates(self) -> dict[str, Any]:
         """The learning rates of Keras' optimizers that are variables, by name."""
-        found = self.settle().owners()
-        return {name: piece.owner for name, piece in found.items() if name.endswith("/_learning_rate")}
+        pieces = self.layout().pieces_by_name()
+        return {name: piece.owner for name, piece in pieces.items() if name.endswith("/_learning_rate")}
 
-    def compare(self, folder: Path, misfits: Misfits) -> set[str]:
-        """What fits, by name."""
-        here = self.settle().words()
-        there: dict[str, str] = {}
+    def compare(self, folder: Path, mismatches: Mismatches) -> set[str]:
+        """The names of the variables that fit."""
+        ours = self.layout().types_and_shapes()
+        theirs: dict[str, str] = {}
         for file in (MAIN, MORE):
-            if file == MAIN or _written(folder, file):
+            if file == MAIN or _exists(folder, file):
                 reader = tf.train.load_checkpoint(str(folder / file))
-                kinds = reader.get_variable_to_dtype_map()
+                dtypes = reader.get_variable_to_dtype_map()
                 for name, shape in reader.get_variable_to_shape_map().items():
                     if name not in _NOT_OURS:
-                        there[_plain(file, name)] = _words(kinds[name], shape)
-        misfits.missing += sorted(here.keys() - there.keys())
-        misfits.unexpected += sorted(there.keys() - here.keys())
-        both = sorted(here.keys() & there.keys())
-        return {name for name in both if here[name] is None or misfits.compare(name, there[name], here[name])}
+                        theirs[_plain(file, name)] = _type_and_shape(dtypes[name], shape)
+        mismatches.missing += sorted(ours.keys() - theirs.keys())
+        mismatches.unexpected += sorted(theirs.keys() - ours.keys())
+        both = sorted(ours.keys() & theirs.keys())
+        return {name for name in both if ours[name] is None or mismatches.compare(name, theirs[name], ours[name])}
 
 
 class Replicas:
-    """Variables of which each replica has its own value: checkpoints of TensorFlow hold but their sum or mean."""
+    """Variables with a separate value per replica: TensorFlow's checkpoints contain only their sum or mean."""
 
     def __init__(self, names: list[str], variables: list[Any]) -> None:
         self.names = names
         self._variables = variables
         self._strategy = variables[0].distribute_strategy
-        self._gather = tf.function(lambda: self._strategy.run(self._of_one), autograph=False)
-        self._scatter = tf.function(lambda all: self._strategy.run(self._to_one, (all,)), autograph=False)
+        self._gather = tf.function(lambda: self._strategy.run(self._gather_in_replica), autograph=False)
+        self._scatter = tf.function(
+            lambda values: self._strategy.run(self._assign_in_replica, (values,)), autograph=False
+        )
 
-    def _of_one(self) -> Any:
+    def _gather_in_replica(self) -> Any:
         context = tf.distribute.get_replica_context()
         return [context.all_gather(variable.read_value()[tf.newaxis], axis=0) for variable in self._variables]
 
-    def _to_one(self, values: Any) -> None:
+    def _assign_in_replica(self, values: Any) -> None:
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
         for variable, value in zip(self._variables, values):
             variable.assign(tf.gather(value, number))
@@ -214,24 +216,24 @@ class Replicas:
         return zip(self.names, values)
 
     def scatter(self, reader: Any) -> None:
-        """To as many replicas as there were; with another number, the sum or mean stays, shared out."""
+        """Restores each replica's value; with another number of replicas, they keep the restored sum or mean."""
         values = [reader.get_tensor(name) for name in self.names if reader.has_tensor(name)]
         if len(values) == len(self.names) and len(values[0]) == self._strategy.num_replicas_in_sync:
             self._scatter(values)
 
 
-def kept(folder: Path) -> dict[str, Any]:
-    """What a snapshot holds besides variables."""
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """The contents of a snapshot besides variables."""
     try:
-        found = json.loads((folder / STATE).read_text())
-        return {"rates": {}, "settings": None, **{name: found[name] for name in ("step", "order", "random")}, **found}
+        data = json.loads((folder / STATE).read_text())
+        return {"rates": {}, "settings": None, **{name: data[name] for name in ("step", "order", "random")}, **data}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        told = f"{folder} holds no {STATE} of ours: it was not written by paceline.tensorflow"
-        raise SnapshotRefused(told) from error
+        message = f"{folder}: no valid {STATE}: the snapshot was not written by paceline.tensorflow"
+        raise SnapshotRefused(message) from error
 
 
 def host() -> str:
-    """The CPU of this process, also where it is one of a cluster."""
+    """The CPU device of this process, also if it is part of a cluster."""
     return str(tf.config.list_logical_devices("CPU")[0].name)
 
 
@@ -239,32 +241,33 @@ def _pieces(file: str, checkpoint: tf.train.Checkpoint) -> Iterator[Piece]:
     """What the checkpoint would write."""
     tensors, _, savers, _ = checkpoint._saver._gather_serialized_tensors()
     if savers:
-        raise TypeError(f"these write themselves, and not into snapshots: {', '.join(map(str, savers))}")
+        raise TypeError(f"objects with their own saver are not supported in snapshots: {', '.join(map(str, savers))}")
     for owner, values in tensors.items():
         for name, value in values.items():
             for part, spec in (value if isinstance(value, dict) else {"": value}).items():
                 yield Piece(file, name, part.strip(), spec, _variable(owner))
 
 
-def _variable(found: Any) -> Any:
-    """The variable of TensorFlow inside one of Keras, or inside what writes one.
+def _variable(trackable: Any) -> Any:
+    """The TensorFlow variable inside a Keras variable, or inside a saveable object.
 
-    A variable of several replicas is asked for nothing that it may not have: it would read its value to answer, and
-    wait for all other workers to do so.
+    Avoids looking up missing attributes of a distributed variable: it would read its value to answer, and wait for all
+    other workers to do so.
     """
-    if isinstance(found, _VARIABLES):
-        return found
-    found = getattr(found, "obj", found)
-    inner = getattr(found, "_value", None) if not isinstance(found, _VARIABLES) and hasattr(found, "path") else None
-    return found if inner is None else inner
+    if isinstance(trackable, _VARIABLES):
+        return trackable
+    trackable = getattr(trackable, "obj", trackable)
+    is_keras = not isinstance(trackable, _VARIABLES) and hasattr(trackable, "path")
+    inner = getattr(trackable, "_value", None) if is_keras else None
+    return trackable if inner is None else inner
 
 
 def _already_read(value: Any) -> bool:
-    """Tables and iterators have no variable to read again."""
+    """Whether it is a plain value, as of tables and iterators, and not a variable that can be read again."""
     return bool(tf.is_tensor(value)) and not isinstance(value, _VARIABLES)
 
 
-def _for_itself(owner: Any) -> bool:
+def _differs_per_replica(owner: Any) -> bool:
     return (
         isinstance(owner, tf.distribute.DistributedValues)
         and getattr(owner, "synchronization", None) == tf.VariableSynchronization.ON_READ
@@ -273,35 +276,35 @@ def _for_itself(owner: Any) -> bool:
 
 
 def variables(checkpoint: tf.train.Checkpoint) -> tuple[dict[int, str], list[Any]]:
-    """Names of all variables by id, and those that Keras' layers have and TensorFlow does not find: their seeds.
+    """Names of all variables by id, and the variables of Keras' layers that TensorFlow does not track: their seeds.
 
-    Reads no values, unlike TensorFlow when it makes a list of what it would write.
+    Reads no values, unlike TensorFlow's own listing of what it would write.
     """
     objects = tf.train.TrackableView(checkpoint).descendants()
-    seen = {id(_variable(each)): str(each.name) for each in objects if isinstance(_variable(each), _VARIABLES)}
-    more = []
+    names = {id(_variable(each)): str(each.name) for each in objects if isinstance(_variable(each), _VARIABLES)}
+    untracked = []
     for each in objects:
         if isinstance(_variable(each), _VARIABLES):
             continue
-        for variable in _hidden(each):
-            if id(_variable(variable)) not in seen:
-                seen[id(_variable(variable))] = str(variable.name)
-                more.append(variable)
-    return seen, more
+        for variable in _layer_variables(each):
+            if id(_variable(variable)) not in names:
+                names[id(_variable(variable))] = str(variable.name)
+                untracked.append(variable)
+    return names, untracked
 
 
-def _hidden(layer: Any) -> list[Any]:
-    """What a layer has, and TensorFlow does not find: of Keras 3, all its variables but metrics; of tf_keras, what it
-    draws random numbers from, after `tf_keras.backend.experimental.enable_tf_random_generator`."""
-    kind: Any = getattr(getattr(sys.modules.get("keras"), "layers", None), "Layer", ())
-    if isinstance(layer, kind):
-        passing = {id(variable) for variable in getattr(layer, "metrics_variables", ())}
-        return [variable for variable in layer.variables if id(variable) not in passing]
+def _layer_variables(layer: Any) -> list[Any]:
+    """Variables of a layer that TensorFlow may not track: in Keras 3, all but metrics; in tf_keras, its random
+    generator, after `tf_keras.backend.experimental.enable_tf_random_generator`."""
+    layer_class: Any = getattr(getattr(sys.modules.get("keras"), "layers", None), "Layer", ())
+    if isinstance(layer, layer_class):
+        metrics = {id(variable) for variable in getattr(layer, "metrics_variables", ())}
+        return [variable for variable in layer.variables if id(variable) not in metrics]
     generator = getattr(getattr(layer, "_random_generator", None), "_generator", None)
     return [generator.state] if isinstance(generator, tf.random.Generator) else []
 
 
-def _words(dtype: Any, shape: list[int]) -> str:
+def _type_and_shape(dtype: Any, shape: list[int]) -> str:
     return f"{tf.as_dtype(dtype).name}{shape}"
 
 
@@ -313,5 +316,5 @@ def _plain(file: str, name: str) -> str:
     return (name if file == MAIN else f"{file}/{name}").replace(_VALUE, "")
 
 
-def _written(folder: Path, file: str) -> bool:
+def _exists(folder: Path, file: str) -> bool:
     return (folder / f"{file}.index").exists()

@@ -1,20 +1,22 @@
-"""Snapshots of torch training: everything that is needed to go on, written while training goes on.
+"""Snapshots of torch training: everything needed to resume, written in the background.
 
     order = paceline.Shards(size=len(data), batch=64)
     with Snapshots({"model": model, "optimizer": optimizer}, every=100, order=order) as snapshots:
-        done = snapshots.restore()
-        for n, batch in enumerate(batches, done + 1):
+        step = snapshots.restore()
+        for n, batch in enumerate(batches, step + 1):
             ...
             snapshots.step(n, loss=loss)
 
-Outside a run nothing is written and nothing restored. In a run all tasks have to call the same methods in the same
-order. A snapshot is made of torch.save's own files: `torch.load(folder / "state.pt", weights_only=True)` reads them.
+Outside a run nothing is written or restored. In a run all tasks must call the same methods in the same order. A
+snapshot consists of plain torch.save files: `torch.load(folder / "state.pt", weights_only=True)` reads them.
 
-Going on bit for bit, with as many tasks, asks this of a program:
-- everything with a state is in the dictionary: schedulers and scalers too; and DDP models as such, not their modules.
-- `restore()` comes last, right before the loop. A `DataLoader` has a `generator=` of its own: it draws a number from
-  torch's whenever it begins, and a resumed epoch begins once more. What workers draw themselves is not the same again.
-- what runs is deterministic: see `torch.use_deterministic_algorithms`.
+To resume bit for bit, with the same number of tasks, a program has to meet these conditions:
+- The dictionary contains every object with state, including schedulers and scalers. Pass DDP models themselves, not
+  their modules.
+- `restore()` comes last, right before the loop.
+- A `DataLoader` has its own `generator=`. Otherwise each new iterator draws a number from torch's global generator, and
+  a resumed epoch creates one more iterator. Random numbers drawn by loader workers are not reproduced.
+- All operations are deterministic: see `torch.use_deterministic_algorithms`.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.runtime.contract import Background, from_another_run, in_a_run, restored, writing
-from paceline.runtime.leaving import leaving
-from paceline.runtime.misfits import Misfits, SnapshotMismatch, SnapshotRefused
-from paceline.runtime.report import say
+from paceline.runtime.group_save import should_save
+from paceline.runtime.report import report_step, warn
 from paceline.runtime.shards import Shards
-from paceline.torch import buckets, files, fit, group
-from paceline.torch.host import Host
+from paceline.runtime.snapshot_folders import Background, from_another_run, in_a_run, restored, writing
+from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
+from paceline.torch import buckets, group, snapshot_files, state_restore
+from paceline.torch.host_copy import HostCopy
 from paceline.torch.tree import SnapshotUnsafe
 
 if TYPE_CHECKING:
@@ -42,131 +44,139 @@ if TYPE_CHECKING:
 
 __all__ = ["SnapshotMismatch", "SnapshotRefused", "SnapshotUnsafe", "Snapshots", "export", "load"]
 
-_OURS = "paceline"  # beside the items in state.pt
+_OURS = "paceline"  # our own key in state.pt, next to the items
 
 
 class Snapshots:
     """Takes and restores snapshots of anything with `state_dict` and `load_state_dict`.
 
-    Rank 0 writes for all. Where tensors are sharded (`fully_shard`: DTensors), every rank writes its part, and any
-    number of ranks can restore it; what is not sharded is taken to be the same in all, and rank 0's counts. Training is
-    held while the state is copied to host memory; a thread writes.
+    Rank 0 writes for all ranks. If tensors are sharded (`fully_shard`: DTensors), every rank writes its part, and any
+    number of ranks can restore it; unsharded values are assumed to be the same on all ranks, and rank 0's are saved.
+    Training waits while the state is copied to host memory; a thread then writes the files.
     """
 
     def __init__(self, items: Mapping[str, Any], every: int | None = None, order: Shards | None = None) -> None:
-        """`every`: steps between snapshots; None: only when asked for, or when a task is about to go."""
+        """`every`: steps between snapshots; None: only on request, or when a task is about to be stopped."""
         if every is not None and every < 1:
-            raise ValueError(f"every {every} steps: at least 1")
+            raise ValueError(f"every={every}: must be at least 1")
         if _OURS in items:
-            raise ValueError(f"the name {_OURS!r} is taken: give that item another")
+            raise ValueError(f"the name {_OURS!r} is reserved; rename this item")
         for name, item in items.items():
             _check(name, item)
-        self.skipped = 0  # not taken when they were due, because the last one was still being written
+        self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
         self._items = dict(items)
         self._every, self._order = every, order
-        self._background, self._host = Background(), Host()
-        self._late: tuple[int, dict[str, Any]] | None = None  # was due, and is still to be taken
+        self._background, self._host_copy = Background(), HostCopy()
+        self._postponed: tuple[int, dict[str, Any]] | None = None  # step and metrics of a snapshot that is overdue
         self._prepared = False
-        self._given: dict[str, Any] = {}  # settings of optimizers, before anything was restored
+        self._program_settings: dict[str, Any] = {}  # settings of optimizers, before anything was restored
 
     def restore(self, partial: bool = False) -> int:
-        """How many steps are done: 0 where there is nothing to restore.
+        """Restore the snapshot of this run; return the number of completed steps, or 0 if there is no snapshot.
 
-        Where the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: what fits
-        is restored all the same, tensor by tensor of a model, an optimizer as a whole; the rest stays as the program
-        made it, and a warning lists it.
+        If the snapshot does not fit, SnapshotMismatch lists the names, and nothing is changed. `partial`: restore what
+        fits, tensor by tensor for a model, an optimizer only as a whole; everything else stays unchanged, and a warning
+        lists it.
 
-        Settings of an optimizer (lr, weight_decay, ...) that the program gives otherwise than the one that took the
-        snapshot are told in a warning. Those of the snapshot count; but where a run starts from another's
-        (`snapshots.from`), the program's do. Those of schedulers and other objects are restored as part of them.
+        A warning lists optimizer settings (lr, weight_decay, ...) that differ between this program and the one that
+        took the snapshot. The snapshot's settings are used, except in a run that starts from another run
+        (`snapshots.from`): there, the program's are. Settings of schedulers and other objects are restored with them.
         """
         optimizers = {name: item for name, item in self._items.items() if isinstance(item, torch.optim.Optimizer)}
-        self._given = {name: fit.given(item.param_groups) for name, item in optimizers.items()}
+        self._program_settings = {name: state_restore.settings(item.param_groups) for name, item in optimizers.items()}
         folder = restored()
         if folder is None:
             return 0
-        saved = files.Saved(folder)
+        saved = snapshot_files.Saved(folder)
         about = saved.tree.get(_OURS, {})
         step = int(about["step"]) if "step" in about else _step_of(folder.name)
-        misfits = Misfits()
-        misfits.unexpected += [name for name in saved.tree if name not in self._items and name != _OURS]
+        mismatches = Mismatches()
+        mismatches.unexpected += [name for name in saved.tree if name not in self._items and name != _OURS]
         loads = {}
         for name, item in self._items.items():
             if name in saved.tree:
-                loads[name] = fit.prepare(name, _inner(item), saved, about.get("made", {}).get(name), misfits)
+                loads[name] = state_restore.prepare(
+                    name, _inner(item), saved, about.get("made", {}).get(name), mismatches
+                )
             else:
-                misfits.missing.append(name)
-        ordered = misfits.order(about.get("order"), self._order)
-        rank, world = group.place()
-        misfits.tell(step, partial, rank == 0)
+                mismatches.missing.append(name)
+        order_fits = mismatches.order(about.get("order"), self._order)
+        rank, world = group.rank_and_size()
+        mismatches.raise_or_warn(step, partial, rank == 0)
         if len(about.get("random", ())) == world:
             for name, item in self._items.items():
-                buckets.play(item, about.get("buckets", {}).get(name))
-        done = {name for name, load in loads.items() if load()}
-        self._settle({name: item for name, item in optimizers.items() if name in done}, saved, rank == 0)
-        if ordered and self._order is not None:
+                buckets.replay(item, about.get("buckets", {}).get(name))
+        restored_items = {name for name, load in loads.items() if load()}
+        restored_optimizers = {name: item for name, item in optimizers.items() if name in restored_items}
+        self._apply_settings(restored_optimizers, saved, rank == 0)
+        if order_fits and self._order is not None:
             self._order.load(about["order"])
         if about.get("random"):
             group.load(about["random"])
         return step
 
-    def _settle(self, optimizers: dict[str, Any], saved: files.Saved, first: bool) -> None:
-        anew, told = from_another_run(), []
+    def _apply_settings(self, optimizers: dict[str, Any], saved: snapshot_files.Saved, is_first: bool) -> None:
+        use_program_settings, differences = from_another_run(), []
         for name, item in optimizers.items():
-            known = saved.tree.get(_OURS, {}).get("given", {}).get(name)
-            theirs = known or fit.given(saved.tree[name]["param_groups"])
+            recorded = saved.tree.get(_OURS, {}).get("given", {}).get(name)
+            theirs = recorded or state_restore.settings(saved.tree[name]["param_groups"])
+            ours = self._program_settings[name]
             schedulers = [one for one in self._items.values() if getattr(one, "optimizer", None) is item]
-            told += fit.settle(name, item, self._given[name], theirs, schedulers if anew else None)
-            self._given[name] = self._given[name] if anew else theirs
-        if told and first:
-            whose = "of the program" if anew else "in the snapshot"
-            say(f"settings differ, and those {whose} count: {', '.join(told)}")
+            differences += state_restore.apply_settings(
+                name, item, ours, theirs, schedulers if use_program_settings else None
+            )
+            self._program_settings[name] = ours if use_program_settings else theirs
+        if differences and is_first:
+            owner = "program" if use_program_settings else "snapshot"
+            warn(f"settings differ; using those of the {owner}: {', '.join(differences)}")
 
     def step(self, n: int, /, **metrics: Any) -> bool:
-        """Step `n` is done: takes a snapshot where one is due. True: it was taken since one of the group has to
-        go. Go on: Paceline ends the task once the snapshot is committed.
+        """Report that step `n` is complete, and take a snapshot if one is due. Returns True if it was taken because a
+        task of the group is about to be stopped. Keep training: Paceline ends the task once the snapshot is committed.
 
         A snapshot that is due while the last one is still being written is skipped, and taken after the next step.
         """
-        going = leaving(n)
+        report_step(n, metrics)
+        stopping = should_save(n)
         if not in_a_run():
-            return going
-        if going:
+            return stopping
+        if stopping:
             self._save(n, metrics, urgent=True)
             return True
         if not self._prepared and self._every is not None:
             self._prepared = True  # not earlier: now the optimizer has its state, too
-            self._host.prepare(self._mine(self._tree(n, [group.state()] * group.place()[1]))[0])
+            states = [group.state()] * group.rank_and_size()[1]
+            self._host_copy.prepare(self._own_files(self._tree(n, states))[0])
         due = self._every is not None and n % self._every == 0
-        if due or self._late is not None:
-            states = group.meet(not self._background.busy())
-            if states is None:
+        if due or self._postponed is not None:
+            gathered = group.gather_if_ready(not self._background.busy())
+            if gathered is None:
                 self.skipped += due
-                self._late = (n, metrics)
+                self._postponed = (n, metrics)
             else:
-                self._take(n, metrics, states)
+                self._take(n, metrics, gathered)
         return False
 
     def save(self, n: int, /, **metrics: Any) -> None:
-        """Take one now; where the last one is still being written, once it is."""
+        """Take a snapshot now; if the last one is still being written, wait for it first."""
         self._save(n, metrics, urgent=False)
 
     def _save(self, n: int, metrics: dict[str, Any], urgent: bool) -> None:
         if in_a_run():
             self._background.settle()
-            states = group.meet(True)
+            states = group.gather_if_ready(True)
             assert states is not None
             self._take(n, metrics, states, urgent)
 
     def close(self) -> None:
-        """Waits until all is written, with the last one that was due; raises where that failed."""
-        if self._late is not None:
-            n, metrics = self._late
+        """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
+        if self._postponed is not None:
+            n, metrics = self._postponed
             self.save(n, **metrics)
         try:
             self._background.wait()
         finally:
-            self._host.free()
+            self._host_copy.free()
 
     def __enter__(self) -> Snapshots:
         return self
@@ -174,46 +184,46 @@ class Snapshots:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
             self.close()
-        else:  # others may be gone: nothing that needs them
+        else:  # other ranks may have ended: do nothing that needs them
             self._background.settle()
-            self._host.free()
+            self._host_copy.free()
 
     def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], urgent: bool = False) -> None:
-        self._late = None
+        self._postponed = None
         numbers = {name: _number(value) for name, value in metrics.items()}
-        mine, parts = self._mine(self._tree(n, states))
-        if not mine:
+        files, parts = self._own_files(self._tree(n, states))
+        if not files:
             return
-        held = self._host.hold(mine)
+        copied_files = self._host_copy.copy(files)
         versions = {"python": platform.python_version(), "torch": torch.__version__}
 
         def write() -> None:
             with writing(n, parts, numbers, versions) as folder:
-                for name, content in held.items():
+                for name, content in copied_files.items():
                     torch.save(content, folder / name)
 
         self._background.start(n, write, urgent)
 
     def _tree(self, n: int, states: list[bytes]) -> dict[str, Any]:
-        """All ranks make it: it may need all of them."""
+        """All ranks must call it: building it may need collectives."""
         about = {
             "step": n,
             "order": None if self._order is None else self._order.state(),
             "random": group.as_tensors(states),
-            "made": {name: fit.describe(item) for name, item in self._items.items()},
-            "given": self._given,
+            "made": {name: state_restore.describe(item) for name, item in self._items.items()},
+            "given": self._program_settings,
             "buckets": {name: buckets.order(item) for name, item in self._items.items()},
         }
         return {**{name: _inner(item).state_dict() for name, item in self._items.items()}, _OURS: about}
 
-    def _mine(self, tree: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """What this rank writes, by file; and how many ranks write."""
-        rank, world = group.place()
-        whole, parts = files.split(tree)
-        mine = {} if rank else {files.STATE: whole}
+    def _own_files(self, tree: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The contents of the files that this rank writes, by name; and how many ranks write files."""
+        rank, world = group.rank_and_size()
+        whole, parts = snapshot_files.split(tree)
+        files = {} if rank else {snapshot_files.STATE: whole}
         if parts is not None:
-            mine[files.shard_name(rank, world)] = parts
-        return mine, 1 if parts is None else world
+            files[snapshot_files.shard_name(rank, world)] = parts
+        return files, 1 if parts is None else world
 
 
 def _number(value: Any) -> float:
@@ -221,13 +231,13 @@ def _number(value: Any) -> float:
 
 
 def _step_of(name: str) -> int:
-    """Of a snapshot that a program wrote without this module."""
-    found = re.match(r"step-(\d+)", name)
-    return int(found[1]) if found else 0
+    """The step of a snapshot that a program wrote without this module."""
+    match = re.match(r"step-(\d+)", name)
+    return int(match[1]) if match else 0
 
 
 def _inner(item: Any) -> Any:
-    """The model itself: how it is wrapped may be another way the next time."""
+    """The model without its wrappers, which may differ the next time."""
     item = getattr(item, "_orig_mod", item)  # torch.compile
     item = item.module if isinstance(item, DistributedDataParallel) else item
     return getattr(item, "_orig_mod", item)
@@ -235,15 +245,17 @@ def _inner(item: Any) -> Any:
 
 def _check(name: str, item: Any) -> None:
     if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
-        raise TypeError(f"{name} has no state_dict and load_state_dict: it is a {type(item).__name__}")
+        raise TypeError(f"{name} has no state_dict and load_state_dict: its type is {type(item).__name__}")
     if isinstance(item, torch.nn.Module):
         for module in item.modules():
             if type(module).__name__ == "FullyShardedDataParallel":
-                raise TypeError(f"{name} is sharded by FullyShardedDataParallel: use torch's fully_shard instead")
+                raise TypeError(
+                    f"{name} uses FullyShardedDataParallel, which is not supported; use torch's fully_shard instead"
+                )
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when they are used: training does not need them."""
+    """Imported on first use: training does not need them."""
     if name in ("export", "load"):
         from paceline.torch import exporting
 

@@ -1,4 +1,4 @@
-"""State dicts as trees of plain values: what `torch.load(weights_only=True)` reads back, and nothing else."""
+"""State dicts as trees of plain values that `torch.load(weights_only=True)` can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes, torch.dtype, torch
 
 
 class SnapshotUnsafe(TypeError):
-    """A state holds something that could only be read back by running code (pickle)."""
+    """A state contains a value that could only be restored by running code (pickle)."""
 
 
 def trusted() -> bool:
@@ -21,20 +21,20 @@ def trusted() -> bool:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor, str], Any], path: str = "") -> Any:
-    """The same tree with other tensors: `change` gets each one and where it is."""
+    """The same tree with other tensors: `change` is called with each tensor and its path."""
     kind = type(value)
     if kind in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
         return change(value, path)
     if isinstance(value, Mapping):
-        into: Any = kind() if kind in (OrderedDict, Counter) else {}
+        copied: Any = kind() if kind in (OrderedDict, Counter) else {}
         for key, inner in value.items():
-            plain = type(inner) in _PLAIN  # no path is made for the many that are
-            into[key] = inner if plain else mapped(inner, change, f"{path}/{key}" if path else str(key))
+            plain = type(inner) in _PLAIN  # most values are plain and need no path
+            copied[key] = inner if plain else mapped(inner, change, f"{path}/{key}" if path else str(key))
         if hasattr(value, "_metadata"):  # of a module: versions of its layers
-            into._metadata = value._metadata
-        return into
+            copied._metadata = value._metadata
+        return copied
     if kind in (list, tuple, set):
         return kind(
             inner if type(inner) in _PLAIN else mapped(inner, change, f"{path}/{index}")
@@ -45,6 +45,6 @@ def mapped(value: Any, change: Callable[[torch.Tensor, str], Any], path: str = "
     if trusted():
         return value
     raise SnapshotUnsafe(
-        f"{path} is a {kind.__module__}.{kind.__qualname__}: it cannot be read back without pickle. Make it a tensor or"
-        " a plain value in state_dict(); or say snapshots.trust: true in the job file to have it written as it is"
+        f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be restored without pickle; convert it to a tensor or"
+        " a plain value in state_dict(), or set snapshots.trust: true in the job file to save it unchanged"
     )

@@ -1,4 +1,4 @@
-"""The events of a run: reads events.jsonl, also while it is written."""
+"""Reads the events of a run from events.jsonl, even while it is written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Event:
 
 
 def parse(line: bytes | str) -> Event | None:
-    """One line as an event; None for a line that is not one (half-written, or damaged)."""
+    """Parse a line; None if it is not an event (incomplete or damaged)."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -68,7 +68,7 @@ def follow(folder: Path) -> Tail:
 
 
 def seconds(at: str) -> float | None:
-    """A time as written in events, as seconds since 1970."""
+    """The time of an event as seconds since 1970."""
     try:
         return datetime.fromisoformat(at).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The output of tasks: logs of all tasks merged in time order, read bit by bit, also while they are written."""
+"""The output of tasks: logs of all tasks merged in time order, read incrementally, even while they are written."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from paceline.view import terminal
 from paceline.view.tail import Tail
-from paceline.view.words import natural
+from paceline.view.wording import natural
 
 _LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) g(\d+) ([|~]) ?(.*)", re.DOTALL)
-_SETTLE = timedelta(seconds=0.02)  # a line is in its file at most this long after its time
+_SETTLE = timedelta(seconds=0.02)  # a line is written to its file at most this long after its time
 
 
 @dataclass(frozen=True)
@@ -23,39 +23,40 @@ class Line:
     task: str
     generation: int
     text: str
-    progress: bool = False  # the state of a progress bar: the next line of the task may take its place
+    progress: bool = False  # the state of a progress bar: the next line of the task may replace it
 
 
 class Logs:
     """The logs of a run, or of some of its tasks."""
 
-    def __init__(self, folder: Path, wanted: Callable[[str], bool] | None = None, since: str | None = None) -> None:
+    def __init__(self, folder: Path, include: Callable[[str], bool] | None = None, since: str | None = None) -> None:
         self._folder = folder / "logs"
-        self._wanted = wanted
+        self._include = include
         self._since = since
         self._tails: dict[str, Tail] = {}
         self._last: dict[str, tuple[str, int]] = {}
-        self._held: list[Line] = []
+        self._recent: list[Line] = []  # too new to be sorted yet
 
     def backlog(self) -> Iterator[Line]:
-        """All that is written so far, in time order; no more than a chunk a task in memory."""
-        self._look()
+        """All lines so far, in time order; at most one chunk per task is in memory."""
+        self._find_logs()
         yield from heapq.merge(*(self._all(task) for task in list(self._tails)), key=_time)
 
     def more(self) -> list[Line]:
-        """What was written since, in time order. Lines so new that another file may hold an older one wait a turn."""
+        """Lines written since the last call, in time order. Very new lines wait for the next call: another file may
+        still get an older one."""
         cut = stamp(datetime.now(UTC) - _SETTLE)
-        self._look()
+        self._find_logs()
         new = [line for task, tail in self._tails.items() for line in self._parse(task, tail.read())]
-        ready = self._held + [line for line in new if line.at <= cut]
-        self._held = [line for line in new if line.at > cut]
+        ready = self._recent + [line for line in new if line.at <= cut]
+        self._recent = [line for line in new if line.at > cut]
         return sorted(ready, key=_time)
 
     def rest(self) -> list[Line]:
-        """What is left when nothing more will be written, with lines that were never finished."""
-        lines = list(self._held)
-        self._held = []
-        self._look()
+        """The remaining lines when nothing more will be written, including incomplete ones."""
+        lines = list(self._recent)
+        self._recent = []
+        self._find_logs()
         for task, tail in self._tails.items():
             lines += self._all(task)
             lines += self._parse(task, filter(None, [tail.rest()]))
@@ -65,9 +66,9 @@ class Logs:
         for tail in self._tails.values():
             tail.close()
 
-    def _look(self) -> None:
+    def _find_logs(self) -> None:
         for task in task_names(self._folder):
-            if task not in self._tails and (self._wanted is None or self._wanted(task)):
+            if task not in self._tails and (self._include is None or self._include(task)):
                 self._tails[task] = tail = Tail(self._folder / f"{task}.log")
                 if self._since:
                     tail.seek(self._since)
@@ -78,14 +79,14 @@ class Logs:
 
     def _parse(self, task: str, lines: Iterable[bytes]) -> Iterator[Line]:
         for raw in lines:
-            found = _LINE.match(raw)
-            if found is None:
+            match = _LINE.match(raw)
+            if match is None:
                 at, generation = self._last.get(task, ("", 0))
                 yield Line(at, task, generation, raw.decode("utf-8", "replace"))
                 continue
-            at, generation = found[1].decode(), int(found[2])
+            at, generation = match[1].decode(), int(match[2])
             self._last[task] = at, generation
-            yield Line(at, task, generation, found[4].decode("utf-8", "replace"), found[3] == b"~")
+            yield Line(at, task, generation, match[4].decode("utf-8", "replace"), match[3] == b"~")
 
 
 def _time(line: Line) -> str:
@@ -93,7 +94,7 @@ def _time(line: Line) -> str:
 
 
 def task_names(folder: Path) -> list[str]:
-    """The tasks that have a log in this folder, worker-2 before worker-10."""
+    """Tasks with a log in this folder; worker-2 comes before worker-10."""
     try:
         return sorted((path.stem for path in folder.glob("*.log")), key=natural)
     except OSError:
@@ -101,7 +102,7 @@ def task_names(folder: Path) -> list[str]:
 
 
 def settle(lines: Iterable[Line]) -> Iterator[Line]:
-    """Without the states of progress bars that something took the place of: only the last one of each stays."""
+    """Drop states of progress bars that were replaced: only the last one of each remains."""
     pending: dict[str, Line] = {}
     for line in lines:
         before = pending.pop(line.task, None)
@@ -115,20 +116,20 @@ def settle(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 class Prefixer:
-    """Puts `worker-0 | ` before lines, equally wide and each task in its colour."""
+    """Adds the prefix `worker-0 | ` to lines, with equal width and one color per task."""
 
-    def __init__(self, tasks: Iterable[str], colours: bool, times: bool = False) -> None:
+    def __init__(self, tasks: Iterable[str], colors: bool, times: bool = False) -> None:
         self._order = {task: index for index, task in enumerate(sorted(tasks, key=natural))}
         self._width = max(map(len, self._order), default=0)
-        self._colours = colours
+        self._colors = colors
         self._times = times
 
     def __call__(self, line: Line, plain: bool = False) -> str:
-        colours = self._colours and not plain
+        colors = self._colors and not plain
         index = self._order.setdefault(line.task, len(self._order))
         prefix = f"{line.task:<{self._width}} |"
         time = f"{line.at} " if self._times else ""
-        return f"{time}{terminal.colour(prefix, index) if colours else prefix} {line.text}"
+        return f"{time}{terminal.color(prefix, index) if colors else prefix} {line.text}"
 
 
 def stamp(moment: datetime) -> str:

@@ -1,4 +1,4 @@
-"""Reads a growing file of lines bit by bit: only whole lines, never the whole file."""
+"""Reads a growing file incrementally, in complete lines."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK = 1 << 20
-_STAMP = 24  # "2026-11-15T04:30:11.123Z": equally long, so text order is time order
+_STAMP = 24  # length of "2026-11-15T04:30:11.123Z"; as it is fixed, text order is time order
 
 
 class Tail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO | None = None
-        self._rest = b""
+        self._partial = b""  # the incomplete line at the end
 
     def read(self) -> list[bytes]:
-        """The next whole lines without their line ends, at most about a CHUNK; [] when there are none now."""
+        """The next complete lines without line ends, about one CHUNK at most; [] if there are none yet."""
         while True:
             data = self._more()
             if not data:
                 return []
-            lines = (self._rest + data).split(b"\n")
-            self._rest = lines.pop()
-            if len(self._rest) > CHUNK:
-                lines.append(self._rest)
-                self._rest = b""
+            lines = (self._partial + data).split(b"\n")
+            self._partial = lines.pop()
+            if len(self._partial) > CHUNK:
+                lines.append(self._partial)
+                self._partial = b""
             if lines:
                 return lines
 
     def rest(self) -> bytes:
-        """What stands behind the last line end: a line that its writer never finished."""
-        rest, self._rest = self._rest, b""
-        return rest
+        """The text after the last line end: a line that its writer never finished."""
+        partial, self._partial = self._partial, b""
+        return partial
 
     def seek(self, stamp: str) -> None:
-        """Goes to the first line that is not older than this time, by bisection: lines begin with their time."""
+        """Go to the first line that is not older than this time, by bisection: lines start with their time."""
         if self._more(0) is None or self._file is None:
             return
-        wanted = stamp.encode()
+        target = stamp.encode()
         low, high = 0, self._file.seek(0, 2)
         while low < high:
             middle = (low + high) // 2
@@ -46,14 +46,14 @@ class Tail:
             if middle:
                 self._file.readline()
             at = self._file.readline(_STAMP)
-            if at and at < wanted:
+            if at and at < target:
                 low = middle + 1
             else:
                 high = middle
         self._file.seek(low)
         if low:
             self._file.readline()
-        self._rest = b""
+        self._partial = b""
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,1 +1,1 @@
-"""A real Kubernetes of several nodes on one machine, for tests: built from pinned sources, in namespaces of its own."""
+"""A real Kubernetes cluster of several nodes on one machine, for tests: from pinned sources, in its own namespaces."""

@@ -1,4 +1,4 @@
-"""PID 1 of a node: makes it a machine of its own, starts containerd, kubelet and kube-proxy, and keeps them running."""
+"""PID 1 of a node: sets up mounts and network, starts containerd, kubelet and kube-proxy, and keeps them running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.lab.node import Machine
 from support.lab.places import LAB
 
 LIMIT_S = 60.0
-PAUSE_S = 1.0  # before a service that ended is started again
+PAUSE_S = 1.0  # before a service that ended is restarted
 
 
 def main(machine: Machine) -> None:
@@ -28,7 +28,7 @@ def main(machine: Machine) -> None:
     store.mount_layers()
     services = [Service("containerd", ["containerd", "--config", "/run/containerd.toml"])]
     _until("containerd answers", lambda: Path("/run/containerd/containerd.sock").exists() and _quiet("ctr", "version"))
-    # Before the kubelet: it would start pods whose images are still missing.
+    # Before the kubelet, which would start pods whose images are still missing.
     store.import_images(list(machine.images))
     _until("the API server answers", lambda: control.api_ready(machine.pki))
     services.append(Service("kube-proxy", ["kube-proxy", "--config=/run/kube-proxy.yaml", "--v=2"]))
@@ -37,7 +37,7 @@ def main(machine: Machine) -> None:
 
 
 class Service:
-    """A program that is started again whenever it ends."""
+    """A program that is restarted whenever it ends."""
 
     def __init__(self, name: str, command: list[str], before: Callable[[], None] = lambda: None) -> None:
         self.name = name
@@ -49,9 +49,9 @@ class Service:
     def start(self) -> None:
         self.before()
         with Path(f"/var/log/{self.name}.log").open("ab") as log:
-            started = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self.pid = started.pid
-        started.returncode = 0  # never waited for here: _keep() reaps all there is
+            process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.pid = process.pid
+        process.returncode = 0  # never waited for here: _keep() reaps all processes
         Path(f"/run/{self.name}.pid").write_text(f"{self.pid}\n")
 
 
@@ -65,11 +65,11 @@ def _keep(services: list[Service]) -> None:
 
 
 def _mounts(machine: Machine) -> None:
-    for path, place in ((machine.disk, "/var/lib"), (machine.logs, "/var/log")):
+    for path, mount_point in ((machine.disk, "/var/lib"), (machine.logs, "/var/log")):
         path.mkdir(parents=True, exist_ok=True)
-        _do("mount", "--bind", str(path), place)
+        _do("mount", "--bind", str(path), mount_point)
     _do("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-    # Volumes of pods are mounted after containers started and have to appear in them.
+    # Volumes of pods are mounted after their containers have started, and must appear in them.
     _do("mount", "--make-rshared", "/")
     for folder in ("/run/netns", "/run/cni", "/run/lock", "/var/lib/kubelet"):
         Path(folder).mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def _configuration(machine: Machine) -> None:
     template = (LAB / "containerd.toml").read_text()
     text = template.replace("@CNI@", str(machine.cni)).replace("@RUNC@", str(machine.runc))
     Path("/run/containerd.toml").write_text(text)
-    # No name outside the cluster resolves in it.
+    # Names outside the cluster do not resolve.
     Path("/run/resolv.conf").write_text("")
     subnet = network.pods(machine.number)
     ranges = {"type": "host-local", "dataDir": "/run/cni-addresses", "ranges": [[{"subnet": subnet}]]}
@@ -107,7 +107,7 @@ def _configuration(machine: Machine) -> None:
             "detectLocalMode": "ClusterCIDR",
             "hostnameOverride": machine.name,
             "clientConnection": {"kubeconfig": str(machine.pki / "kube-proxy.kubeconfig")},
-            # The machine's own limits are not the node's to change.
+            # A node must not change the limits of the machine.
             "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         },
     )
@@ -121,7 +121,7 @@ def _kubelet(machine: Machine) -> list[str]:
 
 
 def _kubelet_configuration(machine: Machine) -> None:
-    """Written at each start: what is reserved may have changed."""
+    """Written at each start: the reserved resources may have changed."""
     _json(
         "/run/kubelet.yaml",
         {
@@ -158,11 +158,11 @@ def _json(path: str, value: object) -> None:
     Path(path).write_text(json.dumps(value))
 
 
-def _until(what: str, check: Callable[[], bool]) -> None:
+def _until(description: str, check: Callable[[], bool]) -> None:
     until = time.monotonic() + LIMIT_S
     while not check():
         if time.monotonic() > until:
-            sys.exit(f"not within {LIMIT_S:g} s: {what}")
+            sys.exit(f"not within {LIMIT_S:g} s: {description}")
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""The cgroups of a cluster: a folder in every hierarchy, with one for each node in it."""
+"""The cgroups of a cluster: one folder in every hierarchy, with a subfolder for each node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def available() -> bool:
 def create(path: str) -> None:
     for hierarchy in _hierarchies():
         (hierarchy / path.strip("/")).mkdir(parents=True, exist_ok=True)
-    # A new cpuset is empty, and nothing can be put into it.
+    # A new cpuset has no CPUs, and no process can join it.
     folder = ROOT / "cpuset"
     for part in Path(path.strip("/")).parts:
         for value in ("cpuset.cpus", "cpuset.mems"):
@@ -31,22 +31,22 @@ def create(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove it and all below; the processes in it are dead or dying."""
+    """Removes the cgroup and all below it; its processes have ended or are about to."""
     until = time.monotonic() + GONE_S
     while _remove_once(path) and time.monotonic() < until:
         time.sleep(0.02)
 
 
 def _remove_once(path: str) -> bool:
-    """Whether something is left."""
-    left = False
+    """Returns whether something remains."""
+    remains = False
     for top in (hierarchy / path.strip("/") for hierarchy in _hierarchies()):
         below = sorted((folder for folder in top.rglob("*/") if folder.is_dir()), reverse=True)
         for folder in [*below, top]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        left |= top.exists()
-    return left
+        remains |= top.exists()
+    return remains
 
 
 def _hierarchies() -> list[Path]:

@@ -1,4 +1,4 @@
-"""A cluster as tests and people use it: started or joined, asked, attacked, and left."""
+"""A cluster as tests and users use it: start or join it, query it, inject failures, and leave it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT_LOGS = 8
 
 
 class LabError(Exception):
-    """The cluster could not be had or did not do what it was asked."""
+    """The cluster could not be started, or a request to it failed."""
 
 
 class Cluster:
@@ -41,19 +41,19 @@ class Cluster:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._added: set[tuple[str, str]] = set()
 
-    # ---- coming and going
+    # ---- starting and leaving
 
     @classmethod
     def start(
         cls, name: str = "", nodes: int = NODES, images: tuple[str, ...] = ("plain",), stays: bool = False
     ) -> Cluster:
-        """A new cluster, all nodes Ready; what is not built yet is built first."""
+        """Starts a new cluster and waits until all nodes are Ready; missing components are built first."""
         if reason := needs.unmet():
             raise LabError(f"no cluster can run here: {reason}")
         prepare(images)
         line, process, place = _start(Settings(name or f"t{os.urandom(3).hex()}", nodes, images, stays, -1, -1, -1))
         try:
-            message = line.receive() or {"error": "it ended while coming up"}
+            message = line.receive() or {"error": "it ended during startup"}
             if "error" in message:
                 raise LabError(f"{message['error']}\nlogs: {place.logs}")
             cluster = cls(place.name, line)
@@ -68,27 +68,27 @@ class Cluster:
 
     @classmethod
     def join(cls, name: str) -> Cluster:
-        """One that is up already."""
+        """Connects to a running cluster."""
         try:
             cluster = cls(name, wire.dial(Place(name).socket))
         except OSError as error:
             raise LabError(f"no cluster {name} is up") from error
-        cluster._ask("describe")  # it may be about to end; once it has answered it stays for us
+        cluster._ask("describe")  # it may be about to end; after an answer it stays up for this connection
         return cluster
 
     def leave(self) -> None:
-        """Whoever leaves last waits until nothing of the cluster is left."""
+        """Disconnects; the last connection waits until the cluster has ended completely."""
         if self._ask("leave"):
-            self._gone()
+            self._wait_ended()
         self._line.close()
 
     def end(self) -> None:
-        """For everybody, whoever still uses it."""
+        """Ends the cluster for all its users."""
         self._ask("end")
-        self._gone()
+        self._wait_ended()
         self._line.close()
 
-    def _gone(self) -> None:
+    def _wait_ended(self) -> None:
         eventually(f"cluster {self.place.name} is gone", lambda: not self.place.alive.exists(), GONE_S)
         if self._keeper:
             self._keeper.wait(GONE_S)
@@ -99,7 +99,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.leave()
 
-    # ---- asking
+    # ---- queries
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ class Cluster:
 
     @property
     def logs(self) -> Path:
-        """Of the control plane, and in a folder for each node those of its services and pods."""
+        """Logs of the control plane, and for each node a folder with logs of its services and pods."""
         return self.place.logs
 
     @property
@@ -115,11 +115,11 @@ class Cluster:
         return list(self._ask("describe")["nodes"])
 
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The kubeconfig of the administrator."""
         return self.place.pki / "admin.kubeconfig"
 
     def user(self, name: str, namespace: str) -> Path:
-        """The kubeconfig of somebody who has rights in one namespace only."""
+        """The kubeconfig of a user who has permissions in one namespace only."""
         path = self.place.pki / f"{namespace}-{name}.kubeconfig"
         pair = pki.issue(pki.read(self.place.pki, "ca"), name)
         admin = json.loads(self.kubeconfig().read_text())
@@ -128,70 +128,70 @@ class Cluster:
         self.apply(*objects.rights(name, namespace))
         return pki.write_kubeconfig(path, pki.kubeconfig(server, ca, pair, namespace))
 
-    def kubectl(self, *words: str, kubeconfig: Path | None = None, input: str = "") -> str:
-        """Its output; a LabError that ends with what it said where it fails."""
-        command = [str(self.parts.program("kubectl")), f"--kubeconfig={kubeconfig or self.kubeconfig()}", *words]
-        done = subprocess.run(command, input=input, capture_output=True, text=True)
-        if done.returncode:
-            raise LabError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
-        return done.stdout
+    def kubectl(self, *arguments: str, kubeconfig: Path | None = None, input: str = "") -> str:
+        """The output of kubectl; if it fails, a LabError with its error output."""
+        command = [str(self.parts.program("kubectl")), f"--kubeconfig={kubeconfig or self.kubeconfig()}", *arguments]
+        result = subprocess.run(command, input=input, capture_output=True, text=True)
+        if result.returncode:
+            raise LabError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
+        return result.stdout
 
-    def get(self, *words: str, kubeconfig: Path | None = None) -> Any:
-        """What `kubectl get` answers, as data."""
-        return json.loads(self.kubectl("get", *words, "--output=json", kubeconfig=kubeconfig))
+    def get(self, *arguments: str, kubeconfig: Path | None = None) -> Any:
+        """The output of `kubectl get`, parsed."""
+        return json.loads(self.kubectl("get", *arguments, "--output=json", kubeconfig=kubeconfig))
 
-    def apply(self, *wanted: Mapping[str, Any], kubeconfig: Path | None = None) -> None:
-        items = {"apiVersion": "v1", "kind": "List", "items": list(wanted)}
-        self.kubectl("apply", "--filename=-", input=json.dumps(items), kubeconfig=kubeconfig)
+    def apply(self, *resources: Mapping[str, Any], kubeconfig: Path | None = None) -> None:
+        resource_list = {"apiVersion": "v1", "kind": "List", "items": list(resources)}
+        self.kubectl("apply", "--filename=-", input=json.dumps(resource_list), kubeconfig=kubeconfig)
 
     def requests(self, user: str) -> list[dict[str, Any]]:
-        """All that this person has asked of the API server, by its own audit log."""
+        """All requests of this user, from the audit log of the API server."""
         lines = (self.logs / control.AUDIT).read_text().splitlines()
-        found = [json.loads(line) for line in lines if line.endswith("}")]
-        return [each for each in found if each["user"]["username"] == user and each["stage"] == "RequestReceived"]
+        entries = [json.loads(line) for line in lines if line.endswith("}")]
+        return [entry for entry in entries if entry["user"]["username"] == user and entry["stage"] == "RequestReceived"]
 
     def ready(self) -> dict[str, bool]:
-        """By node, what the cluster thinks of it."""
-        found = {}
+        """Whether each node is Ready, according to the API server."""
+        ready = {}
         for node in self.get("nodes")["items"]:
             conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", ())}
-            found[node["metadata"]["name"]] = conditions.get("Ready") == "True"
-        return found
+            ready[node["metadata"]["name"]] = conditions.get("Ready") == "True"
+        return ready
 
     def wait_ready(self, *nodes: str, limit: float = READY_S) -> None:
-        wanted = nodes or tuple(self.nodes)
-        self._wait(f"{', '.join(wanted)} Ready", lambda: all(self.ready().get(node) for node in wanted), limit)
+        names = nodes or tuple(self.nodes)
+        self._wait(f"{', '.join(names)} Ready", lambda: all(self.ready().get(node) for node in names), limit)
 
     def wait_lost(self, node: str, limit: float = READY_S) -> None:
         self._wait(f"{node} not Ready", lambda: not self.ready().get(node), limit)
 
     def wait_dns(self, limit: float = READY_S) -> None:
         def answers() -> bool:
-            found = self.get("deployment/coredns", "--namespace=kube-system")
-            wanted = min(int(found["spec"]["replicas"]), len(self.nodes))  # one a node
-            return int(found["status"].get("readyReplicas", 0)) >= wanted
+            deployment = self.get("deployment/coredns", "--namespace=kube-system")
+            expected = min(int(deployment["spec"]["replicas"]), len(self.nodes))  # one per node
+            return int(deployment["status"].get("readyReplicas", 0)) >= expected
 
         self._wait("DNS answers", answers, limit)
 
-    def _wait(self, what: str, check: Callable[[], bool], limit: float) -> None:
+    def _wait(self, description: str, check: Callable[[], bool], limit: float) -> None:
         def quietly() -> bool:
             with contextlib.suppress(LabError):
                 return check()
             return False
 
-        eventually(f"{what}; logs: {self.logs}", quietly, limit)
+        eventually(f"{description}; logs: {self.logs}", quietly, limit)
 
-    # ---- attacking
+    # ---- injecting failures
 
     def power_off(self, node: str) -> None:
-        """Every process of the node dies at once; its disk stays."""
+        """Kills every process of the node immediately; its disk stays."""
         self._ask("power_off", node=node)
 
     def power_on(self, node: str) -> None:
         self._ask("power_on", node=node)
 
     def cut(self, node: str) -> None:
-        """Pull its network cable."""
+        """Disconnects the node from the network."""
         self._ask("cut", node=node)
 
     def heal(self, node: str) -> None:
@@ -209,7 +209,7 @@ class Cluster:
         self.start_api()
 
     def repair(self) -> None:
-        """All on, connected and Ready again, and without the extended resources that were added here."""
+        """Powers on and reconnects all nodes, waits until they are Ready, and removes extended resources added here."""
         self.start_api()
         for node in self.nodes:
             self.power_on(node)
@@ -220,49 +220,49 @@ class Cluster:
             self._patch_status(node, resource, None)
         self._added.clear()
 
-    # ---- furnishing
+    # ---- setup
 
     def images(self, *names: str) -> None:
-        """Have these on every node that is on, made if they are not yet."""
+        """Loads these images on every running node; missing images are built first."""
         prepare(names)
         self._ask("load", images=names)
 
     @contextlib.contextmanager
     def namespace(self, name: str, restricted: bool = True) -> Iterator[str]:
-        """A namespace for a while; afterwards nothing runs in it any more, and the cluster removes the rest."""
+        """A temporary namespace; afterwards it has no pods, and the cluster deletes the rest."""
         self._wait(f"an earlier {name} is gone", lambda: name not in self.namespaces(), READY_S)
         self.apply(objects.namespace(name, restricted))
-        here = f"--namespace={name}"
-        self._wait("its service account", lambda: bool(self.get("serviceaccount/default", here)), READY_S)
+        namespace_option = f"--namespace={name}"
+        self._wait("its service account", lambda: bool(self.get("serviceaccount/default", namespace_option)), READY_S)
         try:
             yield name
         finally:
-            self.start_api()  # a test that failed may have left it off
+            self.start_api()  # a failed test may have left it stopped
             self.kubectl("delete", "namespace", name, "--wait=false")
-            # By force: a pod of a lost node stays until somebody says that the node will not come back.
-            self.kubectl("delete", "pods", "--all", here, "--force", "--grace-period=0", "--wait=false")
-            # The rest goes 5 s later, by a constant of the controller manager: not worth waiting for.
-            self._wait(f"{name} has no pods", lambda: not self.get("pods", here)["items"], GONE_S)
-            for found in self.get("persistentvolumes")["items"]:
-                if found["spec"].get("claimRef", {}).get("namespace") == name:
-                    self.kubectl("delete", "persistentvolume", found["metadata"]["name"], "--wait=false")
+            # By force: a pod of a lost node stays until the node is declared dead.
+            self.kubectl("delete", "pods", "--all", namespace_option, "--force", "--grace-period=0", "--wait=false")
+            # The controller manager deletes the rest 5 s later (a constant): not worth waiting for.
+            self._wait(f"{name} has no pods", lambda: not self.get("pods", namespace_option)["items"], GONE_S)
+            for volume in self.get("persistentvolumes")["items"]:
+                if volume["spec"].get("claimRef", {}).get("namespace") == name:
+                    self.kubectl("delete", "persistentvolume", volume["metadata"]["name"], "--wait=false")
             shutil.rmtree(self.place.shared / name, ignore_errors=True)
 
     def namespaces(self) -> list[str]:
-        return [found["metadata"]["name"] for found in self.get("namespaces")["items"]]
+        return [each["metadata"]["name"] for each in self.get("namespaces")["items"]]
 
     def simulate(self, nodes: int, start_s: float = 0.0) -> None:
-        """Beside the real nodes some that are not there; a pod on one (see lab.simulated) runs `start_s` later."""
+        """Adds simulated nodes (see lab.simulated); a pod on one runs `start_s` seconds after it is scheduled."""
         self._ask("simulate", program=str(components.simulator()), start_s=start_s)
-        wanted = [simulated.node(number) for number in range(1, nodes + 1)]
-        self.apply(*wanted)
-        self.wait_ready(*(str(each["metadata"]["name"]) for each in wanted))
+        simulated_nodes = [simulated.node(number) for number in range(1, nodes + 1)]
+        self.apply(*simulated_nodes)
+        self.wait_ready(*(str(each["metadata"]["name"]) for each in simulated_nodes))
 
     def quota(self, namespace: str, hard: Mapping[str, str]) -> None:
         self.apply(objects.quota(namespace, hard))
 
     def extended_resources(self, node: str, resources: Mapping[str, int]) -> None:
-        """Such as {"nvidia.com/gpu": 8}: the scheduler counts them, nothing is behind them."""
+        """Such as {"nvidia.com/gpu": 8}: the scheduler counts them, but no such device exists."""
         for resource, amount in resources.items():
             self._patch_status(node, resource, str(amount))
             self._added.add((node, resource))
@@ -273,7 +273,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def reserved(self, node: str, resources: Mapping[str, str]) -> Iterator[None]:
-        """For a while, this much of the node (cpu, memory) is not for pods."""
+        """Temporarily reserves resources of the node (cpu, memory), so that pods cannot use them."""
         whole = self._allocatable(node)
         self._ask("reserve", node=node, resources=dict(resources))
         self._wait(f"{node} is smaller", lambda: self._allocatable(node) != whole and self.ready()[node], READY_S)
@@ -286,15 +286,15 @@ class Cluster:
             )
 
     def _allocatable(self, node: str) -> tuple[str, str]:
-        found = self.get(f"node/{node}")["status"]["allocatable"]
-        return found["cpu"], found["memory"]
+        allocatable = self.get(f"node/{node}")["status"]["allocatable"]
+        return allocatable["cpu"], allocatable["memory"]
 
     def shared_volume(self, namespace: str, claim: str, size: str = "1Gi") -> Path:
-        """A claim that every pod on every node may write to at once; the folder behind it."""
+        """Creates a claim that all pods on all nodes can write to; returns the folder behind it."""
         return self._volume(namespace, claim, size, self.place.shared / namespace / claim, "")
 
     def local_volume(self, namespace: str, claim: str, node: str, size: str = "1Gi") -> Path:
-        """A claim that ties its pods to one node."""
+        """Creates a claim that binds its pods to one node; returns the folder behind it."""
         return self._volume(namespace, claim, size, self.place.shared / namespace / f"{claim}-on-{node}", node)
 
     def _volume(self, namespace: str, claim: str, size: str, folder: Path, node: str) -> Path:
@@ -303,10 +303,10 @@ class Cluster:
         self.apply(*objects.volume(namespace, claim, folder, size, node))
         return folder
 
-    def _ask(self, verb: str, **words: Any) -> Any:
+    def _ask(self, verb: str, **arguments: Any) -> Any:
         message = None
         with self._asking, contextlib.suppress(OSError):
-            self._line.send({"do": verb, **words})
+            self._line.send({"do": verb, **arguments})
             message = self._line.receive()
         if message is None:
             raise LabError(f"cluster {self.name} has ended; logs: {self.logs}")
@@ -316,20 +316,20 @@ class Cluster:
 
 
 def prepare(names: tuple[str, ...] | None = None) -> None:
-    """Build what is missing: all components, and these images (all of them, if none are named)."""
+    """Builds what is missing: all components, and these images (default: all images)."""
     images.build(components.build(), (*images.BOOT, *(images.IMAGES if names is None else names)))
 
 
-def eventually(what: str, check: Callable[[], bool], limit: float) -> None:
+def eventually(description: str, check: Callable[[], bool], limit: float) -> None:
     until = time.monotonic() + limit
     while not check():
         if time.monotonic() > until:
-            raise LabError(f"not within {limit:g} s: {what}")
+            raise LabError(f"not within {limit:g} s: {description}")
         time.sleep(0.1)
 
 
 def _start(settings: Settings) -> tuple[wire.Line, subprocess.Popen[bytes], Place]:
-    """Start the keeper, which brings up the rest; our end of its first connection."""
+    """Starts the keeper, which starts everything else; returns our end of its first connection."""
     place = Place(settings.name)
     keeper.sweep(place)
     with locked(place.starting):
@@ -342,10 +342,10 @@ def _start(settings: Settings) -> tuple[wire.Line, subprocess.Popen[bytes], Plac
         place.folder.mkdir(mode=0o700)
     make_room_for_logs(place)
     ours, theirs = socket.socketpair()
-    given = Settings(**{**vars(settings), "first": theirs.fileno()})
+    keeper_settings = Settings(**{**vars(settings), "first": theirs.fileno()})
     with alive, theirs, (place.logs / "cluster.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "support.lab.keeper", given.to_json(), str(alive.fileno())],
+            [sys.executable, "-m", "support.lab.keeper", keeper_settings.to_json(), str(alive.fileno())],
             env={**os.environ, "PYTHONPATH": str(TESTS)}, start_new_session=True,
             pass_fds=(theirs.fileno(), alive.fileno()), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
@@ -353,12 +353,12 @@ def _start(settings: Settings) -> tuple[wire.Line, subprocess.Popen[bytes], Plac
 
 
 def make_room_for_logs(place: Place) -> None:
-    """Those of the last clusters are kept, and of all that are up."""
+    """Deletes old logs; keeps those of running clusters and of the last few that ended."""
     shutil.rmtree(place.logs, ignore_errors=True)
     place.logs.mkdir(parents=True)
     ended: list[tuple[float, Path]] = []
     for path in place.logs.parent.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another cluster that starts makes room, too
+        with contextlib.suppress(FileNotFoundError):  # another starting cluster may delete it at the same time
             if not Place(path.name).alive.exists():
                 ended.append((path.stat().st_mtime, path))
     for _, old in sorted(ended, reverse=True)[KEPT_LOGS:]:

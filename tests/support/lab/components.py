@@ -1,4 +1,4 @@
-"""Fetches and builds what a cluster is made of, each component once a machine, pinned by version and checksum."""
+"""Fetches and builds the components of a cluster, each once per machine, pinned by version and checksum."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ GO_FLAGS = "-buildvcs=false -mod=readonly -trimpath"
 
 
 class BuildFailed(Exception):
-    """A component could not be fetched or built; the message says which, and ends with what the tool said."""
+    """A component could not be fetched or built; the message names it and ends with the output of the tool."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """A Go module of our own in build/<name>/ whose go.mod and go.sum pin one upstream and all it needs."""
+    """A Go module in build/<name>/ whose go.mod and go.sum pin one upstream project and its dependencies."""
 
     name: str
     packages: tuple[str, ...]
@@ -37,8 +37,8 @@ def _kubernetes() -> Component:
     major, minor, _ = VERSION.removeprefix("v").split(".")
     link = ["-s", "-w"]
     for package in ("k8s.io/client-go/pkg/version", "k8s.io/component-base/version"):
-        stamped = {"gitVersion": VERSION, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-        link += [f"-X {package}.{name}={value}" for name, value in stamped.items()]
+        variables = {"gitVersion": VERSION, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+        link += [f"-X {package}.{name}={value}" for name, value in variables.items()]
     programs = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
     return Component("kubernetes", tuple(f"k8s.io/kubernetes/cmd/{program}" for program in programs), " ".join(link))
 
@@ -46,7 +46,7 @@ def _kubernetes() -> Component:
 _CONTAINERD = "github.com/containerd/containerd/v2/cmd"
 COREDNS = Component("coredns", (".",))
 PAUSE = Component("pause", (".",))
-KWOK = Component("kwok", ("sigs.k8s.io/kwok/cmd/kwok",))  # only for those who ask for simulated nodes
+KWOK = Component("kwok", ("sigs.k8s.io/kwok/cmd/kwok",))  # only for simulated nodes
 COMPONENTS = (
     _kubernetes(),
     Component("etcd", ("go.etcd.io/etcd/server/v3",), renamed={"server": "etcd"}),
@@ -60,16 +60,16 @@ COMPONENTS = (
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the built parts are: folders of programs, and the root that the Debian packages were unpacked into."""
+    """The built parts: folders of programs, and the root into which the Debian packages were unpacked."""
 
     programs: tuple[Path, ...]
     debian: Path
 
     @property
     def path(self) -> str:
-        """For PATH: ours first, then the machine's."""
-        ours = [self.debian / "wrapped", *self.programs, self.debian / "usr/sbin", self.debian / "usr/bin"]
-        return ":".join([*map(str, ours), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
+        """The value of PATH: our programs first, then those of the machine."""
+        folders = [self.debian / "wrapped", *self.programs, self.debian / "usr/sbin", self.debian / "usr/bin"]
+        return ":".join([*map(str, folders), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
 
     def program(self, name: str) -> Path:
         return next(path for folder in self.programs if (path := folder / name).exists())
@@ -84,18 +84,18 @@ class Parts:
 
 
 def build() -> Parts:
-    """All parts, those that are missing fetched and built."""
+    """All parts; missing ones are fetched and built."""
     debian = made_once(cache() / "debian" / key(DEBIAN.read_bytes(), _WRAPPED), _unpack_debian)
     return Parts(tuple(_built(component) for component in COMPONENTS), debian)
 
 
 def simulator() -> Path:
-    """The program that plays simulated nodes, built if it is missing."""
+    """The program that simulates nodes; built if it is missing."""
     return _built(KWOK) / KWOK.name
 
 
 def versioned(component: Component) -> str:
-    """Its name with the key of everything that it is built from."""
+    """The name of the component with a hash of everything that it is built from."""
     pins = [path.read_bytes() for path in sorted((BUILD / component.name).iterdir())]
     return f"{component.name}-{key(*pins, *component.packages, component.link, GO_FLAGS)}"
 
@@ -106,17 +106,17 @@ def _built(component: Component) -> Path:
 
 def _go(component: Component, folder: Path) -> None:
     say(f"building {component.name} ...")
-    began = time.monotonic()
+    started = time.monotonic()
     env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": GO_FLAGS, "GOWORK": "off"}
     command = ["nice", "go", "build", "-ldflags", component.link, "-o", f"{folder}/", *component.packages]
-    # Go's own cache keeps every package that is done: a build that was interrupted goes on where it was.
-    _run(command, cwd=BUILD / component.name, env=env, what=f"build {component.name}")
+    # Go caches every finished package: an interrupted build resumes where it stopped.
+    _run(command, cwd=BUILD / component.name, env=env, action=f"build {component.name}")
     for old, new in component.renamed.items():
         (folder / old).rename(folder / new)
-    say(f"built {component.name} in {time.monotonic() - began:.0f} s")
+    say(f"built {component.name} in {time.monotonic() - started:.0f} s")
 
 
-# ---- Debian packages: unpacked into a folder of ours, never installed
+# ---- Debian packages: unpacked into our own folder, never installed
 
 _WRAPPED = """#!/bin/sh
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
@@ -133,27 +133,27 @@ class Package:
 
 def packages(pins: Path = DEBIAN) -> list[Package]:
     lines = (line.split() for line in pins.read_text().splitlines() if not line.startswith("#"))
-    return [Package(*words) for words in lines]
+    return [Package(*fields) for fields in lines]
 
 
 def unpack(pins: Path, folder: Path) -> None:
-    """The packages that a file of pins names, fetched by apt and checked, into a folder."""
+    """Unpacks the packages of a pin file into a folder; apt fetches them, and their checksums are verified."""
     archives = folder / "archives"
     archives.mkdir()
     pinned = packages(pins)
     fetch = ["apt-get", "-qq", "download", *(f"{package.name}={package.version}" for package in pinned)]
     if subprocess.run(fetch, cwd=archives, capture_output=True).returncode:
-        _run(["apt-get", "-qq", "update"], what="update the lists of Debian packages")
-        _run(fetch, cwd=archives, what=f"fetch the Debian packages that {pins.name} names (lab lock renews it)")
+        _run(["apt-get", "-qq", "update"], action="update the lists of Debian packages")
+        _run(fetch, cwd=archives, action=f"fetch the Debian packages that {pins.name} names (lab lock renews it)")
     digests = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in archives.iterdir()}
     for package in pinned:
         if package.sha256 not in digests:
             raise BuildFailed(f"{package.name} {package.version} does not have the checksum of {pins.name}")
-        _run(["dpkg", "-x", str(digests[package.sha256]), str(folder)], what=f"unpack {package.name}")
+        _run(["dpkg", "-x", str(digests[package.sha256]), str(folder)], action=f"unpack {package.name}")
 
 
 def wrk() -> Path:
-    """The program that puts a server under load; needs no root."""
+    """The program that puts load on a server; does not need root."""
     folder = made_once(cache() / "debian" / key(LOAD.read_bytes()), lambda partial: unpack(LOAD, partial))
     return folder / "usr/bin/wrk"
 
@@ -167,20 +167,20 @@ def _unpack_debian(folder: Path) -> None:
 
 
 def lock_debian() -> None:
-    """Rewrite the files of pins with what apt offers now for the same packages."""
-    _run(["apt-get", "-qq", "update"], what="update the lists of Debian packages")
+    """Updates the pin files to the versions that apt offers now."""
+    _run(["apt-get", "-qq", "update"], action="update the lists of Debian packages")
     for pins in (DEBIAN, LOAD):
         comments = [line for line in pins.read_text().splitlines() if line.startswith("#")]
         rows = []
         for package in packages(pins):
-            shown = _run(["apt-cache", "show", "--no-all-versions", package.name], what=f"look up {package.name}")
-            fields = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
+            output = _run(["apt-cache", "show", "--no-all-versions", package.name], action=f"look up {package.name}")
+            fields = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
             rows.append(f"{package.name} {fields['Version']} {fields['SHA256']}")
         pins.write_text("\n".join([*comments, *rows]) + "\n")
 
 
-def _run(command: list[str], what: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise BuildFailed(f"could not {what}: {command[0]} ended with {done.returncode}\n{done.stderr[-3000:]}")
-    return done.stdout
+def _run(command: list[str], action: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    result = subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if result.returncode:
+        raise BuildFailed(f"could not {action}: {command[0]} ended with {result.returncode}\n{result.stderr[-3000:]}")
+    return result.stdout

@@ -13,13 +13,13 @@ from support.lab.places import LAB
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEERS = "http://127.0.0.1:2380"
 API = f"https://{network.API}:{network.API_PORT}"
-GRACE_S = 20  # a node that is silent for this long is lost (a stock cluster: 50)
+GRACE_S = 20  # a node that is silent for this long is lost (default of Kubernetes: 50)
 AUDIT = "audit.log"
-TOLERATION_S = 15  # pods that say nothing else stay this long on a lost node (a stock cluster: 300)
+TOLERATION_S = 15  # by default, pods stay this long on a lost node (default of Kubernetes: 300)
 
 
 def commands(pki: Path, data: Path, logs: Path) -> dict[str, list[str]]:
-    """By name, in the order they start in."""
+    """The commands by name, in start order."""
     return {
         "etcd": [
             "etcd", "--name=lab", f"--data-dir={data}", "--unsafe-no-fsync",
@@ -53,7 +53,7 @@ def commands(pki: Path, data: Path, logs: Path) -> dict[str, list[str]]:
             f"--root-ca-file={pki}/ca.crt", f"--service-account-private-key-file={pki}/service-accounts.key",
             "--use-service-account-credentials=true", "--allocate-node-cidrs=false",
             f"--node-monitor-grace-period={GRACE_S}s", "--node-monitor-period=2s",
-            # Its own limits alone would have it busy for 5 s at the start.
+            # Its default limits would delay the start by 5 s.
             "--kube-api-qps=200", "--kube-api-burst=400",
         ],
         "kube-scheduler": ["kube-scheduler", *_as(pki, "kube-scheduler")],
@@ -71,7 +71,7 @@ def etcd_ready() -> bool:
 
 
 def api_ready(pki: Path) -> bool:
-    """For the cluster's own parts; anybody may ask."""
+    """Whether the API server is ready; needs no credentials."""
     return _answers(f"{API}/readyz", ssl.create_default_context(cafile=str(pki / "ca.crt")))
 
 

@@ -1,4 +1,4 @@
-"""The way to the API server from outside: accepts on a socket that was opened out there, and connects in here."""
+"""Forwards connections to the API server: accepts on a socket opened outside the cluster, and connects inside."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from support.lab import network
 CHUNK = 1 << 16
 
 
-def forward(listening: socket.socket) -> None:
-    """Never returns. A socket belongs to the network namespace it was opened in, whoever uses it."""
-    asyncio.run(_serve(listening))
+def forward(listener: socket.socket) -> None:
+    """Never returns. A socket belongs to the network namespace in which it was opened, whichever process uses it."""
+    asyncio.run(_serve(listener))
 
 
-async def _serve(listening: socket.socket) -> None:
-    server = await asyncio.start_server(_connection, sock=listening)
+async def _serve(listener: socket.socket) -> None:
+    server = await asyncio.start_server(_connection, sock=listener)
     await server.serve_forever()
 
 
 async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        there_reader, there_writer = await asyncio.open_connection(network.API, network.API_PORT)
+        api_reader, api_writer = await asyncio.open_connection(network.API, network.API_PORT)
     except OSError:
-        writer.transport.abort()  # reset, as from a server that is not there
+        writer.transport.abort()  # reset, as if no server were listening
         return
-    await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+    await asyncio.gather(_copy(reader, api_writer), _copy(api_reader, writer))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

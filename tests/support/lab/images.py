@@ -1,4 +1,4 @@
-"""The container images of the lab: folders that are made once a machine, and small archives that name them."""
+"""The container images of the lab: folders that are built once per machine, and small archives that refer to them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from support.lab.components import COREDNS, DEBIAN, PAUSE, BuildFailed, Componen
 from support.lab.pins import needed
 from support.lab.places import PROJECT, cache, key, made_once, say
 
-MARK = ".lab-layer"  # the one file of a layer's archive: it says which folder is to be mounted in its place
+MARK = ".lab-layer"  # the only file in a layer's archive: it names the folder to mount instead
 PACKAGES = "usr/local/lib/python3.11/dist-packages"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A folder of files and how it is made; `recipe` is all that its content depends on."""
+    """A folder of files and how to build it; its content depends only on `recipe`."""
 
     name: str
     recipe: tuple[str, ...]
@@ -69,13 +69,13 @@ def _busybox(parts: Parts, folder: Path) -> None:
 
 
 def _debian_python(parts: Parts, folder: Path) -> None:
-    kept = cache() / "archives"
-    kept.mkdir(exist_ok=True)
+    archives = cache() / "archives"
+    archives.mkdir(exist_ok=True)
     command = [
-        # Its mounts and processes end with it, however it ends.
+        # Its mounts and processes disappear when it ends, however it ends.
         "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
         str(parts.debian / "usr/sbin/debootstrap"), "--variant=minbase", "--include=python3",
-        f"--keyring={parts.debian}/usr/share/keyrings/debian-archive-keyring.gpg", f"--cache-dir={kept}",
+        f"--keyring={parts.debian}/usr/share/keyrings/debian-archive-keyring.gpg", f"--cache-dir={archives}",
         "bookworm", str(folder), _mirror(),
     ]  # fmt: skip
     env = {**os.environ, "DEBOOTSTRAP_DIR": str(parts.debian / "usr/share/debootstrap")}
@@ -85,7 +85,7 @@ def _debian_python(parts: Parts, folder: Path) -> None:
 
 
 def _mirror() -> str:
-    """Where this machine's apt fetches Debian 12 from."""
+    """The mirror from which apt on this machine fetches Debian 12."""
     command = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Release: bookworm"]
     sites = subprocess.check_output(command, text=True).split()
     if not sites:
@@ -94,17 +94,17 @@ def _mirror() -> str:
 
 
 def _python_by_one_name(parts: Parts, folder: Path) -> None:
-    """Over Debian's Python: the interpreter is called `python`, and by no other name."""
+    """A layer over Debian's Python in which the interpreter is only called `python`."""
     programs = folder / "usr/bin"
     programs.mkdir(parents=True)
     shutil.copy2(layer_folder(PYTHON, parts) / "usr/bin/python3.11", programs / "python")
-    for gone in ("python3", "python3.11"):
-        os.mknod(programs / gone, stat.S_IFCHR, 0)  # what overlayfs takes as "deleted"
+    for removed in ("python3", "python3.11"):
+        os.mknod(programs / removed, stat.S_IFCHR, 0)  # a whiteout: overlayfs treats the file as deleted
 
 
-def _packages(name: str, *wanted: str) -> Layer:
-    """Python packages at the versions that the project itself is tested with."""
-    locked = needed(*wanted)
+def _packages(name: str, *packages: str) -> Layer:
+    """Python packages in the versions that the project is tested with."""
+    locked = needed(*packages)
 
     def make(parts: Parts, folder: Path) -> None:
         command = [
@@ -118,7 +118,7 @@ def _packages(name: str, *wanted: str) -> Layer:
 
 
 def _own_package() -> Layer:
-    """Paceline itself, as it is in this checkout."""
+    """Paceline itself, from this checkout."""
     source = PROJECT / "src/paceline"
     files = sorted(source.rglob("*.py"))
 
@@ -132,7 +132,7 @@ def _own_package() -> Layer:
 
 
 def _shell_of_another_processor(parts: Parts, folder: Path) -> None:
-    """The head of a program for IBM's mainframes; no machine gets further than that."""
+    """The ELF header of a program for IBM mainframes; no test machine can execute it."""
     (folder / "bin").mkdir()
     identity = b"\x7fELF" + bytes((2, 2, 1)) + bytes(9)  # 64 bits, big-endian
     head = struct.pack(">HHIQQQIHHHHHH", 2, 22, 1, 0, 0, 0, 0, 64, 56, 0, 64, 0, 0)
@@ -164,12 +164,12 @@ BOOT = ("pause", "coredns")
 
 def layer_folder(layer: Layer, parts: Parts) -> Path:
     def make(folder: Path) -> None:
-        say(f"making image layer {layer.name} ...")
-        began = time.monotonic()
+        say(f"building image layer {layer.name} ...")
+        started = time.monotonic()
         (folder / MARK).write_text(layer.key)
         layer.make(parts, folder)
         folder.chmod(0o755)
-        say(f"made image layer {layer.name} in {time.monotonic() - began:.0f} s")
+        say(f"built image layer {layer.name} in {time.monotonic() - started:.0f} s")
 
     return made_once(layers() / layer.key, make)
 
@@ -179,7 +179,7 @@ def layers() -> Path:
 
 
 def build(parts: Parts, names: Sequence[str]) -> None:
-    """Make the layers of these images, where they are not there yet."""
+    """Builds the missing layers of these images."""
     for name in names:
         for layer in IMAGES[name].layers:
             layer_folder(layer, parts)
@@ -189,7 +189,7 @@ def build(parts: Parts, names: Sequence[str]) -> None:
 
 
 def archive(names: Sequence[str]) -> bytes:
-    """A docker archive of these images whose layers hold a mark each and nothing else."""
+    """A Docker archive of these images; each layer contains only its mark."""
     blobs: dict[str, bytes] = {}
     manifest = []
     for image in (IMAGES[name] for name in names):
@@ -218,17 +218,17 @@ def _digest(data: bytes) -> str:
 
 
 def _tar(files: dict[str, bytes]) -> bytes:
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w") as tar:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def _run(command: list[str], env: dict[str, str], input: str = "") -> None:
-    done = subprocess.run(command, env=env, input=input, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stdout + done.stderr)[-3000:]
-        raise BuildFailed(f"could not make an image: {command[0]} ended with {done.returncode}\n{said}")
+    result = subprocess.run(command, env=env, input=input, capture_output=True, text=True)
+    if result.returncode:
+        output = (result.stdout + result.stderr)[-3000:]
+        raise BuildFailed(f"could not build an image: {command[0]} ended with {result.returncode}\n{output}")

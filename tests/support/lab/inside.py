@@ -1,4 +1,4 @@
-"""PID 1 of a cluster: starts control plane and nodes, does what it is asked, and takes all with it when it ends."""
+"""PID 1 of a cluster: starts the control plane and nodes, and executes requests; when it ends, everything ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What a cluster is to be; the numbers are file descriptors that the first process outside has opened."""
+    """The settings of a cluster; `api`, `control` and `first` are file descriptors opened by the keeper."""
 
     name: str
     nodes: int
@@ -57,7 +57,7 @@ class Inside:
         self.commands = control.commands(self.place.pki, self.place.etcd, self.place.logs)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes = {f"n{number}": Node(self._machine(number)) for number in range(1, settings.nodes + 1)}
-        self.wanting: set[Line] = set()
+        self.connections: set[Line] = set()
         self.counting = threading.Lock()
         self.one_at_a_time = threading.Lock()
 
@@ -69,16 +69,16 @@ class Inside:
             images=(*images.BOOT, *self.settings.images),
         )  # fmt: skip
 
-    # ---- coming up
+    # ---- startup
 
     def bring_up(self) -> None:
-        # What would be written to the machine's own /run: the names of network namespaces.
+        # The names of network namespaces would otherwise be written to the machine's own /run.
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
         network.bring_up()
-        listening = socket.socket(fileno=self.settings.api)
-        threading.Thread(target=forward, args=(listening,), daemon=True).start()
+        listener = socket.socket(fileno=self.settings.api)
+        threading.Thread(target=forward, args=(listener,), daemon=True).start()
         self.start("etcd")
-        # They boot meanwhile, and wait for the API server by themselves.
+        # The nodes boot in the meantime, and wait for the API server on their own.
         for node in self.nodes.values():
             node.power_on()
         self._until("etcd is healthy", "etcd", control.etcd_ready)
@@ -88,23 +88,23 @@ class Inside:
         self.start("kube-scheduler")
         self._kubectl("apply", "--server-side", "--filename", str(LAB / "addons.yaml"))
 
-    def _until(self, what: str, program: str, check: Callable[[], bool]) -> None:
+    def _until(self, description: str, program: str, check: Callable[[], bool]) -> None:
         until = time.monotonic() + LIMIT_S
         while not check():
-            ended = self.running[program].poll()
-            if ended is not None or time.monotonic() > until:
-                how = f"{program} ended with {ended}" if ended is not None else f"not within {LIMIT_S:g} s"
+            exit_code = self.running[program].poll()
+            if exit_code is not None or time.monotonic() > until:
+                reason = f"{program} ended with {exit_code}" if exit_code is not None else f"not within {LIMIT_S:g} s"
                 log = (self.place.logs / f"{program}.log").read_text(errors="replace")
-                raise RuntimeError(f"waiting until {what}: {how}\n{log[-2000:]}")
+                raise RuntimeError(f"waiting until {description}: {reason}\n{log[-2000:]}")
             time.sleep(0.05)
 
-    def _kubectl(self, *words: str) -> None:
+    def _kubectl(self, *arguments: str) -> None:
         config = f"--kubeconfig={self.place.pki}/inside.kubeconfig"
-        done = subprocess.run(["kubectl", config, *words], env=self.env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr}")
+        result = subprocess.run(["kubectl", config, *arguments], env=self.env, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"kubectl {' '.join(arguments)}: {result.stderr}")
 
-    # ---- what it can be asked to do
+    # ---- requests
 
     def start(self, program: str) -> None:
         if program in self.running and self.running[program].poll() is None:
@@ -115,7 +115,7 @@ class Inside:
             )
 
     def stop(self, program: str) -> None:
-        """As if it crashed."""
+        """Kills the program, as if it had crashed."""
         self.running[program].kill()
         self.running[program].wait()
 
@@ -146,42 +146,42 @@ class Inside:
     def describe(self) -> Message:
         return {"nodes": {name: "on" if node.is_on else "off" for name, node in self.nodes.items()}}
 
-    # ---- who wants it
+    # ---- connections
 
     def listen(self) -> None:
-        listening = socket.socket(fileno=self.settings.control)
+        listener = socket.socket(fileno=self.settings.control)
         while True:
-            connected, _ = listening.accept()
-            threading.Thread(target=self.serve, args=(Line(connected),), daemon=True).start()
+            connection, _ = listener.accept()
+            threading.Thread(target=self.serve, args=(Line(connection),), daemon=True).start()
 
     def serve(self, line: Line) -> None:
-        """For as long as the other side is there."""
+        """Handles the requests of one connection until it is closed."""
         with self.counting:
-            self.wanting.add(line)
+            self.connections.add(line)
         with contextlib.suppress(OSError):
             while message := line.receive():
                 if message["do"] == "leave":
-                    line.send({"answer": self._leaves(line)})
+                    line.send({"answer": self._disconnect(line)})
                     break
                 if message["do"] == "end":
                     line.send({"answer": None})
                     end()
                 line.send(self._answer(message))
-        self._leaves(line)
-        if not self.wanting and not self.settings.stays:
+        self._disconnect(line)
+        if not self.connections and not self.settings.stays:
             end()
 
-    def _leaves(self, line: Line) -> bool:
-        """Whether the cluster goes with this one."""
+    def _disconnect(self, line: Line) -> bool:
+        """Removes the connection; returns whether the cluster ends with it."""
         with self.counting:
-            self.wanting.discard(line)
-            return not self.wanting and not self.settings.stays
+            self.connections.discard(line)
+            return not self.connections and not self.settings.stays
 
     def _answer(self, message: Message) -> Message:
-        verb, words = message["do"], {name: value for name, value in message.items() if name != "do"}
+        verb, arguments = message["do"], {name: value for name, value in message.items() if name != "do"}
         try:
             with self.one_at_a_time:
-                return {"answer": VERBS[verb](self, **words)}
+                return {"answer": VERBS[verb](self, **arguments)}
         except Exception as error:
             traceback.print_exc()
             return {"error": str(error)}
@@ -202,7 +202,7 @@ VERBS: dict[str, Callable[..., Any]] = {
 
 
 def end() -> None:
-    """This being PID 1, the kernel ends all the others; mounts and networks go with the last of them."""
+    """As this is PID 1, the kernel kills all other processes; mounts and networks disappear with the last of them."""
     os._exit(0)
 
 

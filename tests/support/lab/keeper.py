@@ -1,4 +1,4 @@
-"""The one process of a cluster that lives outside of it: it outlives whoever started it, and clears away the rest."""
+"""The only process of a cluster outside its namespaces: it outlives the process that started it, and cleans up."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ def main(settings: Settings, alive: int) -> None:
 
 
 def _keep(place: Place, settings: Settings, alive: int) -> None:
-    """Bring the cluster up, and be back when it has ended."""
+    """Starts the cluster, and returns when it has ended."""
     api = socket.create_server(("127.0.0.1", 0))
     pki.write_all(place.pki, settings.nodes, f"https://127.0.0.1:{api.getsockname()[1]}")
     control = wire.listen(place.socket)
     place.shared.mkdir()
-    given = dataclasses.replace(settings, api=api.fileno(), control=control.fileno())
+    inner_settings = dataclasses.replace(settings, api=api.fileno(), control=control.fileno())
     command = [
-        # Should this process be killed, the kernel ends the one below, and with it everything.
+        # If this process is killed, the kernel kills its child, and with it the whole cluster.
         "setpriv", "--pdeathsig", "KILL", *namespaces.NEW, "--net",
-        sys.executable, "-m", "support.lab.inside", given.to_json(),
+        sys.executable, "-m", "support.lab.inside", inner_settings.to_json(),
     ]  # fmt: skip
-    fds = (alive, given.api, given.control, given.first)
+    fds = (alive, inner_settings.api, inner_settings.control, inner_settings.first)
     inside = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
 
-    def asked_to_end(number: int, frame: FrameType | None) -> None:
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
         namespaces.kill(inside)
 
-    signal.signal(signal.SIGTERM, asked_to_end)
+    signal.signal(signal.SIGTERM, on_sigterm)
     api.close()
     control.close()
-    socket.close(given.first)
+    socket.close(inner_settings.first)
     place.pid.write_text(str(namespaces.first_process(inside)))
     inside.wait()
 
 
 def clear_away(place: Place) -> None:
-    """What a cluster that has ended leaves: its cgroups and its folder."""
+    """Removes the cgroups and the folder of a cluster that has ended."""
     cgroups.remove(cgroups.name(place.name))
     shutil.rmtree(place.folder, ignore_errors=True)
     place.alive.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def clear_away(place: Place) -> None:
 
 
 def sweep(place: Place) -> None:
-    """Clear away after clusters whose keeper was killed, this one or others."""
+    """Cleans up after all clusters whose keeper was killed."""
     with locked(place.starting):
         for path in place.alive.parent.glob("*.lock"):
             with path.open("a") as file:

@@ -1,4 +1,4 @@
-"""The one setting of the machine that clusters need higher: raised while any is up, and put back after the last."""
+"""The one machine limit that clusters need to raise: raised while any cluster runs, and restored after the last."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from pathlib import Path
 
 from support.lab.places import Place, cache
 
-# A cluster of three nodes takes about 40; the usual limit is 128 for all processes of root together.
+# A cluster of three nodes uses about 40; the default limit is 128 for all processes of root together.
 INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
 ENOUGH = 1024
 
 
 def raise_them() -> None:
-    """Under the lock of clusters that start."""
+    """The caller must hold the lock for starting clusters."""
     before = int(INSTANCES.read_text())
     if before < ENOUGH:
-        _noted().write_text(str(before))
-        # Where /proc/sys is read-only, the clusters that fit are those that fit.
+        _saved_limit().write_text(str(before))
+        # If /proc/sys is read-only, the limit stays, and fewer clusters can run.
         with contextlib.suppress(OSError):
             INSTANCES.write_text(str(ENOUGH))
 
 
-def put_back(gone: Place) -> None:
-    """If no other cluster is up."""
-    if _noted().exists() and not any(gone.folder.parent.glob("*.lock")):
+def put_back(ended: Place) -> None:
+    """Restores the limit if no other cluster is running."""
+    if _saved_limit().exists() and not any(ended.folder.parent.glob("*.lock")):
         with contextlib.suppress(OSError):
-            INSTANCES.write_text(_noted().read_text())
-        _noted().unlink()
+            INSTANCES.write_text(_saved_limit().read_text())
+        _saved_limit().unlink()
 
 
-def _noted() -> Path:
+def _saved_limit() -> Path:
     return cache() / "clusters" / "inotify-before"

@@ -1,4 +1,4 @@
-"""Processes that live in namespaces of their own, and end all together with the first of them."""
+"""Processes in their own namespaces, which all end together with the first of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import subprocess
 import time
 from pathlib import Path
 
-# Words may follow: more namespaces, then the command that becomes PID 1.
+# Append more namespace options, then the command that becomes PID 1.
 NEW = ("unshare", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
 STARTED_S = 5.0
 
 
 def first_process(unshare: subprocess.Popen[bytes]) -> int:
-    """PID 1 of the new namespace, by its number here."""
+    """PID 1 of the new namespace, by its pid in our namespace."""
     until = time.monotonic() + STARTED_S
     while unshare.poll() is None and time.monotonic() < until:
         if children := Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split():
@@ -25,12 +25,12 @@ def first_process(unshare: subprocess.Popen[bytes]) -> int:
 
 
 def kill(unshare: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for PID 1, and so for all."""
+    """Sends SIGKILL to PID 1, which ends all processes of the namespace."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(first_process(unshare), signal.SIGKILL)
 
 
 def end(unshare: subprocess.Popen[bytes], limit: float) -> None:
-    """As kill(), and wait: the kernel reports the death of a PID 1 only after that of all others."""
+    """Like kill(), and waits: the kernel reports the exit of PID 1 only after all other processes have ended."""
     kill(unshare)
     unshare.wait(limit)

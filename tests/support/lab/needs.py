@@ -1,4 +1,4 @@
-"""What a machine must have before a cluster can be brought up on it."""
+"""The requirements of a cluster on the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.lab import cgroups
 from support.lab.places import PROJECT, cache
 
 PROGRAMS = ("go", "apt-get", "dpkg", "wget", "gpgv", "ip", "mount", "nsenter", "unshare", "setpriv")
-REPLACED = ("/run", "/var/lib", "/var/log")  # every node has its own
+REPLACED = ("/run", "/var/lib", "/var/log")  # each node has its own
 
 
 def unmet() -> str:

@@ -1,4 +1,4 @@
-"""The cluster's network: a bridge, and for each node a network namespace with a cable to it; none exists outside."""
+"""The cluster's network: a bridge, and for each node a network namespace connected to it; not visible outside."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def pods(number: int) -> str:
 
 
 def bring_up() -> None:
-    """The control plane's side, in the network namespace of whoever calls."""
+    """Sets up the control plane's side, in the network namespace of the caller."""
     _ip("link set lo up")
-    # An address of its own: a bridge takes one from its cables otherwise, and changes it when a node goes.
+    # With its own address: otherwise a bridge takes one from its ports, and changes it when a node leaves.
     _ip(f"link add {BRIDGE} address 02:00:00:00:00:01 type bridge")
     _ip(f"address add {API}/24 dev {BRIDGE}")
     _ip(f"link set {BRIDGE} up")
@@ -36,7 +36,7 @@ def bring_up() -> None:
 
 
 def plug_in(number: int) -> Path:
-    """A new network namespace for this node, as after a reboot; the path it is entered by."""
+    """Creates a new network namespace for this node, as after a reboot; returns the path to enter it."""
     name = f"n{number}"
     _ip(f"netns add {name}")
     _ip(f"link add {_cable(number)} type veth peer name eth0 netns {name}")
@@ -52,7 +52,7 @@ def plug_in(number: int) -> Path:
 
 def unplug(number: int) -> None:
     _ip(f"netns delete n{number}")
-    # The namespace itself goes a moment later; its cable has to be gone before the next is made.
+    # The namespace is removed asynchronously; its cable must be deleted before the next one is created.
     subprocess.run(["ip", "link", "delete", _cable(number)], stderr=subprocess.DEVNULL)
 
 
@@ -68,5 +68,5 @@ def _cable(number: int) -> str:
     return f"to-n{number}"
 
 
-def _ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True)
+def _ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True)

@@ -1,4 +1,4 @@
-"""A node seen from outside: switched on and off, its cable, its images, what it keeps for itself."""
+"""A node seen from outside: power, network, images and reserved resources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFF_S = 10.0
 
 @dataclass(frozen=True)
 class Machine:
-    """All that a node has to know to boot; its disk outlives a power failure."""
+    """The settings that a node needs to boot; its disk survives a power failure."""
 
     name: str
     number: int
@@ -56,7 +56,7 @@ class Machine:
 
 
 class Node:
-    """A node of the cluster in whose namespaces the caller is."""
+    """A node of the cluster; the caller must run in the cluster's namespaces."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -72,7 +72,7 @@ class Node:
         cgroups.create(self.machine.cgroup)
         namespace = network.plug_in(self.machine.number)
         command = [
-            # Not `ip netns exec`: it mounts /sys anew, and the kubelet then finds no cgroups.
+            # Not `ip netns exec`: it remounts /sys, and the kubelet then finds no cgroups.
             "nsenter", f"--net={namespace}", *namespaces.NEW, "--uts",
             sys.executable, "-m", "support.lab.boot", self.machine.to_json(),
         ]  # fmt: skip
@@ -81,21 +81,21 @@ class Node:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def power_off(self) -> None:
-        """SIGKILL for its PID 1: the kernel ends every process of the node, and nobody is told."""
+        """Sends SIGKILL to its PID 1: the kernel kills every process of the node, without notice."""
         if self._process is None:
             return
         namespaces.end(self._process, OFF_S)
         self._process = None
         network.unplug(self.machine.number)
-        # A machine that boots has no old cgroups; left in place they cost its kubelet 3 s for each dead container.
+        # A rebooted machine has no old cgroups; if they remained, its kubelet would need 3 s for each dead container.
         cgroups.remove(self.machine.cgroup)
 
     def load(self, images: Sequence[str]) -> None:
-        """Make these images known to its containerd."""
+        """Imports these images into its containerd."""
         self._enter(sys.executable, "-m", "support.lab.store", *images)
 
     def restart_kubelet(self) -> None:
-        """The node's PID 1 starts the next."""
+        """Kills the kubelet; the node's PID 1 restarts it."""
         self._enter("sh", "-c", "kill $(cat /run/kubelet.pid)")
 
     def _enter(self, *command: str) -> None:
@@ -103,7 +103,7 @@ class Node:
             raise RuntimeError(f"{self.machine.name} is off")
         pid = namespaces.first_process(self._process)
         env = {**os.environ, "PATH": self.machine.path}
-        entering = ["nsenter", f"--target={pid}", "--mount", "--pid", "--net", "--uts"]
-        done = subprocess.run([*entering, *command], env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{self.machine.name}: {' '.join(command)}: {done.stderr[-2000:]}")
+        nsenter = ["nsenter", f"--target={pid}", "--mount", "--pid", "--net", "--uts"]
+        result = subprocess.run([*nsenter, *command], env=env, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"{self.machine.name}: {' '.join(command)}: {result.stderr[-2000:]}")

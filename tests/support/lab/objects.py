@@ -1,4 +1,4 @@
-"""Kubernetes objects that tests need around them, as data."""
+"""Kubernetes objects that tests need, as data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 Object = dict[str, Any]
 
-# By API group: what a person who has one namespace may do all with.
+# By API group: the resources on which a user has all permissions in their namespace.
 RIGHTS = {
     "": (
         "pods", "pods/log", "pods/exec", "pods/portforward", "pods/status",
@@ -27,7 +27,7 @@ def namespace(name: str, restricted: bool) -> Object:
 
 
 def rights(user: str, namespace: str) -> list[Object]:
-    """A role with all rights on what a job needs, in this namespace only, and the user's hold on it."""
+    """A role with all permissions on the resources of a job, in this namespace only, and its binding to the user."""
     metadata = {"name": f"person-{user}", "namespace": namespace}
     group = "rbac.authorization.k8s.io"
     rules = [{"apiGroups": [api], "resources": list(resources), "verbs": ["*"]} for api, resources in RIGHTS.items()]
@@ -49,7 +49,7 @@ def quota(namespace: str, hard: Mapping[str, str]) -> Object:
 
 
 def volume(namespace: str, claim: str, folder: Path, size: str, node: str = "") -> list[Object]:
-    """A volume that is this folder, and its claim: everybody's on every node, or one node's alone."""
+    """A volume backed by this folder, and its claim: usable on every node, or only on `node`."""
     name = f"{namespace}-{claim}"
     modes = ["ReadWriteOnce"] if node else ["ReadWriteMany"]
     spec: Object = {
@@ -64,13 +64,13 @@ def volume(namespace: str, claim: str, folder: Path, size: str, node: str = "") 
         spec |= {"local": {"path": str(folder)}, "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}}
     else:
         spec |= {"hostPath": {"path": str(folder), "type": "Directory"}}
-    wanted = {"resources": {"requests": {"storage": size}}, "accessModes": modes, "storageClassName": ""}
+    request = {"resources": {"requests": {"storage": size}}, "accessModes": modes, "storageClassName": ""}
     return [
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec},
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": claim, "namespace": namespace},
-            "spec": {**wanted, "volumeName": name},
+            "spec": {**request, "volumeName": name},
         },
     ]

@@ -1,4 +1,4 @@
-"""Certificates and kubeconfig files: one authority a cluster, made anew each time."""
+"""Certificates and kubeconfig files: one new authority for each cluster."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def authority(name: str) -> Pair:
 
 
 def issue(signer: Pair, name: str, group: str = "", server_names: Sequence[str] = ()) -> Pair:
-    """A client certificate; with server names it is a server's as well."""
+    """Issues a client certificate; with server names, it is also a server certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
-    signing = x509.load_pem_x509_certificate(signer.certificate)
+    issuer = x509.load_pem_x509_certificate(signer.certificate)
     signing_key = serialization.load_pem_private_key(signer.key, None)
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
-    builder = _builder(_subject(name, group), signing.subject, key.public_key())
+    builder = _builder(_subject(name, group), issuer.subject, key.public_key())
     builder = builder.add_extension(_usage(signs=False), critical=True)
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if server_names else [])]
     builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -89,13 +89,13 @@ def write_kubeconfig(path: Path, text: str) -> Path:
 
 
 def write_all(folder: Path, nodes: int, outside: str) -> None:
-    """All that the parts of a cluster need to trust each other; `outside` is the admin's way to the API server."""
+    """Writes all certificates and kubeconfigs of a cluster; `outside` is the URL of the API server for the admin."""
     folder.mkdir(mode=0o700)
     ca, front = authority("lab"), authority("lab-front-proxy")
     write(folder, "ca", ca)
     write(folder, "front", front)
     write(folder, "front-client", issue(front, "front-proxy-client"))
-    kubernetes = [f"kubernetes{rest}" for rest in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
+    kubernetes = [f"kubernetes{suffix}" for suffix in ("", ".default", ".default.svc", ".default.svc.cluster.local")]
     api_names = [*kubernetes, "localhost", "127.0.0.1", network.API, network.API_SERVICE]
     write(folder, "apiserver", issue(ca, "kube-apiserver", server_names=api_names))
     write(folder, "kubelet-client", issue(ca, "apiserver-kubelet-client", "system:masters"))

@@ -1,4 +1,4 @@
-"""Where the lab keeps things: one cache folder for what is built once, and one folder for each cluster that is up."""
+"""Folders of the lab: one cache folder for built components, and one folder for each running cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache() -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """What one cluster keeps; the folder goes with it, its logs stay for a while."""
+    """The files of one cluster; the folder is removed when it ends, the logs are kept for a while."""
 
     name: str
 
@@ -38,12 +38,12 @@ class Place:
 
     @property
     def alive(self) -> Path:
-        """Locked for as long as the cluster lives."""
+        """A file that is locked while the cluster runs."""
         return self.folder.with_name(f"{self.name}.lock")
 
     @property
     def starting(self) -> Path:
-        """The lock of everybody who starts a cluster or clears one away."""
+        """The lock file for starting clusters and for cleaning up after them."""
         return self.folder.with_name("starting")
 
     @property
@@ -52,7 +52,7 @@ class Place:
 
     @property
     def pid(self) -> Path:
-        """Of the first process inside, whose namespaces a person may enter."""
+        """A file with the pid of the first process inside, whose namespaces a user may enter."""
         return self.folder / "pid"
 
     @property
@@ -65,19 +65,19 @@ class Place:
 
     @property
     def shared(self) -> Path:
-        """The same folder on every node."""
+        """A folder that is shared by all nodes."""
         return self.folder / "shared"
 
     def disk(self, node: str) -> Path:
         return self.folder / "disks" / node
 
 
-def say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def key(*parts: bytes | str) -> str:
-    """A short name for exactly these parts."""
+    """A short hash of these parts."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -87,7 +87,7 @@ def key(*parts: bytes | str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold this lock file; `waiting` is said once if it is not free."""
+    """Holds the lock on this file; prints the message `waiting` if another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -100,11 +100,11 @@ def locked(path: Path, waiting: str = "") -> Iterator[None]:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder, made if it is not there: beside its place and renamed when complete, by one process at a time."""
+    """Creates the folder if it is missing: under a temporary name, renamed when complete, by one process at a time."""
     if folder.is_dir():
         return folder
     name = folder.name
-    with locked(folder.parent / f".{name}.lock", f"another process is making {name}: waiting for it"):
+    with locked(folder.parent / f".{name}.lock", f"another process is building {name}: waiting for it"):
         if folder.is_dir():
             return folder
         partial = folder.with_name(f".{name}.partial")

@@ -1,4 +1,4 @@
-"""Nodes that are not there: kwok says for them that they are Ready and that their pods run, so that thousands fit."""
+"""Simulated nodes: kwok reports them as Ready and their pods as running, so that thousands fit on one machine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from support.lab.places import LAB, Place
 
 PROGRAM = "kwok"
 LABEL = "lab.local/simulated"
-PODS = "10.240.0.0/14"  # addresses that nothing answers at
+PODS = "10.240.0.0/14"  # nothing answers at these addresses
 PORT = 10247
-LEASE_S = 40  # renewed every quarter of it, well before a silent node counts as lost
+LEASE_S = 40  # renewed every quarter of this time, well before a silent node is considered lost
 
-# For pods: they go nowhere else, and nobody else's go there.
+# For pods of simulated nodes: they run only there, and other pods do not.
 SELECTOR = {LABEL: "true"}
 TOLERATION = {"key": LABEL, "operator": "Exists", "effect": "NoSchedule"}
 
 
 def command(place: Place, program: Path, start_s: float) -> list[str]:
-    """Inside the cluster's namespaces, beside its control plane; a pod runs so long after it was placed."""
+    """The kwok command, for the namespaces of the control plane; a pod runs `start_s` seconds after it is scheduled."""
     output = place.folder / "simulated.log"
     output.touch()
     config = place.folder / "kwok.yaml"
@@ -30,18 +30,18 @@ def command(place: Place, program: Path, start_s: float) -> list[str]:
         str(program), f"--config={config}", f"--kubeconfig={place.pki}/inside.kubeconfig",
         f"--manage-nodes-with-label-selector={LABEL}=true", f"--node-lease-duration-seconds={LEASE_S}",
         f"--cidr={PODS}", f"--node-ip={network.API}", f"--node-port={PORT}",
-        # The API server asks it for the output of pods, as it would ask a kubelet.
+        # The API server requests the logs of pods from it, as from a kubelet.
         f"--tls-cert-file={place.pki}/apiserver.crt", f"--tls-private-key-file={place.pki}/apiserver.key",
     ]  # fmt: skip
 
 
 def node(number: int) -> dict[str, Any]:
     name = f"simulated-{number}"
-    room = {"cpu": "256", "memory": "1Ti", "pods": "110"}
+    resources = {"cpu": "256", "memory": "1Ti", "pods": "110"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": {**SELECTOR, "kubernetes.io/hostname": name}},
         "spec": {"taints": [{"key": LABEL, "value": "true", "effect": "NoSchedule"}]},
-        "status": {"allocatable": room, "capacity": room},
+        "status": {"allocatable": resources, "capacity": resources},
     }

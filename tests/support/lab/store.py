@@ -1,4 +1,4 @@
-"""Puts images into a node's containerd without copying them: it imports marks, and layers are mounted over those."""
+"""Puts images into a node's containerd without copying them: it imports marks, and mounts the layers over them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SNAPSHOTS = Path("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/sna
 
 
 def import_images(names: list[str]) -> None:
-    """Import on this node, whose containerd runs."""
+    """Imports images on this node, whose containerd must be running."""
     command = ["ctr", "--namespace", "k8s.io", "images", "import", "--local", "-"]
     subprocess.run(command, input=archive(names), check=True, stdout=subprocess.DEVNULL)
     mount_layers()
 
 
 def mount_layers() -> None:
-    """Mount, read-only, the folder of every layer that is known here by its mark alone; after each boot, too."""
+    """Mounts the folder of every layer that has only a mark here, read-only; needed after each boot, too."""
     mounted = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     for mark in SNAPSHOTS.glob(f"*/fs/{MARK}"):
         if str(mark.parent) in mounted:
             continue
         folder = layers() / mark.read_text()
-        # Private: a layer is mounted in many places, and what is mounted over one must not appear in all of them.
+        # Private: a layer is mounted several times, and a mount below one of them must not appear in the others.
         subprocess.run(["mount", "--bind", "--make-private", folder, mark.parent], check=True)
         subprocess.run(["mount", "-o", "remount,ro,bind", mark.parent], check=True)
 

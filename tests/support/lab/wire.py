@@ -1,4 +1,4 @@
-"""How processes talk to a cluster: one JSON object a line; as long as a connection is open, the cluster is wanted."""
+"""The protocol between processes and a cluster: one JSON object per line; an open connection keeps the cluster up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Message = dict[str, Any]
 
 
 class Line:
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._reader = connected.makefile("rb")
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._reader = connection.makefile("rb")
 
     def send(self, message: Message) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Message | None:
-        """None when the other side is gone."""
+        """The next message; None if the other side has disconnected."""
         try:
             line = self._reader.readline()
         except ConnectionError:
@@ -33,22 +33,22 @@ class Line:
 
 
 def dial(path: Path) -> Line:
-    connected = socket.socket(socket.AF_UNIX)
-    with _near(path) as near:
-        connected.connect(near)
-    return Line(connected)
+    connection = socket.socket(socket.AF_UNIX)
+    with _short_path(path) as address:
+        connection.connect(address)
+    return Line(connection)
 
 
 def listen(path: Path) -> socket.socket:
-    listening = socket.socket(socket.AF_UNIX)
-    with _near(path) as near:
-        listening.bind(near)
-    listening.listen()
-    return listening
+    listener = socket.socket(socket.AF_UNIX)
+    with _short_path(path) as address:
+        listener.bind(address)
+    listener.listen()
+    return listener
 
 
-class _near:
-    """A short name for a path: a socket's address has room for 108 characters only."""
+class _short_path:
+    """A short alias for a path: the address of a socket is limited to 108 characters."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

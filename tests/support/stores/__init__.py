@@ -1,1 +1,1 @@
-"""Object stores on loopback for tests (S3, Google, Azure), and faults on the way to them; see fixtures.py."""
+"""Object stores on loopback for tests (S3, Google, Azure), and faults between client and store; see fixtures.py."""

@@ -1,7 +1,7 @@
-"""Fixtures: `s3`, `gcs` and `azure` are a store each, at a prefix of the test's own; `store` is one after the other.
+"""Fixtures: `s3`, `gcs` and `azure` are one store each, with a prefix per test; `store` is each of them in turn.
 
-The servers start when a test first asks for them, once in each process of the session. A test may stop its server: it
-is up again for the next. This is a plugin of pytest, which tests/conftest.py loads.
+A server starts when a test first uses it, once in each process of the session. A test may stop its server: it is
+started again for the next test. This is a pytest plugin, loaded by tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MADE_OF = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanting = [item for item in items if _wanted(item)]
+    store_tests = [item for item in items if _needed(item)]
     for item in items:
-        if item in wanting or item.path.is_relative_to(TESTS):
+        if item in store_tests or item.path.is_relative_to(TESTS):
             item.add_marker(pytest.mark.long)
-    left_out = wanting if parts.unmet() else []
-    if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    deselected = store_tests if parts.unmet() else []
+    if deselected:
+        items[:] = [item for item in items if item not in deselected]
+        config.hook.pytest_deselected(items=deselected)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -46,49 +46,49 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The first build takes minutes: not on the time of whichever test comes first."""
-    wanted = {name for item in session.items for name in _wanted(item)}
+    """Builds the servers before the first test: a build takes minutes, and must not count as time of a test."""
+    needed = {name for item in session.items for name in _needed(item)}
     if session.config.option.collectonly:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-            for name in sorted(wanted):
-                for made in MADE_OF[name]:
-                    made()
+            for name in sorted(needed):
+                for build in MADE_OF[name]:
+                    build()
     except parts.BuildFailed as error:
         pytest.exit(str(error), 1)
 
 
-def _wanted(item: pytest.Item) -> set[str]:
-    """By name, or by a parameter that says which one is to be had."""
-    chosen = getattr(item, "callspec", None)
-    named = [value for value in chosen.params.values() if isinstance(value, str)] if chosen else []
-    return set(MADE_OF) & {*getattr(item, "fixturenames", ()), *named}
+def _needed(item: pytest.Item) -> set[str]:
+    """The store fixtures of a test, by fixture name or by the value of a parameter."""
+    callspec = getattr(item, "callspec", None)
+    parameters = [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
+    return set(MADE_OF) & {*getattr(item, "fixturenames", ()), *parameters}
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with servers.s3(tmp_path_factory.mktemp("s3")) as found:
-        yield found
+    with servers.s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with servers.gcs(tmp_path_factory.mktemp("gcs")) as found:
-        yield found
+    with servers.gcs(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with servers.azure(tmp_path_factory.mktemp("azure")) as found:
-        yield found
+    with servers.azure(tmp_path_factory.mktemp("azure")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def toxiproxy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
-    with faults.toxiproxy(tmp_path_factory.mktemp("toxiproxy")) as found:
-        yield found
+    with faults.toxiproxy(tmp_path_factory.mktemp("toxiproxy")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -108,13 +108,13 @@ def azure(azure_server: Store) -> Iterator[Store]:
 
 @pytest.fixture(params=["s3", "gcs", "azure"])
 def store(request: pytest.FixtureRequest) -> Store:
-    found: Store = request.getfixturevalue(request.param)
-    return found
+    server: Store = request.getfixturevalue(request.param)
+    return server
 
 
 @pytest.fixture
 def toxiproxy(toxiproxy_server: Toxiproxy) -> Iterator[Toxiproxy]:
-    """Its links go with the test."""
+    """Its links are removed after the test."""
     yield toxiproxy_server
     toxiproxy_server.clear()
 

@@ -1,17 +1,18 @@
-"""A stand-in for Google Cloud Storage: its XML API, as obstore speaks it, in front of a real S3 server.
+"""A substitute for Google Cloud Storage: its XML API, as obstore uses it, in front of a real S3 server.
 
-The XML API is S3's with other names of headers and another way to say who one is. This program checks the token of the
-one service account that it knows, translates, signs, and passes on. What is stored, listed, cut into parts and refused
-is the S3 server's doing, so it shows that a client sends what it should and understands the answers. It does not show:
+The XML API is that of S3 with other header names and another authentication. This program checks the token of the one
+service account that it knows, then translates, signs and forwards the request. The S3 server does the storing, listing,
+multipart uploads and refusals. So it shows that a client sends correct requests and understands the answers. It does
+not reproduce:
 
-- how Google itself behaves: its limits (one write a second to a name), its 429 and 503, its latency, its checksums
-  (no x-goog-hash), who may do what (a known token may do everything);
-- where tokens come from: only those that a service account signs for itself, no token server, no metadata server;
-- generations as Google counts them: here the number is made from the ETag, so the same content written twice has the
-  same number, and there is none but the newest;
+- the behavior of Google itself: its limits (one write per second to a name), its 429 and 503, its latency, its
+  checksums (no x-goog-hash), its permissions (a valid token may do everything);
+- the sources of tokens: only self-signed tokens of a service account, no token server, no metadata server;
+- Google's generation numbers: here the number is computed from the ETag, so the same content written twice has the
+  same number, and only the newest generation exists;
 - the JSON API and resumable uploads, which google-cloud-storage and TensorFlow use;
-- copies onto a name that must be free at one moment: the server behind knows no such copies, so we look first;
-- uploads as they come in: a body is read to its end before the server behind sees any of it.
+- atomic copies to a name that must not exist: the upstream server has no such copies, so we check first;
+- streamed uploads: a body is read completely before it is forwarded.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from support.stores import signing
 
 BLOCK = 1 << 20
-BEHIND_S = 60.0  # the server behind is on this machine: one that is silent for a minute hangs
+BEHIND_S = 60.0  # the upstream server is on this machine: if it does not answer for a minute, it hangs
 
-# Of a request and of an answer: what both sides call the same, and what they do not.
+# Headers of requests and answers: those with the same name on both sides, and those with different names.
 ASKED = {
     "cache-control", "content-disposition", "content-encoding", "content-language", "content-type",
     "if-match", "if-modified-since", "if-none-match", "if-unmodified-since", "range",
@@ -57,7 +58,7 @@ ANSWERED_OTHERWISE = {"x-amz-meta-": "x-goog-meta-"}
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to listen, who is known, and how to reach the server behind."""
+    """The address to listen on, the known account, and the upstream server."""
 
     host: str
     port: int
@@ -81,7 +82,7 @@ class Translator(ThreadingHTTPServer):
 
 
 class Request(BaseHTTPRequestHandler):
-    """The requests of one connection, one after the other."""
+    """Handles the requests of one connection, one after the other."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -90,9 +91,9 @@ class Request(BaseHTTPRequestHandler):
     def translate(self) -> None:
         length = int(self.headers.get("content-length", 0))
         body = self.rfile.read(length)
-        if len(body) < length:  # cut off: nothing of it counts
+        if len(body) < length:  # truncated: ignored completely
             self.close_connection = True
-        elif not self._known():
+        elif not self._is_authorized():
             self._refuse(401, "AuthenticationRequired")
         else:
             try:
@@ -103,8 +104,8 @@ class Request(BaseHTTPRequestHandler):
 
     do_DELETE = do_GET = do_HEAD = do_POST = do_PUT = translate
 
-    def _known(self) -> bool:
-        """Whether the token is one that the service account has signed for itself, and that still holds."""
+    def _is_authorized(self) -> bool:
+        """Whether the token is signed by the service account and has not expired."""
         text, _, signature = self.headers.get("authorization", "").removeprefix("Bearer ").rpartition(".")
         try:
             self.server.key.verify(_decoded(signature), text.encode(), PKCS1v15(), SHA256())
@@ -118,17 +119,17 @@ class Request(BaseHTTPRequestHandler):
         path = unquote(address.path)
         query = dict(parse_qsl(address.query, keep_blank_values=True))
         headers = _translated(self.headers, ASKED, ASKED_OTHERWISE)
-        wanted = self.headers.get("x-goog-if-generation-match")
-        if wanted == "0" and "x-amz-copy-source" not in headers:
+        generation = self.headers.get("x-goog-if-generation-match")
+        if generation == "0" and "x-amz-copy-source" not in headers:
             headers["if-none-match"] = "*"
-        elif wanted is not None:
+        elif generation is not None:
             etag = self._etag(path)
-            if wanted != _generation(etag):
+            if generation != _generation(etag):
                 self._refuse(412, "PreconditionFailed")
                 return
             headers |= {"if-match": etag} if etag else {}
         if self.command == "DELETE" and not query and not self._etag(path):
-            self._refuse(404, "NoSuchKey")  # S3 has no objection
+            self._refuse(404, "NoSuchKey")  # S3 would report success
             return
         connection, answer = self._ask(self.command, path, query, headers, body)
         try:
@@ -139,35 +140,35 @@ class Request(BaseHTTPRequestHandler):
     def _ask(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        known = self.server.settings
-        where, signed = signing.s3(
-            known.access, known.secret, method, path, query, {**headers, "host": known.behind}, body
+        settings = self.server.settings
+        target, signed = signing.s3(
+            settings.access, settings.secret, method, path, query, {**headers, "host": settings.behind}, body
         )
-        connection = http.client.HTTPConnection(known.behind, timeout=BEHIND_S)
-        connection.request(method, where, body, signed)
+        connection = http.client.HTTPConnection(settings.behind, timeout=BEHIND_S)
+        connection.request(method, target, body, signed)
         return connection, connection.getresponse()
 
     def _etag(self, path: str) -> str:
-        """Of the object; empty if there is none."""
+        """The ETag of the object; empty if it does not exist."""
         connection, answer = self._ask("HEAD", path, {}, {}, b"")
         connection.close()
         return answer.getheader("etag", "") if answer.status == 200 else ""
 
     def _answer(self, answer: http.client.HTTPResponse) -> None:
         headers = _translated(answer.headers, ANSWERED, ANSWERED_OTHERWISE)
-        started = b""
+        body = b""
         if self.command == "POST":
-            started = answer.read()
-        etag = headers.get("etag") or _etag_in(started)
+            body = answer.read()
+        etag = headers.get("etag") or _etag_in(body)
         if etag:
             headers["x-goog-generation"] = _generation(etag)
         self.send_response(answer.status)
         for name, value in headers.items():
             self.send_header(name, value)
         if answer.status != 204:
-            self.send_header("content-length", answer.getheader("content-length") or str(len(started)))
+            self.send_header("content-length", answer.getheader("content-length") or str(len(body)))
         self.end_headers()
-        self.wfile.write(started)
+        self.wfile.write(body)
         while block := answer.read(BLOCK):
             self.wfile.write(block)
 
@@ -181,22 +182,22 @@ class Request(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _translated(headers: Message, same: set[str], otherwise: Mapping[str, str]) -> dict[str, str]:
+def _translated(headers: Message, unchanged: set[str], renamed: Mapping[str, str]) -> dict[str, str]:
     lowered = {name.lower(): value for name, value in headers.items()}
-    found = {name: value for name, value in lowered.items() if name in same}
-    for old, new in otherwise.items():
-        found |= {new + name.removeprefix(old): value for name, value in lowered.items() if name.startswith(old)}
-    return found
+    translated = {name: value for name, value in lowered.items() if name in unchanged}
+    for old, new in renamed.items():
+        translated |= {new + name.removeprefix(old): value for name, value in lowered.items() if name.startswith(old)}
+    return translated
 
 
 def _generation(etag: str) -> str:
-    """A number for this content; 0 for none."""
+    """The generation number for this ETag; 0 for no object."""
     return str(int(hashlib.sha256(etag.strip('"').encode()).hexdigest()[:15], 16)) if etag else "0"
 
 
 def _etag_in(body: bytes) -> str:
-    found = re.search(r"<ETag>(.*?)</ETag>", body.decode())
-    return html.unescape(found[1]) if found else ""
+    match = re.search(r"<ETag>(.*?)</ETag>", body.decode())
+    return html.unescape(match[1]) if match else ""
 
 
 def _decoded(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The programs of the servers, each fetched and built once a machine, pinned by version and checksum."""
+"""The server programs, each fetched and built once per machine, pinned by version and checksum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.lab.places import cache, key, made_once, say
 
 BUILD = Path(__file__).parent / "build"
 TESTS = Path(__file__).parents[2]
-BUILD_S = 1200.0  # a build of all Go packages takes a minute here; twenty times that is stuck
+BUILD_S = 1200.0  # a build of all Go packages takes about a minute; after twenty minutes it is stuck
 PROGRAMS = ("go", "npm", "node", "setpriv")
 
 _GO = ("go", "build", "-ldflags", "-s -w", "tool")
@@ -28,25 +28,25 @@ def unmet() -> str:
 
 
 def versitygw() -> Path:
-    return _made("versitygw", _GO, _go) / "versitygw"
+    return _built("versitygw", _GO, _go) / "versitygw"
 
 
 def toxiproxy() -> Path:
-    return _made("toxiproxy", _GO, _go) / "server"
+    return _built("toxiproxy", _GO, _go) / "server"
 
 
 def azurite() -> Path:
-    return _made("azurite", _NPM, _npm) / "node_modules/.bin/azurite-blob"
+    return _built("azurite", _NPM, _npm) / "node_modules/.bin/azurite-blob"
 
 
-def _made(name: str, command: tuple[str, ...], make: Callable[[str, Path], None]) -> Path:
+def _built(name: str, command: tuple[str, ...], make: Callable[[str, Path], None]) -> Path:
     pins = [path.read_bytes() for path in sorted((BUILD / name).iterdir())]
     folder = cache() / "components" / f"{name}-{key(*pins, *command, GO_FLAGS)}"
     return made_once(folder, lambda partial: make(name, partial))
 
 
 def _go(name: str, folder: Path) -> None:
-    # Go's own cache keeps every package that is done: a build that was interrupted goes on where it was.
+    # Go caches every finished package: an interrupted build resumes where it stopped.
     settings = {"CGO_ENABLED": "0", "GOFLAGS": GO_FLAGS, "GOWORK": "off"}
     _run(name, [*_GO[:-1], "-o", f"{folder}/", _GO[-1]], BUILD / name, settings)
 
@@ -58,14 +58,16 @@ def _npm(name: str, folder: Path) -> None:
 
 def _run(name: str, command: list[str], folder: Path, settings: dict[str, str]) -> None:
     say(f"building {name} ...")
-    began = time.monotonic()
+    started = time.monotonic()
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["nice", *command], cwd=folder, env={**os.environ, **settings}, timeout=BUILD_S,
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise BuildFailed(f"could not build {name}: {command[0]} was not done after {BUILD_S:g} s") from None
-    if done.returncode:
-        raise BuildFailed(f"could not build {name}: {command[0]} ended with {done.returncode}\n{done.stderr[-3000:]}")
-    say(f"built {name} in {time.monotonic() - began:.0f} s")
+    if result.returncode:
+        raise BuildFailed(
+            f"could not build {name}: {command[0]} ended with {result.returncode}\n{result.stderr[-3000:]}"
+        )
+    say(f"built {name} in {time.monotonic() - started:.0f} s")

@@ -1,4 +1,4 @@
-"""Faults of a server that answers, by a proxy before it: refused, lost and broken-off requests and answers."""
+"""Faults of a server, injected by a proxy in front of it: refused, lost and truncated requests and answers."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from typing import Any, Literal
 
 from support.stores.serving import HOST
 
-BEHIND_S = 60.0  # the server behind is on this machine: one that is silent for a minute hangs
+BEHIND_S = 60.0  # the upstream server is on this machine: if it does not answer for a minute, it hangs
 CONDITIONS = ("if-none-match", "x-goog-if-generation-match")
 CODES = {403: "AccessDenied", 501: "NotImplemented", 503: "SlowDown"}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request inside the `with`."""
+    """A request received inside the `with` block."""
 
     number: int  # from 1 on
-    again: int  # how often the same was asked before
+    again: int  # how many times the same request came before
     method: str
     path: str
-    conditional: bool  # it may only create
+    conditional: bool  # it must not overwrite
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What becomes of a request."""
+    """What happens to a request."""
 
     status: int = 0
-    """Answered instead of what the server says; 0: what it says, or nothing where it has not got all of it."""
+    """The status sent instead of the server's answer; 0: its answer, or none if it did not get the whole request."""
     reaches: Literal["no", "half", "all"] = "all"
-    """How much of it the server gets."""
+    """How much of the request the server gets."""
     half: bool = False
-    """Of the answer's body half comes, then the connection is closed."""
+    """The connection is closed after half of the answer's body."""
     late: float = 0.0
-    """Seconds until the server gets it."""
+    """Seconds until the request is passed to the server."""
     unconditional: bool = False
-    """Nobody knows that it may only create. Where that is signed, as for S3 and Azure, the server refuses it."""
+    """The condition is removed. If its header is signed, as for S3 and Azure, the server refuses the request."""
 
 
 Wrong = Callable[[Asked], "Fault | None"]
@@ -60,34 +60,34 @@ class Proxy(ThreadingHTTPServer):
         self.endpoint = f"http://{HOST}:{self.server_port}"
         self.behind = behind
         self.asked: list[Asked] = []
-        self._wrong: Wrong = lambda _: None
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._choose_fault: Wrong = lambda _: None
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def wrong(self, wrong: Wrong) -> Iterator[list[Asked]]:
-        """All that is asked inside the `with` is noted."""
+    def wrong(self, choose_fault: Wrong) -> Iterator[list[Asked]]:
+        """Applies these faults inside the `with` block, and records all requests there."""
         with self._lock:
-            self.asked, self._seen, self._wrong = [], Counter(), wrong
+            self.asked, self._counts, self._choose_fault = [], Counter(), choose_fault
         try:
             yield self.asked
         finally:
-            self._wrong = lambda _: None
+            self._choose_fault = lambda _: None
 
     def fault(self, method: str, path: str, conditional: bool) -> Fault:
         with self._lock:
-            asked = Asked(len(self.asked) + 1, self._seen[method, path], method, path, conditional)
-            self._seen[method, path] += 1
-            self.asked.append(asked)
-            return self._wrong(asked) or Fault()
+            request = Asked(len(self.asked) + 1, self._counts[method, path], method, path, conditional)
+            self._counts[method, path] += 1
+            self.asked.append(request)
+            return self._choose_fault(request) or Fault()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # clients that are killed go without a word
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # killed clients just drop their connections
             super().handle_error(request, client_address)
 
 
 class Request(BaseHTTPRequestHandler):
-    """The requests of one connection, one after the other."""
+    """Handles the requests of one connection, one after the other."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -109,14 +109,14 @@ class Request(BaseHTTPRequestHandler):
             if fault.reaches == "half" and connection.sock:
                 connection.sock.shutdown(socket.SHUT_WR)
                 while connection.sock.recv(1 << 16):
-                    pass  # until the server has done with it
+                    pass  # until the server has closed the connection
             if fault.reaches == "all":
-                answer = connection.getresponse()
-                said = answer.read()
+                response = connection.getresponse()
+                content = response.read()
             if fault.status:
                 self._refuse(fault.status)
             elif fault.reaches == "all":
-                self._answer(answer, said, fault.half)
+                self._answer(response, content, fault.half)
             else:
                 self.close_connection = True
         except (OSError, http.client.HTTPException):
@@ -126,16 +126,16 @@ class Request(BaseHTTPRequestHandler):
 
     do_DELETE = do_GET = do_HEAD = do_POST = do_PUT = pass_on
 
-    def _answer(self, answer: http.client.HTTPResponse, said: bytes, half: bool) -> None:
-        self.send_response_only(answer.status)
-        for name, value in answer.getheaders():
+    def _answer(self, response: http.client.HTTPResponse, content: bytes, half: bool) -> None:
+        self.send_response_only(response.status)
+        for name, value in response.getheaders():
             if name.lower() not in ("connection", "content-length", "keep-alive", "transfer-encoding"):
                 self.send_header(name, value)
-        if answer.status != 204:
-            length = answer.getheader("content-length") if self.command == "HEAD" else str(len(said))
+        if response.status != 204:
+            length = response.getheader("content-length") if self.command == "HEAD" else str(len(content))
             self.send_header("content-length", length or "0")
         self.end_headers()
-        self.wfile.write(said[: len(said) // 2] if half else said)
+        self.wfile.write(content[: len(content) // 2] if half else content)
         self.close_connection = half
 
     def _refuse(self, status: int) -> None:
@@ -148,11 +148,11 @@ class Request(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def proxy(behind: int) -> Iterator[Proxy]:
-    with Proxy(behind) as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
+    with Proxy(behind) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield found
+            yield server
         finally:
-            found.shutdown()
+            server.shutdown()
             thread.join()

@@ -1,4 +1,4 @@
-"""The servers by kind, each with one bucket, and what a client needs to know to use it."""
+"""The servers by kind, each with one bucket, and the settings that a client needs to use it."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ class Store:
 
     @property
     def options(self) -> dict[str, str]:
-        """What a client needs, as environment variables."""
+        """The settings of a client, as environment variables."""
         return dict(self.known(self.endpoint))
 
     @property
     def config(self) -> dict[str, str]:
-        """The same for obstore's `config`, beside its `client_options={"allow_http": True}`."""
+        """The same for obstore's `config`, to be used with `client_options={"allow_http": True}`."""
         return {name: value for name, value in self.options.items() if not name.endswith("_ALLOW_HTTP")}
 
     @property
     def port(self) -> int:
-        """Of the server itself, also for a client that goes through a link."""
+        """The port of the server itself, also for a client that uses a link."""
         return self.servers[-1].port.number
 
     def at(self, prefix: str) -> Store:
         return dataclasses.replace(self, url=f"{self.url}/{prefix}")
 
     def bucket(self, name: str) -> Store:
-        """Another bucket on the same server, which need not be there."""
+        """Another bucket on the same server; it does not have to exist."""
         return dataclasses.replace(self, url=f"{self.url.partition('://')[0]}://{name}")
 
     def through(self, link: Link | Proxy) -> Store:
-        """The same place, reached through this link."""
+        """The same location, reached through this link."""
         return dataclasses.replace(self, endpoint=link.endpoint)
 
     def stranger(self) -> Store:
-        """The same place, for somebody whose credentials nobody knows."""
+        """The same location, with credentials that the server does not know."""
         return dataclasses.replace(self, known=self.unknown)
 
     def reader(self) -> Store:
-        """The same place, for somebody who may read there and do nothing else. S3 alone."""
+        """The same location, with credentials for reading only. Supported by S3 only."""
         assert self.reading
         return dataclasses.replace(self, known=self.reading)
 
@@ -81,7 +81,7 @@ class Store:
             server.start()
 
     def stop(self) -> None:
-        """In good order: what has been answered is kept. Connections are cut."""
+        """Stops the servers cleanly: acknowledged data is kept. Open connections are closed."""
         for server in reversed(self.servers):
             server.stop()
 
@@ -95,7 +95,7 @@ class Store:
 
 @contextlib.contextmanager
 def s3(folder: Path) -> Iterator[Store]:
-    """Versity's gateway over a folder, which must be on a file system with extended attributes."""
+    """Runs Versity's gateway on a folder, whose file system must support extended attributes."""
     access, secret = secrets.token_hex(10), secrets.token_hex(20)
     reader = secrets.token_hex(10)
 
@@ -121,32 +121,32 @@ def s3(folder: Path) -> Iterator[Store]:
 
 
 def _versitygw(folder: Path, access: str, secret: str, reader: str = "") -> Server:
-    """`reader`: another who is known, by the same secret."""
-    objects, people = folder / "objects", folder / "people"
-    (objects / BUCKET).mkdir(parents=True)  # a folder in it is a bucket
-    people.mkdir()
+    """`reader`: the access key of a second user, with the same secret."""
+    objects, users = folder / "objects", folder / "people"
+    (objects / BUCKET).mkdir(parents=True)  # each folder in it is a bucket
+    users.mkdir()
     accounts = {reader: {"access": reader, "secret": secret, "role": "user"}} if reader else {}
-    (people / "users.json").write_text(json.dumps({"accessAccounts": accounts}))
+    (users / "users.json").write_text(json.dumps({"accessAccounts": accounts}))
     port = Port()
-    command: list[str | Path] = [parts.versitygw(), "--port", port.address, "--iam-dir", people, "posix", objects]
+    command: list[str | Path] = [parts.versitygw(), "--port", port.address, "--iam-dir", users, "posix", objects]
     return Server("versitygw", folder, port, command, {"ROOT_ACCESS_KEY": access, "ROOT_SECRET_KEY": secret})
 
 
 def _let_read(port: Port, access: str, secret: str, reader: str) -> None:
     bucket = f"arn:aws:s3:::{BUCKET}"
-    allowed = {"s3:ListBucket": bucket, "s3:GetObject": f"{bucket}/*"}
+    resources = {"s3:ListBucket": bucket, "s3:GetObject": f"{bucket}/*"}
     rules = [
-        {"Effect": "Allow", "Principal": reader, "Action": action, "Resource": where}
-        for action, where in allowed.items()
+        {"Effect": "Allow", "Principal": reader, "Action": action, "Resource": resource}
+        for action, resource in resources.items()
     ]
     body = json.dumps({"Statement": rules}).encode()
-    where, headers = signing.s3(access, secret, "PUT", f"/{BUCKET}", {"policy": ""}, {"host": port.address}, body)
+    path, headers = signing.s3(access, secret, "PUT", f"/{BUCKET}", {"policy": ""}, {"host": port.address}, body)
     connection = http.client.HTTPConnection(port.address, timeout=ANSWER_S)
     try:
-        connection.request("PUT", where, body, headers)
-        answer = connection.getresponse()
-        if answer.status >= 300:
-            raise ServerFailed(f"versitygw took no policy: {answer.status} {answer.read().decode()}")
+        connection.request("PUT", path, body, headers)
+        response = connection.getresponse()
+        if response.status >= 300:
+            raise ServerFailed(f"versitygw refused the policy: {response.status} {response.read().decode()}")
     finally:
         connection.close()
 
@@ -156,22 +156,22 @@ def _let_read(port: Port, access: str, secret: str, reader: str) -> None:
 
 @contextlib.contextmanager
 def gcs(folder: Path) -> Iterator[Store]:
-    """A stand-in: see stores.google for what it shows and what not."""
+    """A substitute: see stores.google for its limitations."""
     access, secret = secrets.token_hex(10), secrets.token_hex(20)
     key = _key()
-    behind = _versitygw(folder, access, secret)
+    upstream = _versitygw(folder, access, secret)
     port = Port()
-    settings = google.Settings(HOST, port.number, behind.port.address, access, secret, EMAIL, _public(key))
+    settings = google.Settings(HOST, port.number, upstream.port.address, access, secret, EMAIL, _public(key))
     path = folder / "google.json"
     path.write_text(json.dumps(dataclasses.asdict(settings)))
     server = Server(
         "google", folder, port, [sys.executable, "-m", google.__name__, path], {"PYTHONPATH": str(parts.TESTS)}
     )
-    with running(folder, behind, server):
+    with running(folder, upstream, server):
         yield Store(
             f"gs://{BUCKET}",
             _endpoint(server),
-            (behind, server),
+            (upstream, server),
             lambda endpoint: _service_account(endpoint, key),
             lambda endpoint: _service_account(endpoint, _key()),
         )
@@ -232,9 +232,9 @@ def make_container(port: Port, key: str, name: str) -> None:
     connection = http.client.HTTPConnection(port.address, timeout=ANSWER_S)
     try:
         connection.request("PUT", f"{path}?restype=container", headers=signing.azure_container(ACCOUNT, key, path))
-        answer = connection.getresponse()
-        if answer.status != 201:
-            raise ServerFailed(f"azurite made no container: {answer.status} {answer.read().decode()}")
+        response = connection.getresponse()
+        if response.status != 201:
+            raise ServerFailed(f"azurite did not create the container: {response.status} {response.read().decode()}")
     finally:
         connection.close()
 

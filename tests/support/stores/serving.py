@@ -1,4 +1,4 @@
-"""A server process on a port of its own: started, waited for, stopped, and gone when the tests are."""
+"""A server process on its own port: started, waited for, stopped, and killed when the tests end."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pathlib import Path
 from support.stores import kept
 
 HOST = "127.0.0.1"
-START_S = 60.0  # node alone takes a second; a machine with all tests at once has been seen to take ten
+START_S = 60.0  # Node.js alone takes a second; on a machine that runs all tests, ten seconds have been observed
 STOP_S = kept.END_S + 10.0
 PAUSE_S = 0.02
 
 
 class ServerFailed(Exception):
-    """A server did not come up or did not end; the message says which, and ends with its log."""
+    """A server did not start or did not end; the message names it and ends with its log."""
 
 
 class Port:
-    """A port that is ours until we close it: bound, not listening, so that only a server that we start listens on it.
+    """A port reserved until it is closed: bound but not listening, so that only a server that we start listens on it.
 
-    Linux lets a second socket with SO_REUSEADDR bind a port as long as none listens on it, and never gives such a port
-    to somebody who asks for any.
+    Linux lets a second socket with SO_REUSEADDR bind a port as long as none listens on it, and never assigns such a
+    port to a socket that binds port 0.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Port:
 
 
 class Server:
-    """One program that listens on one port; what it keeps is in its folder."""
+    """A program that listens on one port and stores its data in a folder."""
 
     def __init__(
         self, name: str, folder: Path, port: Port, command: Sequence[str | Path], env: Mapping[str, str]
@@ -56,32 +56,32 @@ class Server:
         self.port = port
         self.log = folder / f"{name}.log"
         self._folder = folder
-        self._command = [str(word) for word in command]
+        self._command = [str(argument) for argument in command]
         self._env = {**os.environ, **env}
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Up and answering; nothing happens where it is already."""
+        """Starts the server and waits until it answers; does nothing if it is running."""
         if self._keeper and self._keeper.poll() is None:
             return
         with self.log.open("ab") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", kept.__file__, str(os.getpid()), str(self._folder), *self._command],
-                # A session of its own: Ctrl-C in the terminal is for us, and we end the servers in good order.
+                # In its own session: Ctrl-C in the terminal reaches only the tests, which then stop the servers.
                 env=self._env, start_new_session=True, cwd=self._folder,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         until = time.monotonic() + START_S
         while not self._answers():
             if self._keeper.poll() is not None:
-                raise ServerFailed(f"{self.name} ended with {self._keeper.returncode}{self._said()}")
+                raise ServerFailed(f"{self.name} ended with {self._keeper.returncode}{self._log_tail()}")
             if time.monotonic() > until:
                 self.stop()
-                raise ServerFailed(f"{self.name} does not answer after {START_S:g} s{self._said()}")
+                raise ServerFailed(f"{self.name} does not answer after {START_S:g} s{self._log_tail()}")
             time.sleep(PAUSE_S)
 
     def stop(self) -> None:
-        """Asked to end, and gone; what it keeps stays."""
+        """Terminates the server and waits for its end; its data stays."""
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
@@ -91,7 +91,7 @@ class Server:
         except subprocess.TimeoutExpired:
             keeper.kill()
             keeper.wait()
-            raise ServerFailed(f"{self.name} did not end within {STOP_S:g} s{self._said()}") from None
+            raise ServerFailed(f"{self.name} did not end within {STOP_S:g} s{self._log_tail()}") from None
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port.number, timeout=5)
@@ -104,13 +104,13 @@ class Server:
             connection.close()
         return True
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         return "\n" + self.log.read_text(errors="replace")[-3000:]
 
 
 @contextlib.contextmanager
 def running(folder: Path, *servers: Server) -> Iterator[None]:
-    """All of them, in this order; afterwards neither they nor the folder are there."""
+    """Starts all servers in this order; afterwards stops them and removes the folder."""
     try:
         for server in servers:
             server.start()

@@ -1,1 +1,1 @@
-"""Runs on a cluster: hosts are pods of the person's own image, made by Jobs that the cluster itself keeps going."""
+"""Runs on a cluster: hosts are pods with the user's own image, created by Jobs that the cluster itself manages."""

@@ -1,4 +1,4 @@
-"""Runs on this machine: hosts are processes, and a small supervisor replaces the ones that die."""
+"""Runs on this machine: hosts are processes, and a small supervisor replaces those that die."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.agent import machine
-from paceline.agent.journal import replace, stamp
-from paceline.backends.ids import new_run
-from paceline.backends.local import control
+from paceline.agent.run_files import replace
+from paceline.backends import snapshot_origin
+from paceline.backends.local import stop_request
 from paceline.backends.local.resources import CannotRun, assign, caveats, interpreter
 from paceline.backends.local.supervisor import supervise
+from paceline.backends.run_ids import new_run, run_identity
 from paceline.plan import Plan, to_json
-from paceline.view import origin
-from paceline.view.runs import alive, runs_folder, taken
+from paceline.view.run_folders import alive, runs_folder, taken
 
 __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "start", "stop"]
 
 
-def create(plan: Plan, job_text: str, wanted: str | None = None) -> tuple[str, Path]:
-    """A new run with a folder of its own; nothing is started."""
+def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str, Path]:
+    """Create the folder of a new run, without starting it. `requested`: its id; default: a generated one."""
     assign(plan)
     runs = runs_folder()
     try:
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
-            run = new_run(plan.name, wanted)
+            run = new_run(plan.name, requested)
             folder = runs / run
-            why = taken(folder) if folder.exists() else origin.taken(plan, run)
+            conflict = taken(folder) if folder.exists() else snapshot_origin.taken(plan, run)
             try:
-                if not why:
+                if not conflict:
                     folder.mkdir(mode=0o700)
                     break
             except FileExistsError:
-                why = taken(folder)
-            if wanted:
-                raise CannotRun(why)
+                conflict = taken(folder)
+            if requested:
+                raise CannotRun(conflict)
         for name in ("logs", "snapshots", "tensorboard"):
             (folder / name).mkdir()
         (folder / "plan.json").write_text(to_json(plan))
         (folder / "job.yaml").write_text(job_text)
     except OSError as error:
         raise CannotRun(
-            f"cannot make the run's folder in {runs}: {error.strerror}; PACELINE_HOME can name another place"
+            f"cannot create the run's folder in {runs}: {error.strerror}", remedy="set PACELINE_HOME to another folder"
         ) from None
     return run, folder
 
@@ -62,96 +62,95 @@ class Running:
     run: str
     folder: Path
     pid: int
-    _pipe: int  # its closing tells the supervisor that this process is gone
-    _gone: bool = False
+    _pipe: int  # closing it tells the supervisor that this process has ended
+    _has_ended: bool = False
 
     def stop(self, reason: str) -> bool:
         """Ask the captain: tasks get SIGTERM and limits.grace."""
-        return control.ask_to_stop(self.folder, reason)
+        return stop_request.ask_to_stop(self.folder, reason)
 
     def kill(self) -> None:
-        """End everything at once."""
+        """Kill everything immediately."""
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
-        elif not self._gone:
+        elif not self._has_ended:
             kill(self.folder)
 
     def ended(self, timeout: float) -> bool:
-        """Waits until then, or until it ends."""
-        if not self._gone:
+        """Whether the run has ended; waits up to `timeout` seconds for it."""
+        if not self._has_ended:
             self._wait(timeout)
             try:
                 pid, _ = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
                 pid = self.pid
-            self._gone = pid != 0
-        return self._gone
+            self._has_ended = pid != 0
+        return self._has_ended
 
     def _wait(self, timeout: float) -> None:
         if self._pipe < 0:
             time.sleep(min(0.1, timeout))
             return
         poll = select.poll()
-        poll.register(self._pipe, 0)  # an error, once the supervisor is gone
+        poll.register(self._pipe, 0)  # reports an error once the supervisor has ended
         if poll.poll(1000 * timeout):
             time.sleep(0.005)
 
 
 def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -> Running:
-    """Start the run's supervisor, which starts the hosts. Not detached, all of it ends when this process does. `page`:
-    host and port for TensorBoard, where there is to be one."""
-    from paceline.backends import ahead
+    """Start the run's supervisor, which starts the hosts. Unless detached, the run ends with this process. `page`: host
+    and port for TensorBoard; empty: no TensorBoard."""
+    from paceline.backends import certificates_ahead
 
     hosts = assign(plan)
-    ahead.finish(folder / "tls")
+    certificates_ahead.finish(folder / "tls")
     captain = f"127.0.0.1:{machine.free_port()}"
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    ours, theirs = os.pipe()
+    read_end, write_end = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        os.close(theirs)
-        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else ours, page)
-    os.close(ours)
+        os.close(write_end)
+        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else read_end, page)
+    os.close(read_end)
     os.close(lock)
-    words = {"run": run, "job": plan.name, "framework": plan.framework, "strategy": plan.strategy, "started": stamp()}
-    more = {
+    processes = {
         "captain": captain,
         "supervisor": pid,
         "machine": platform.node(),
         "detached": detach,
         "version": _version(),
     }
-    beside = {"tensorboard": f"http://{page}/"} if page else {}
-    replace(str(folder / "run.json"), {**words, **more, **beside})
+    tensorboard = {"tensorboard": f"http://{page}/"} if page else {}
+    replace(str(folder / "run.json"), {**run_identity(run, plan), **processes, **tensorboard})
     if detach:
-        os.close(theirs)
-        theirs = -1
-    return Running(run, folder, pid, theirs)
+        os.close(write_end)
+        write_end = -1
+    return Running(run, folder, pid, write_end)
 
 
 def page_for(plan: Plan) -> tuple[str, str]:
-    """Where TensorBoard is to be beside a run; or nothing, and why not."""
+    """The address for TensorBoard of a run; or an empty one and why there is none."""
     if not plan.tensorboard:
         return "", ""
-    from paceline.agent.showing import with_tensorboard
+    from paceline.agent.tensorboard.server import with_tensorboard
 
     python = interpreter()
     if not with_tensorboard([python]):
-        return "", f"no TensorBoard beside the run: {python} has no tensorboard (pip install tensorboard)"
+        return "", f"TensorBoard is not started: tensorboard is not installed for {python}"
     return f"127.0.0.1:{machine.free_port()}", ""
 
 
 def stop(folder: Path, reason: str, timeout: float) -> bool:
-    """Ask the captain of any run to stop, and wait; one whose captain does not answer is ended at once."""
-    patience = time.monotonic() + 10  # a captain that starts, or starts again, answers soon
-    while not control.ask_to_stop(folder, reason):
+    """Ask the captain to stop the run, and wait. If it does not answer, kill the run."""
+    give_up_at = time.monotonic() + 10  # a captain that is starting answers soon
+    while not stop_request.ask_to_stop(folder, reason):
         if not alive(folder):
             return True
-        if time.monotonic() > patience:
+        if time.monotonic() > give_up_at:
             kill(folder)
             break
         time.sleep(0.1)
@@ -164,13 +163,13 @@ def stop(folder: Path, reason: str, timeout: float) -> bool:
 
 
 def kill(folder: Path) -> None:
-    """End a run at once, through its supervisor."""
+    """Kill a run immediately, through its supervisor."""
     if alive(folder):
         try:
-            known = json.loads((folder / "run.json").read_text())
-            if known["machine"] != platform.node():
-                raise CannotRun(f"{folder.name} runs on {known['machine']}: stop it there")
-            os.kill(known["supervisor"], signal.SIGTERM)
+            info = json.loads((folder / "run.json").read_text())
+            if info["machine"] != platform.node():
+                raise CannotRun(f"{folder.name} runs on {info['machine']}", remedy="stop it there")
+            os.kill(info["supervisor"], signal.SIGTERM)
         except (OSError, ValueError, KeyError):
             pass
 

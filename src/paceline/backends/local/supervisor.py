@@ -1,4 +1,4 @@
-"""The supervisor of a local run: starts the hosts, replaces dead ones as a cluster would, and leaves nothing behind."""
+"""The supervisor of a local run: starts the hosts, replaces dead ones as a cluster would, and cleans up."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.agent import __main__ as agent
-from paceline.agent import captaincy, machine, member, showing  # noqa: F401 - what agents need, imported once for all of them
-from paceline.agent.loop import Loop
+from paceline.agent import machine
+from paceline.agent.net.loop import Loop
 from paceline.agent.options import FAILED, Options
-from paceline.backends.local.lastwords import write_last_words
+from paceline.agent.tensorboard import server  # noqa: F401 - used by agents: imported once, before the fork
+from paceline.backends.local.lost_captain_report import write_report
 from paceline.backends.local.resources import Share
-from paceline.plan import CAPTAIN, TENSORBOARD, Plan, absolute
-from paceline.view.runs import home
+from paceline.plan import CAPTAIN, TENSORBOARD, Plan, with_absolute_paths
+from paceline.view.run_folders import home
 
-RUN_OVER = (0, FAILED)  # exit codes of a captain that has ended the run
+RUN_ENDED = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to leave after the captain
-COMPANION_AGAIN = 5.0  # seconds until TensorBoard's agent is replaced: nothing depends on it
-TOO_OFTEN = 20  # replacements of one host in a minute
+TENSORBOARD_RESTART_S = 5.0  # until TensorBoard's agent is replaced: nothing depends on it
+MAX_REPLACEMENTS = 20  # of one host in a minute
 
 
 def supervise(
@@ -36,13 +37,13 @@ def supervise(
     pipe: int,
     page: str = "",
 ) -> NoReturn:
-    """Runs in a process of its own (forked, so that it is there at once) and never returns. `page`: where TensorBoard
-    listens, if there is one."""
+    """Runs in a process of its own (forked, which is fast) and never returns. `page`: the address on which TensorBoard
+    listens; empty: no TensorBoard."""
     code = 70
     try:
         os.setsid()
-        os.environ.update(absolute(os.environ))  # agents and tasks work in other folders
-        _quiet(folder)
+        os.environ.update(with_absolute_paths(os.environ))  # agents and tasks run in other folders
+        _redirect_output(folder)
         machine.become_subreaper()
         code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe, page).run()
     except BaseException:
@@ -50,7 +51,7 @@ def supervise(
 
         traceback.print_exc()
         _end_children(set())
-        write_last_words(folder, run, "failed", "the supervisor crashed: see agents.log in the run's folder")
+        write_report(folder, run, "failed", "the supervisor crashed: see agents.log in the run's folder")
     finally:
         try:
             sys.stderr.flush()
@@ -98,14 +99,14 @@ class Supervisor:
             )  # fmt: skip
         self._pids: dict[int, str] = {}
         self._replaced: dict[str, list[float]] = {}
-        self._over = False
+        self._has_ended = False
         self._loop = Loop()
         self._loop.on_child(self._child_ended)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the command line sees it, and a detached run outlives it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # `paceline run` handles it; a detached run outlives it
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.on_signal(number, lambda: self._end("stopped", "the supervisor was told to end"))
+            self._loop.on_signal(number, lambda: self._end("stopped", "the supervisor received a signal to stop"))
         if pipe >= 0:
-            self._loop.watch(pipe, selectors.EVENT_READ, self._command_line_gone)
+            self._loop.watch(pipe, selectors.EVENT_READ, self._client_ended)
         for name in self._options:
             self._start(name)
 
@@ -115,11 +116,11 @@ class Supervisor:
         return 0
 
     def _start(self, host: str) -> None:
-        if self._over:
+        if self._has_ended:
             return
-        pid = os.fork()  # what an agent imports is here already
+        pid = os.fork()  # an agent's modules are already imported here
         if pid == 0:
-            _be_host(self._options[host])
+            _run_agent(self._options[host])
         self._pids[pid] = host
 
     def _child_ended(self, pid: int, status: int) -> None:
@@ -127,42 +128,42 @@ class Supervisor:
         if host is None:
             return
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
-        _end_children(set(self._pids))  # what a killed host left behind
-        if host == CAPTAIN and code in RUN_OVER:
-            self._over = True
+        _end_children(set(self._pids))  # tasks of a killed host
+        if host == CAPTAIN and code in RUN_ENDED:
+            self._has_ended = True
             self._loop.after(PATIENCE, self._loop.stop)
             for other, name in self._pids.items():
-                if name == TENSORBOARD:  # which has nothing to say
+                if name == TENSORBOARD:  # not a member: it does not hear from the captain
                     os.kill(other, signal.SIGUSR1)
-        elif not self._over and code != 0:
+        elif not self._has_ended and code != 0:
             self._replace(host)
-        if self._over and not self._pids:
+        if self._has_ended and not self._pids:
             self._loop.stop()
 
     def _replace(self, host: str) -> None:
         if host == TENSORBOARD:
-            self._loop.after(COMPANION_AGAIN, lambda: self._start(host))
+            self._loop.after(TENSORBOARD_RESTART_S, lambda: self._start(host))
             return
         now = time.monotonic()
         times = self._replaced[host] = [at for at in self._replaced.get(host, []) if at > now - 60] + [now]
-        if len(times) > TOO_OFTEN:
-            self._end("failed", f"the agent of {host} does not stay up: see agents.log in the run's folder")
+        if len(times) > MAX_REPLACEMENTS:
+            self._end("failed", f"the agent of {host} keeps crashing: see agents.log in the run's folder")
             return
         self._loop.after(0.0 if len(times) < 5 else 0.5, lambda: self._start(host))
 
-    def _command_line_gone(self) -> None:
-        self._end("stopped", "ended at once: the command line that ran it is gone, or asked for that")
+    def _client_ended(self) -> None:
+        self._end("stopped", "killed immediately: `paceline run` ended, or requested it")
 
     def _end(self, status: str, reason: str) -> None:
-        if self._over:
+        if self._has_ended:
             return
-        self._over = True
+        self._has_ended = True
         self._end_hosts()
-        write_last_words(self._folder, self._run, status, reason)
+        write_report(self._folder, self._run, status, reason)
         self._loop.stop()
 
     def _end_hosts(self) -> None:
-        """Each ends what is below it, which it can do even if this process is killed now; the rest is killed."""
+        """Each host ends its own tasks, even if this process is killed now. Hosts that remain are killed."""
         for pid in self._pids:
             os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + PATIENCE
@@ -174,14 +175,14 @@ class Supervisor:
         _end_children(set())
 
 
-def _be_host(options: Options) -> NoReturn:
+def _run_agent(options: Options) -> NoReturn:
     code = 70
     try:
         machine.name_process(options.host)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, max(int(fd.name) for fd in Path("/dev/fd").iterdir()) + 1)  # the lock above all
+        os.closerange(3, max(int(fd.name) for fd in Path("/dev/fd").iterdir()) + 1)  # above all the lock
         code = agent.main(options)
     except BaseException:
         import traceback
@@ -191,15 +192,16 @@ def _be_host(options: Options) -> NoReturn:
         os._exit(code)
 
 
-def _end_children(known: set[int]) -> None:
-    """Kill every process below this one but the known hosts; orphans are adopted, so what is left is found again."""
+def _end_children(hosts: set[int]) -> None:
+    """Kill every process below this one except the hosts. Orphans become children of this process, so that the next
+    pass finds them."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        strays = [pid for pid in machine.children(os.getpid()) if pid not in known]
+        strays = [pid for pid in machine.children(os.getpid()) if pid not in hosts]
         for pid in strays:
             try:
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)  # one that the kernel holds must not hold this process
+                os.waitpid(pid, os.WNOHANG)  # a process stuck in the kernel must not block this one
             except (ProcessLookupError, ChildProcessError):
                 pass
         if not strays:
@@ -208,13 +210,13 @@ def _end_children(known: set[int]) -> None:
 
 
 def _claim(plan: Plan) -> str:
-    """The folder that stands for a volume claim on this machine, the same for all runs; empty: none is named."""
+    """The folder that stands in for a volume claim on this machine, shared by all runs; empty: the job names none."""
     name, path = ("", "") if plan.ingest is None else plan.ingest.claimed
     return str(home() / "claims" / name / path) if name else ""
 
 
-def _quiet(folder: Path) -> None:
-    """Away from the person's terminal: what agents and supervisor have to say goes to a file."""
+def _redirect_output(folder: Path) -> None:
+    """Detach from the terminal: output of agents and supervisor goes to agents.log."""
     log = os.open(folder / "agents.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)

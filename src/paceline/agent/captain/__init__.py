@@ -1,0 +1,1 @@
+"""The captain: decides for the run. A state machine without I/O."""

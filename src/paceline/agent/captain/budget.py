@@ -1,0 +1,92 @@
+"""Causes of failures, restart budgets, and the delay before a restart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+LONGEST_DELAY = 60.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    cause: str
+    task: str
+    detail: str
+    location: str
+    survivor: bool
+    at: float
+    was_ending: bool = False  # the captain was ending it, but its log shows an error of its own
+    states: tuple[tuple[str, str], ...] = ()
+
+    def with_state(self, task: str, state: str) -> Failure:
+        """Add what a task was doing when it was ended together with the others."""
+        return replace(self, states=(*self.states, (task, state)))
+
+
+def root_cause(failures: list[Failure]) -> Failure:
+    """The earliest failure that is not the consequence of another failure."""
+
+    def rank(failure: Failure) -> tuple[int, float]:
+        order = 3 if failure.survivor else 2 if failure.cause == "hang" else 1 if failure.was_ending else 0
+        return order, failure.at
+
+    first = min(failures, key=rank)
+    if first.cause != "hang" and not first.survivor:
+        return first
+    stopped = [task for task, state in first.states if state == "stopped"]
+    if stopped:
+        detail = f"the process of {stopped[0]} was suspended; {first.detail}"
+        return replace(first, cause="hang", task=stopped[0], detail=detail, location="", survivor=False)
+    busy = [(state, task) for task, state in first.states if state.startswith("busy")]
+    if busy and first.cause == "hang":
+        task = max(busy)[1]
+        return replace(first, task=task, detail=f"{first.detail}; {task} was busy but reported no step")
+    return first
+
+
+@dataclass(frozen=True)
+class Verdict:
+    give_up: bool
+    reason: str
+    delay: float
+    count: int
+
+
+@dataclass
+class Budget:
+    """Restarts since the last new step or snapshot, counted per cause."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    last_error: str = ""
+
+    def record(self, failure: Failure, limit: int) -> Verdict:
+        count = self.counts[failure.cause] = self.counts.get(failure.cause, 0) + 1
+        # An error that looks like a lost peer may pass, even if no peer was lost.
+        is_own_error = failure.cause == "program-error" and not failure.survivor
+        error = f"{failure.cause} {failure.location}" if is_own_error else ""
+        is_repeated = bool(error) and error == self.last_error
+        self.last_error = error or self.last_error
+        summary = f"{failure.task}: {failure.detail}"
+        if is_repeated and limit > 0:
+            return Verdict(
+                True, f"{summary} (the same error at the same line twice, with no progress in between)", 0.0, count
+            )
+        if count > limit:
+            repeated = f"the cause {failure.cause} occurred {count} times without a new step or snapshot"
+            exceeded = f" ({repeated}; restart.limit is {limit})"
+            return Verdict(True, summary + (exceeded if limit else " (restart.limit is 0)"), 0.0, count)
+        total = sum(self.counts.values())
+        delay = 0.0 if total < 2 else min(LONGEST_DELAY, 2.0 ** (total - 2))
+        return Verdict(False, summary, delay, count)
+
+    def reset(self) -> None:
+        self.counts.clear()
+        self.last_error = ""
+
+    def to_notes(self) -> dict[str, Any]:
+        return {"counts": dict(self.counts), "last_error": self.last_error}
+
+    def load_notes(self, notes: dict[str, Any]) -> None:
+        self.counts = dict(notes.get("counts", {}))
+        self.last_error = notes.get("last_error", "")

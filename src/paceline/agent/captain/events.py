@@ -1,0 +1,244 @@
+"""Events that the captain handles: from members, from the store, from the clock. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, Union
+
+from paceline.agent.net.codec import PartCount, Seconds, Share
+from paceline.agent.records import record
+from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
+from paceline.storage.snapshots.manifest import File, SnapshotId
+
+# ---- parts of events
+
+
+@record
+class TaskExit:
+    """How one attempt of a task ended, as its member saw it."""
+
+    task: str
+    attempt: int
+    code: int | None = None
+    signal: str | None = None
+    expected: bool = False  # the captain requested it
+    cause: str = ""  # empty: success
+    detail: str = ""
+    place: str = ""  # the line at which the program failed; an equal place means the same error
+    survivor: bool = False  # the error looks like a lost peer, so another failure is the likelier cause
+    age: Seconds = 0.0  # time between the exit and this message
+
+
+@record
+class TaskProgress:
+    step: int | None
+    step_age: Seconds
+    output_age: Seconds
+    metrics: Metrics = field(default_factory=dict)
+
+    def to_wire(self) -> list[Any]:
+        """A compact form: it is sent once a second for every task."""
+        return [self.step, self.step_age, self.output_age, dict(self.metrics)]
+
+
+# ---- sent by members
+
+
+@record
+class PartSaved:
+    """A task has saved a snapshot, or its part of one, on its host."""
+
+    host: str
+    task: str
+    snapshot: SnapshotId
+    parts: PartCount = 1  # the number of tasks that save a part of it
+    metrics: Metrics = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@record
+class SnapshotEvaluated:
+    """An evaluator has evaluated a snapshot, or its host cannot fetch it (`error`)."""
+
+    host: str
+    task: str
+    snapshot: SnapshotId
+    metrics: Metrics = field(default_factory=dict)
+    error: str = ""
+
+
+@record
+class EvaluatorWaiting:
+    """An evaluator is ready for the next snapshot."""
+
+    host: str
+    task: str
+
+
+@record
+class MemberJoined:
+    host: str
+    instance: str  # a new id whenever the host is replaced; a restarted agent keeps it
+    agent: int  # counts the agents of this instance
+    replaces: bool  # no task of an earlier instance of this host can be running
+    place: str  # equal to that of an earlier instance if both ran in the same place
+    generation: int  # the highest that the member has seen
+    running: Mapping[str, int] = field(default_factory=dict)  # task -> attempt
+    exits: tuple[TaskExit, ...] = ()  # of the last attempt of tasks that have ended
+    offers: Mapping[str, str] = field(default_factory=dict)  # task -> address for its next start
+    held: tuple[PartSaved, ...] = ()  # snapshots, or parts of them, on this host
+    follows: Mapping[str, SnapshotId | None] = field(default_factory=dict)  # evaluator -> its snapshot; None: it waits
+    evaluated: tuple[SnapshotEvaluated, ...] = ()  # results that the captain has not acknowledged
+    data: str = ""  # location of the ingested data, if the member knows it
+
+
+@record
+class Heartbeat:
+    host: str
+    n: int
+    tasks: Mapping[str, TaskProgress]
+    memory: Share = 0.0  # in use, of what the host may use
+    asking: tuple[str, ...] = ()  # tasks that check at each step whether to take a snapshot
+
+
+@record
+class TaskStarted:
+    host: str
+    task: str
+    attempt: int
+    pid: int
+    warm: bool
+
+
+@record
+class SpareReady:
+    host: str
+    seconds: Seconds
+
+
+@record
+class TaskExited:
+    host: str
+    exit: TaskExit
+
+
+@record
+class TasksEnded:
+    """All tasks of this host that the captain requested to end have ended."""
+
+    host: str
+    tasks: Mapping[str, int]  # task -> attempt
+    offers: Mapping[str, str]
+    # after a hang: task -> "stopped", "waiting", or "busy" with its CPU share, as in "busy 0.97"
+    states: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)
+
+
+@record
+class PartStored:
+    """The files that a task saved are in the store, or could not be stored (`error`)."""
+
+    host: str
+    task: str
+    snapshot: SnapshotId
+    files: tuple[File, ...] = ()
+    error: Failure | None = None
+    at: int = 0  # the number of files in earlier messages
+    more: bool = False  # whether more messages follow
+
+
+@record
+class HostPrepared:
+    """A host has a verified copy of the snapshot to restore, or cannot get one (`error`)."""
+
+    host: str
+    snapshot: SnapshotId | None  # None: the host is ready to start without one
+    error: Failure | None = None
+
+
+@record
+class IngestProgress:
+    """The state of the data: another run (`run`) builds it, this attempt builds it, or it is ready."""
+
+    host: str
+    stage: str  # "waiting", "making" or "there"
+    data: str = ""  # its location
+    run: str = ""  # the run that builds or has built it
+    made: bool = False  # built by this attempt
+    files: int = 0
+    size: int = 0
+
+
+@record
+class HostLeaving:
+    host: str
+    reason: str
+
+
+@record
+class SaveRequested:
+    """A task requests a snapshot of its group."""
+
+    host: str
+    task: str
+
+
+@record
+class AgreementReply:
+    """A task's reply in the agreement on a common step: here, yes or late; and saves, once it has reached the step."""
+
+    host: str
+    task: str
+    say: str
+    which: int
+    count: int
+    step: int = 0
+
+
+@record
+class Notice:
+    """A message for the user."""
+
+    host: str
+    text: str
+    warning: bool = False
+
+
+@record
+class MemberLeft:
+    host: str
+
+
+MemberEvent = Union[
+    MemberJoined, Heartbeat, TaskStarted, SpareReady, TaskExited, TasksEnded, PartSaved, PartStored, HostPrepared,
+    SnapshotEvaluated, EvaluatorWaiting, IngestProgress, HostLeaving, SaveRequested, AgreementReply, Notice, MemberLeft,
+]  # fmt: skip
+
+
+# ---- sent by the captain's own process
+
+
+@record
+class MemberDisconnected:
+    host: str
+
+
+@record
+class StoreAnswered:
+    request: Request
+    answer: Answer
+    ticket: int = 0  # of the AskStore that was answered
+
+
+@record
+class StopRequested:
+    reason: str
+
+
+@record
+class Tick:
+    pass
+
+
+Event = Union[MemberEvent, MemberDisconnected, StoreAnswered, StopRequested, Tick]

@@ -1,0 +1,105 @@
+"""A snapshot of the whole group, because a host has to leave or a task requests one. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Callable
+
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.ledger import RUNNING, Ledger
+from paceline.agent.captain.step_agreement import StepAgreement
+from paceline.agent.captain.store_contents import StoreContents
+from paceline.plan import ALONE
+from paceline.storage.snapshots.manifest import SnapshotId
+
+
+class GroupSnapshot:
+    def __init__(
+        self,
+        ledger: Ledger,
+        contents: StoreContents,
+        rate: Callable[[str], float | None],
+        instruct: Callable[[ins.Instruction], None],
+    ) -> None:
+        """`rate`: steps per second of a task."""
+        self._ledger, self._contents = ledger, contents
+        self._rate, self._instruct = rate, instruct
+        self._agreement: StepAgreement | None = None
+        self._proposals = 1
+        self._polling: set[str] = set()  # tasks that check at each step whether to save
+        self._is_requested = False  # a task requested a snapshot, and it has not begun
+        self._leaving: set[str] = set()  # hosts that wait for the snapshot before they leave
+        self._saving_steps: dict[str, int] = {}  # tasks that have reached the agreed step, and that step
+        self._snapshot: SnapshotId | None = None  # the snapshot of the agreed step
+
+    # ---- events
+
+    def on_attempt_started(self, task: str, alone: bool) -> None:
+        self._polling.discard(task)
+        self._is_requested = self._is_requested and alone
+
+    def on_polling(self, tasks: Iterable[str]) -> None:
+        added = set(tasks) - self._polling
+        self._polling |= added
+        if added and self._is_requested:
+            self._agree()
+
+    def request(self) -> None:
+        self._is_requested = self._agreement is None or self._agreement.agreed is not None
+        self._agree()
+
+    def on_leaving(self, host: str) -> None:
+        self._leaving.add(host)
+        self._agree()
+
+    def on_reply(self, event: ev.AgreementReply) -> None:
+        if self._agreement is None or self._ledger.running_on(event.host).get(event.task) is None:
+            return
+        if event.say == "saves" and event.which == self._agreement.proposal:
+            self._saving_steps[event.task] = event.step
+            if self._is_requested:
+                self._agree()
+        else:
+            self._agreement.on_reply(event.task, event.say, event.which, event.count)
+
+    def on_saved(self, snapshot: SnapshotId) -> None:
+        """Ignores a snapshot of an earlier step, which may have been in progress when all tasks agreed."""
+        if self._snapshot is None and self._saving_steps and snapshot.step >= max(self._saving_steps.values()):
+            self._snapshot = snapshot
+
+    # ---- agreement
+
+    def _agree(self) -> None:
+        """Have all tasks that train together (in a parameter-server job: the chief) save at the same step. If they are
+        about to, wait until each of them has."""
+        if self._agreement is not None and not self._saving_steps.keys() >= self._agreement.tasks:
+            return
+        for unit in self._ledger.units:
+            tasks = [task.name for task in unit.tasks if task.rank >= 0 or task.role == "chief"]
+            if unit.kind != ALONE and unit.phase == RUNNING and tasks and self._polling.issuperset(tasks):
+                host_of = {task.name: task.host for task in unit.tasks}
+                self._is_requested, self._saving_steps, self._snapshot = False, {}, None
+                self._agreement = StepAgreement(
+                    self._proposals, tasks, host_of.__getitem__, self._rate(tasks[0]), self._instruct
+                )
+                return
+        self._release_hosts()
+
+    def advance(self) -> None:
+        """Once the snapshot of the group is committed, release the hosts that have to leave."""
+        if self._agreement is None:
+            return
+        self._proposals = self._agreement.proposal + 1
+        is_live = all(name in self._ledger.live for name in self._agreement.tasks)
+        is_committed = self._snapshot is not None and self._contents.chain[:1] >= [self._snapshot]
+        if self._agreement.agreed is False or not is_live or is_committed:
+            self._agreement, self._saving_steps, self._snapshot = None, {}, None
+            self._release_hosts()
+            if self._is_requested:
+                self._agree()
+
+    def _release_hosts(self) -> None:
+        for host in sorted(self._leaving):
+            self._instruct(ins.ReleaseHost(host))
+        self._leaving = set()

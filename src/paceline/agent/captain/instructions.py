@@ -1,0 +1,157 @@
+"""Instructions of the captain, carried out by its process or by a member."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Union
+
+from paceline.agent.net.codec import Seconds
+from paceline.agent.records import record
+from paceline.agent.transfers.requests import Request
+from paceline.storage.snapshots.manifest import SnapshotId
+
+KILL, TERMINATE, ABORT = "kill", "term", "abort"  # how tasks end; ABORT: after they have written their stack traces
+
+# ---- for members
+
+
+@record
+class EndTasks:
+    host: str
+    tasks: Mapping[str, int]  # task -> attempt
+    how: str
+    grace: Seconds = 0.0
+
+
+@record
+class DismissMember:
+    """The run has ended, or another instance has replaced the host."""
+
+    host: str
+    status: str
+    reason: str
+
+
+@record
+class StorePart:
+    """Send the files that a task saved to the store. `anew`: the store had them and lost them."""
+
+    host: str
+    task: str
+    snapshot: SnapshotId
+    anew: bool = False
+
+
+@record
+class DropPart:
+    """Delete the copy of a snapshot on a host: it is no longer needed."""
+
+    host: str
+    task: str
+    snapshot: SnapshotId
+
+
+@record
+class PrepareHost:
+    """Fetch the snapshot that the next generation resumes from."""
+
+    host: str
+    snapshot: SnapshotId | None
+    generation: int
+
+
+@record
+class AnnounceCommit:
+    """For evaluators that do not request snapshots but watch for them."""
+
+    host: str
+    snapshot: SnapshotId
+
+
+@record
+class EvaluateSnapshot:
+    """`snapshot` None: no more snapshots will follow."""
+
+    host: str
+    task: str
+    snapshot: SnapshotId | None
+
+
+@record
+class AcknowledgeEvaluation:
+    host: str
+    snapshot: SnapshotId
+
+
+@record
+class AgreeOnStep:
+    """A message to tasks that shall save at the same step: see paceline.runtime.group_save."""
+
+    host: str
+    tasks: tuple[str, ...]
+    words: Mapping[str, Any]
+
+
+@record
+class ReleaseHost:
+    """A host that has to leave may do so: the snapshot of its group is committed."""
+
+    host: str
+
+
+MemberInstruction = Union[
+    EndTasks, DismissMember, StorePart, DropPart, PrepareHost, AnnounceCommit, EvaluateSnapshot, AcknowledgeEvaluation,
+    AgreeOnStep, ReleaseHost,
+]  # fmt: skip
+
+
+# ---- for the captain's process
+
+
+@record
+class StartTasks:
+    """Start attempts of tasks on their hosts. All hosts get the same `roster`."""
+
+    generation: int
+    restarts: int
+    roster: Mapping[str, str]
+    restore: SnapshotId | None
+    hosts: Mapping[str, Mapping[str, int]]  # host -> task -> attempt
+    data: str = ""  # location of the ingested data
+
+
+@record
+class AskStore:
+    """Send a request to the store. Its answer is a StoreAnswered event with the same ticket."""
+
+    request: Request
+    ticket: int = 0
+
+
+@record
+class StepDown:
+    """Exit, because another captain leads the run."""
+
+    reason: str
+
+
+@record
+class EmitEvent:
+    """Write a line to events.jsonl."""
+
+    kind: str
+    generation: int
+    fields: Mapping[str, Any]
+
+
+@record
+class EndRun:
+    """Write the report and exit: the run has ended."""
+
+    status: str
+    reason: str
+    cause: str | None
+
+
+Instruction = Union[MemberInstruction, StartTasks, AskStore, StepDown, EmitEvent, EndRun]
+Instructions = list[Instruction]

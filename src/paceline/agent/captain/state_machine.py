@@ -1,0 +1,472 @@
+"""The captain: decides for the run. A state machine without I/O: events go in, instructions come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.commits import Commits
+from paceline.agent.captain.evaluations import Evaluations
+from paceline.agent.captain.failures import Failures, failure_of
+from paceline.agent.captain.generations import Generations
+from paceline.agent.captain.group_snapshot import GroupSnapshot
+from paceline.agent.captain.hangs import ProgressWatch
+from paceline.agent.captain.ingest_phase import IngestPhase
+from paceline.agent.captain.ledger import (
+    CLOSING,
+    DONE,
+    ENDING,
+    LIVE,
+    OVER,
+    RETURNING,
+    RUNNING,
+    STOPPING,
+    WAITING,
+    Ledger,
+    Unit,
+)
+from paceline.agent.captain.shutdown import Shutdown
+from paceline.agent.transfers import requests as req
+from paceline.agent.unions import assert_never
+from paceline.plan import ALONE, BEFORE, Plan
+from paceline.storage.snapshots.manifest import SnapshotId
+
+REPEAT_AFTER = 600.0  # seconds before the same notice is repeated
+
+
+class Captain:
+    def __init__(
+        self,
+        plan: Plan,
+        run: str,
+        lease: float,
+        now: float,
+        wall: float,
+        notes: dict[str, Any] | None = None,
+        keeps_copies: bool = False,
+        clock_offset: float = 0.0,
+    ) -> None:
+        """`wall`: the time of day, only for display: it may jump. `notes`: of the previous captain. `keeps_copies`:
+        hosts keep the newest snapshot. `clock_offset`: how far `now` is ahead of the previous captain's clock."""
+        self.plan = plan
+        self.run = run
+        self.lease = lease
+        self.ledger = Ledger(plan)
+        self.members = self.ledger.members
+        self.units = self.ledger.units
+        self._unit_of = self.ledger.unit_of
+        self._tasks = self.ledger.tasks
+        self._wall_offset = wall - now
+        self.watch = ProgressWatch(plan)
+        self.commits = Commits(plan, run, self._instruct, self._emit, keeps_copies)
+        self._group_snapshot = GroupSnapshot(self.ledger, self.commits.contents, self.watch.rate, self._instruct)
+        self.evaluations = Evaluations(
+            plan, self.ledger, self.commits, self.watch.add_metrics, self._instruct, self._emit
+        )
+        self.commits.contents.awaiting_evaluation = self.evaluations.needed_snapshots
+        self._shutdown = Shutdown(plan, self.ledger, self.commits, self.evaluations, lease, self._instruct, self._emit)
+        self.failures = Failures(
+            plan,
+            self.ledger,
+            self.watch,
+            self._shutdown,
+            self.evaluations,
+            lease,
+            self._wall_offset,
+            self._instruct,
+            self._emit,
+        )
+        self._ingest = IngestPhase(plan, self.ledger, self._shutdown, self._instruct, self._emit)
+        self._generations = Generations(
+            plan, self.ledger, self.commits, self._shutdown, self._ingest, self._start, self._instruct, self._emit
+        )
+        self.leaving: set[str] = set()  # hosts that have to leave and have not left yet
+        self._runtime_until: float | None = None
+        self._notice_times: dict[str, float] = {}  # text -> when it was last emitted
+        self._instructions: ins.Instructions = []
+        if notes and (notes.get("generation") or notes["ingest"]["until"] is not None):
+            self._load_notes(notes, clock_offset)
+            self._return(now)
+
+    @property
+    def generation(self) -> int:
+        return self.ledger.generation
+
+    @property
+    def phase(self) -> str:
+        return self.ledger.phase
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether tasks are being ended because others failed: the cause is emitted once all of them have ended."""
+        return any(unit.phase == STOPPING for unit in self.units)
+
+    # ---- events in, instructions out
+
+    def handle(self, event: ev.Event, now: float) -> ins.Instructions:
+        self._instructions = []
+        if self.phase != OVER:
+            self._handle(event, now)
+            if self._instructions or not isinstance(event, ev.Heartbeat):
+                self._advance(now)
+        return self._instructions
+
+    def _handle(self, event: ev.Event, now: float) -> None:
+        if isinstance(event, ev.Heartbeat):  # the most frequent first
+            self._heartbeat(event, now)
+        elif isinstance(event, ev.Tick):
+            self._tick(now)
+        elif isinstance(event, ev.MemberJoined):
+            self._joined(event, now)
+        elif isinstance(event, ev.MemberDisconnected):
+            self._disconnected(event)
+        elif isinstance(event, ev.MemberLeft):
+            self.members[event.host].has_left = True
+            self.leaving.discard(event.host)
+        elif isinstance(event, ev.HostLeaving):
+            self._host_leaving(event)
+        elif isinstance(event, ev.TaskStarted):
+            if self.ledger.running_on(event.host).get(event.task) == event.attempt:
+                self._emit("task-started", task=event.task, pid=event.pid, warm=event.warm, host=event.host)
+        elif isinstance(event, ev.TaskExited):
+            self.failures.on_exited(event.host, event.exit, now)
+        elif isinstance(event, ev.TasksEnded):
+            self.failures.on_ended(event, now)
+            self.ledger.add_offers(self.members[event.host], event.offers)
+        elif isinstance(event, ev.SpareReady):
+            self._emit("spare-ready", host=event.host, took_s=round(event.seconds, 1))
+        elif isinstance(event, ev.PartSaved):
+            self._part_saved(event, now)
+        elif isinstance(event, ev.PartStored):
+            self.commits.on_stored(event, now)
+        elif isinstance(event, ev.HostPrepared):
+            if self._generations.starting is not None:
+                self._generations.starting.on_prepared(event, now)
+        elif isinstance(event, ev.StoreAnswered):
+            self._store_answered(event, now)
+        elif isinstance(event, ev.EvaluatorWaiting):
+            self.evaluations.on_waiting(event)
+        elif isinstance(event, ev.SnapshotEvaluated):
+            self.evaluations.on_evaluated(event, now)
+        elif isinstance(event, ev.SaveRequested):
+            if self.phase == LIVE:
+                self._group_snapshot.request()
+        elif isinstance(event, ev.AgreementReply):
+            self._group_snapshot.on_reply(event)
+        elif isinstance(event, ev.IngestProgress):
+            self._ingest.on_progress(event, now)
+        elif isinstance(event, ev.Notice):
+            self._notice(event, now)
+        elif isinstance(event, ev.StopRequested):
+            self._shutdown.stop(event.reason, now)
+        else:
+            assert_never(event)
+
+    def _instruct(self, instruction: ins.Instruction) -> None:
+        self._instructions.append(instruction)
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._instructions.append(ins.EmitEvent(kind, self.generation, fields))
+
+    # ---- members
+
+    def _joined(self, event: ev.MemberJoined, now: float) -> None:
+        member = self.members.get(event.host)
+        if member is None:
+            return
+        self._generations.on_joined(now)
+        if self.generation == 0 and event.generation > 0 and self.phase == LIVE:
+            self._return(now)  # a previous captain has led the run, and its notes are lost
+        self.ledger.generation = max(self.generation, event.generation)
+        running = self.ledger.running_on(event.host)
+        if member.instance and event.instance != member.instance and running:
+            if event.replaces or (event.place and event.place == member.place):
+                self.failures.on_vanished(running, f"{event.host} was lost and has been replaced", now)
+            else:
+                self.ledger.ghosts.append((member.lease_until, running))
+                for name in running:
+                    self.failures.on_host_lost(name, f"{event.host} was lost and has been replaced", now)
+        elif running:  # while returning: tasks that this captain has adopted itself
+            self._compare(event, running, now)
+        if self.phase == RETURNING:
+            self._adopt(event, now)
+        self._ingest.on_joined(event, now)
+        for name, attempt in event.running.items():
+            unit = self._unit_of.get(name)
+            is_outdated = unit is None or self.ledger.live.get(name) != attempt or unit.phase == STOPPING
+            if is_outdated:
+                self._instruct(ins.EndTasks(event.host, {name: attempt}, ins.KILL))
+            elif self.phase == ENDING:
+                self._shutdown.end_task(event.host, name, attempt, now)
+        self.ledger.withdraw_offers(member)
+        member.connected, member.has_left = True, False
+        if event.instance != member.instance:
+            self.leaving.discard(event.host)
+        member.instance, member.place = event.instance, event.place
+        member.lease_until = now + self.lease
+        self.ledger.add_offers(member, event.offers)
+        self._emit("member-joined", host=event.host)
+        self._add_saved_parts(event, now)
+        self._shutdown.on_joined(event.host)
+
+    def _add_saved_parts(self, event: ev.MemberJoined, now: float) -> None:
+        """Record the snapshots on a host that has joined."""
+        if self._generations.starting is None:
+            self.commits.learn_generation(max(self.generation, self._generations.recorded))
+        self.commits.on_joined(event.host, event.held)
+        for saved in event.held:
+            self._part_saved(saved, now)
+        if self.plan.host(event.host).role == "evaluator":
+            self.commits.announce_to(event.host)
+            self.evaluations.on_joined(event, now)
+        if self._generations.starting is not None:
+            self._generations.starting.on_joined(event.host)
+
+    def _compare(self, event: ev.MemberJoined, expected: dict[str, int], now: float) -> None:
+        """A member has reconnected: its tasks may have ended meanwhile."""
+        exits = {exit.task: exit for exit in event.exits}
+        for name, attempt in expected.items():
+            if event.running.get(name) == attempt:
+                continue
+            exit = exits.get(name)
+            if exit is not None and exit.attempt == attempt:
+                self.failures.on_exited(event.host, exit, now)
+            else:
+                self.failures.on_vanished({name: attempt}, f"the agent of {event.host} died, and the task with it", now)
+
+    def _adopt(self, event: ev.MemberJoined, now: float) -> None:
+        for name, attempt in event.running.items():
+            task = self._tasks.get(name)
+            if task is not None and task.host == event.host and attempt >= self.ledger.attempts.get(name, 0):
+                self.ledger.mark_live(name, attempt)
+        for exit in event.exits:
+            if exit.task in self._tasks and exit.attempt >= self.ledger.attempts.get(exit.task, 0):
+                self.ledger.attempts[exit.task] = exit.attempt
+                unit = self._unit_of[exit.task]
+                if not exit.cause and not exit.expected:
+                    self.ledger.succeeded.add(exit.task)
+                elif exit.cause and unit.name not in self.ledger.waiting_before:
+                    unit.failures.append(failure_of(exit, now))
+
+    def _disconnected(self, event: ev.MemberDisconnected) -> None:
+        member = self.members[event.host]
+        if member.connected:
+            member.connected = False
+            self.ledger.withdraw_offers(member)
+            if not member.has_left:
+                self._emit("member-lost", host=event.host, reason="the connection was closed")
+
+    def _host_leaving(self, event: ev.HostLeaving) -> None:
+        self.ledger.withdraw_offers(self.members[event.host])
+        self.leaving.add(event.host)
+        self._emit("note", text=f"{event.host} is shutting down: {event.reason}")
+        if self.phase == LIVE:
+            self._group_snapshot.on_leaving(event.host)
+
+    def _notice(self, event: ev.Notice, now: float) -> None:
+        # Several hosts may send the same notice, such as a full disk.
+        if now >= self._notice_times.get(event.text, -REPEAT_AFTER) + REPEAT_AFTER:
+            self._notice_times[event.text] = now
+            self._emit("warning" if event.warning else "note", text=event.text)
+
+    def _tick(self, now: float) -> None:
+        self.failures.expire_leases(now)
+        if self.phase == LIVE and self._runtime_until is not None and now >= self._runtime_until:
+            reason = f"the run exceeded limits.runtime of {self.plan.limits.runtime:g} s"
+            self._shutdown.end("failed", reason, "runtime-limit", now, ins.TERMINATE)
+        if self.phase == LIVE:
+            self._ingest.check_limit(now)
+        if self.phase == LIVE:
+            self.failures.check_hangs(now)
+        if self.phase == LIVE:
+            self._generations.check_waiting(now)
+
+    # ---- tasks
+
+    def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
+        member = self.members[event.host]
+        member.lease_until = now + self.lease
+        member.memory = event.memory
+        self._group_snapshot.on_polling(event.asking)
+        running = self.ledger.running_on(event.host)
+        for name, progress in event.tasks.items():
+            if name not in running or self._unit_of[name].phase != RUNNING or self._unit_of[name].kind == BEFORE:
+                continue
+            has_stepped = self.watch.update(name, progress, now)
+            if has_stepped and progress.step is not None:
+                fields = {"task": name, "step": progress.step, "metrics": dict(progress.metrics)}
+                self._emit("step", **fields, steps_per_s=self.watch.rate(name))
+                if self._tasks[name].role == "evaluator":
+                    self.evaluations.on_step(name)
+                else:
+                    self.failures.on_step(progress.step, now - progress.step_age)
+
+    # ---- snapshots
+
+    def _part_saved(self, saved: ev.PartSaved, now: float) -> None:
+        if saved.task not in self.plan.host(saved.host).tasks:
+            return
+        if self.commits.on_saved(saved, now):
+            self._emit("saved", step=saved.snapshot.step, snapshot=str(saved.snapshot))
+            self._group_snapshot.on_saved(saved.snapshot)
+            self.watch.on_snapshot(now)
+            self.failures.on_progress(saved.snapshot.step)
+
+    def _store_answered(self, event: ev.StoreAnswered, now: float) -> None:
+        request, answer = event.request, event.answer
+        if isinstance(answer, req.Failure) and answer.kind == req.SUPERSEDED:
+            self.ledger.phase = OVER
+            self._instruct(ins.StepDown(answer.text))
+        elif isinstance(request, req.RecordEvaluation):
+            self.evaluations.on_answered(request, answer, now)
+        elif not event.ticket:
+            before = self.commits.contents.newest_step()
+            self.commits.on_answered(request, answer, now)
+            if isinstance(request, req.CommitSnapshot) and self.commits.contents.newest_step() > before:
+                # Even if an earlier generation was further, and its progress was lost.
+                self.failures.reset_budgets()
+        elif self.generation == 0 and isinstance(answer, req.SnapshotList) and answer.generation:
+            # A previous captain has led the run, its notes are lost, and no member that joined knows of it.
+            self.commits.update_contents(answer)
+            self.ledger.generation, self._generations.starting = answer.generation, None
+            self._return(now)
+        elif self._generations.starting is not None:
+            self._generations.starting.on_answered(event, now)
+
+    # ---- starting
+
+    def _stop_generation(self, now: float) -> None:
+        """Stop the current generation, so that a new one starts without its snapshots."""
+        for unit in self.units:
+            if unit.kind not in (ALONE, BEFORE) and unit.phase == RUNNING:
+                self.failures.stop_unit(unit, now)
+
+    def _start(self, units: list[Unit], restore: SnapshotId | None, now: float) -> None:
+        hosts: dict[str, dict[str, int]] = {}
+        for unit in units:
+            unit.enter(RUNNING)
+            for task in unit.tasks:
+                if task.name in self.ledger.succeeded and unit.kind == ALONE:
+                    continue
+                hosts.setdefault(task.host, {})[task.name] = self.ledger.begin_attempt(task)
+                self._group_snapshot.on_attempt_started(task.name, unit.kind == ALONE)
+                self.evaluations.on_attempt_started(task.name)
+                self.watch.begin(task.name, now)
+        if self._runtime_until is None and self.plan.limits.runtime is not None:
+            self._runtime_until = now + self.plan.limits.runtime
+        self.evaluations.run_deadline = self._runtime_until
+        restarts, roster = len(self.failures.restarts), dict(self.ledger.addresses)
+        self._instruct(ins.StartTasks(self.generation, restarts, roster, restore, hosts, self._ingest.data))
+        tasks = [name for names in hosts.values() for name in names]
+        self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore))
+
+    # ---- after every event
+
+    def _advance(self, now: float) -> None:
+        if self.phase == RETURNING:
+            self._settle_return(now)
+        if self.phase == LIVE and self._generations.starting is None and self.generation and self.commits.is_stuck():
+            self._stop_generation(now)
+        if self.phase == LIVE:
+            self.failures.advance(now)
+        if self.phase == LIVE:
+            self._generations.advance(now)
+        elif self.phase == CLOSING and self.evaluations.is_unfinished(now):
+            self.failures.advance(now)
+            self._generations.restart_evaluators(now)
+        self._group_snapshot.advance()
+        if self.phase != OVER:
+            self.commits.advance(now, all_joined=self.phase != RETURNING)
+            self.evaluations.advance(now)
+        self._shutdown.advance(now)
+
+    # ---- return of a captain
+
+    def _return(self, now: float) -> None:
+        self.ledger.phase = RETURNING
+        self.commits.has_returned = True
+        self._generations.hold_until = now + self.lease
+
+    def _settle_return(self, now: float) -> None:
+        if now < self._generations.hold_until and not all(member.connected for member in self.members.values()):
+            return
+        self.ledger.phase = LIVE
+        if self._shutdown.outcome[0]:  # the previous captain has decided how the run ends
+            self._emit("captain-returned", adopted=True)
+            if self._shutdown.outcome[0] == "succeeded":
+                self._close_again(now)
+            else:
+                self._shutdown.end(*self._shutdown.outcome, now, ins.TERMINATE)
+            return
+        is_complete = True
+        for unit in self.units:
+            if unit.phase == DONE:
+                continue
+            if unit.name in self.ledger.waiting_before and not unit.live:
+                unit.enter(WAITING, now)
+                is_complete = False
+                continue
+            missing = [t for t in unit.tasks if t.name not in self.ledger.live and t.name not in self.ledger.succeeded]
+            unit.enter(RUNNING)
+            for task in unit.tasks if unit.kind != BEFORE else ():
+                self.watch.begin(task.name, now)
+            if missing:
+                is_complete = False
+                if unit.failures:
+                    self.failures.stop_unit(unit, now)
+                else:
+                    name = missing[0].name
+                    self.failures.on_host_lost(name, "was not running when the captain restarted", now)
+        if is_complete:
+            self._generations.hold_until = 0.0
+        self._emit("captain-returned", adopted=is_complete)
+
+    def _close_again(self, now: float) -> None:
+        """Training had succeeded; an evaluator may not have evaluated every snapshot."""
+        for unit in self.units:
+            task = unit.tasks[0]
+            if unit.phase != DONE:
+                must_restart = task.role == "evaluator" and not unit.live and task.name not in self.ledger.succeeded
+                unit.enter(WAITING if must_restart else RUNNING, now)
+        self._generations.hold_until = 0.0
+        self._shutdown.close(now)
+
+    # ---- notes for the next captain
+
+    def milestone(self) -> tuple[object, ...]:
+        """Changes when something happens that the next captain must know and cannot learn from members."""
+        restarts = len(self.failures.restarts), len(self.failures.recovering)
+        owes_record, ingest = self.commits.owed_record is not None, self._ingest.to_notes()
+        return self.generation, *restarts, self._shutdown.outcome, self.phase, owes_record, *ingest.values()
+
+    def to_notes(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            **self.failures.to_notes(),
+            "recorded": self._generations.recorded,
+            "owed": None if self.commits.owed_record is None else req.request_to_object(self.commits.owed_record),
+            "skipped": self.commits.skipped,
+            "runtime_until": self._runtime_until,
+            "outcome": list(self._shutdown.outcome),
+            "ingest": self._ingest.to_notes(),
+            "books": self.ledger.to_notes(),
+            "watch": self.watch.to_notes(),
+            "follows": sorted(self.evaluations.follows),
+        }
+
+    def _load_notes(self, notes: dict[str, Any], clock_offset: float) -> None:
+        self.ledger.generation = notes["generation"]
+        self.failures.load_notes(notes, clock_offset)
+        self._generations.recorded = notes["recorded"]
+        owed = None if notes["owed"] is None else req.read_request(notes["owed"])
+        self.commits.owed_record = owed if isinstance(owed, req.BeginGeneration) else None
+        self.commits.skipped = notes["skipped"]
+        status, reason, cause = notes["outcome"]
+        self._shutdown.outcome = (status, reason, cause)
+        self._ingest.load_notes(notes["ingest"], clock_offset)
+        self.ledger.load_notes(notes["books"])
+        self.watch.load_notes(notes["watch"])
+        self.evaluations.follows = set(notes["follows"])
+        if notes["runtime_until"] is not None:
+            self._runtime_until = self.evaluations.run_deadline = notes["runtime_until"] + clock_offset

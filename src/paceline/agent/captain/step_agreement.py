@@ -1,0 +1,75 @@
+"""Agreement of the tasks of a group on a step at which all take a snapshot, while they train. No I/O.
+
+The other side of the protocol is paceline.runtime.group_save.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Callable
+
+from paceline.agent.captain import instructions as ins
+
+ROUND_S = 0.5  # first estimate of the time for a message to all tasks and their replies
+MARGIN = 2  # steps
+TRIES = 12
+
+
+class StepAgreement:
+    def __init__(
+        self,
+        proposal: int,
+        tasks: Iterable[str],
+        host_of: Callable[[str], str],
+        rate: float | None,
+        instruct: Callable[[ins.Instruction], None],
+    ) -> None:
+        """`proposal`: the number of the first proposal. `rate`: steps per second."""
+        self._proposal = proposal
+        self.tasks = set(tasks)
+        self._host_of, self._instruct = host_of, instruct
+        self._margin = MARGIN + math.ceil((rate or 1.0) * ROUND_S)
+        self._counts: dict[str, int] = {}
+        self._accepted: set[str] = set()
+        self._tries = 0
+        self.agreed: bool | None = None
+        self._broadcast("where")
+
+    @property
+    def proposal(self) -> int:
+        """The number of the current proposal."""
+        return self._proposal
+
+    def on_reply(self, task: str, say: str, proposal: int, count: int) -> None:
+        if proposal != self._proposal or task not in self.tasks or self.agreed is not None:
+            return
+        self._counts[task] = count
+        if say == "here" and self._counts.keys() == self.tasks and not self._tries:
+            self._propose()
+        elif say == "late":
+            self._broadcast("no")
+            self._proposal += 1
+            self._margin *= 2
+            self._propose()
+        elif say == "yes":
+            self._accepted.add(task)
+            if self._accepted == self.tasks:
+                self.agreed = True
+                self._broadcast("go")
+
+    def _propose(self) -> None:
+        self._tries += 1
+        self._accepted = set()
+        if self._tries > TRIES:
+            self.agreed = False
+            return
+        self._broadcast("at", count=max(self._counts.values()) + self._margin)
+
+    def _broadcast(self, say: str, **fields: Any) -> None:
+        hosts: dict[str, list[str]] = {}
+        for task in sorted(self.tasks):
+            hosts.setdefault(self._host_of(task), []).append(task)
+        for host, tasks in hosts.items():
+            payload = {"say": say, "which": self._proposal, **fields}
+            self._instruct(ins.AgreeOnStep(host, tuple(tasks), payload))

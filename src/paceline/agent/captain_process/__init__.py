@@ -1,0 +1,1 @@
+"""The captain's process: connections, the clock, and files."""

@@ -1,0 +1,204 @@
+"""The captain's connections: members, the current instance of each host, and instances that wait to succeed it."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from typing import Callable
+
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.state_machine import Captain
+from paceline.agent.net import messages
+from paceline.agent.net.frames import Message, WireError, encode
+from paceline.agent.net.loop import Loop
+from paceline.agent.net.tls import LinkClosed, TlsLink, context
+from paceline.agent.options import Options, endpoint
+
+JOIN_TIMEOUT = 10.0  # seconds for the first message of a connection
+MEMBER_LIMIT = 8 * 1024 * 1024  # bytes per message
+REASON_LIMIT = 500  # characters
+
+
+class Connection:
+    """A peer: unknown until its first message, then a member or a user's command line."""
+
+    def __init__(self, connections: Connections, sock: socket.socket) -> None:
+        self._connections = connections
+        self.link = TlsLink(sock, connections.tls, server=True, limit=MEMBER_LIMIT)
+        self.host = ""
+        self.last_received = connections.loop.now()
+        self.watch()
+
+    def watch(self) -> None:
+        self._connections.loop.watch(self.link, self.link.interest(), self._on_ready)
+
+    def _on_ready(self) -> None:
+        try:
+            for message in self.link.ready():
+                self.last_received = self._connections.loop.now()
+                self._connections.receive(self, message)
+            if self in self._connections.open:
+                self.watch()
+        except (LinkClosed, WireError):
+            self._connections.drop(self)
+
+    def send(self, *frames: bytes) -> None:
+        try:
+            self.link.send_bytes(*frames)
+            self.watch()
+        except LinkClosed:
+            self._connections.drop(self)
+
+    def send_message(self, message: messages.CaptainMessage) -> None:
+        self.send(encode(messages.captain_message(message)))
+
+
+class Connections:
+    def __init__(
+        self, options: Options, captain: Captain, beat_every: float, loop: Loop, handle: Callable[[ev.Event], None]
+    ) -> None:
+        """`handle`: passes an event to the captain."""
+        self._options, self._captain, self._beat_every, self._handle = options, captain, beat_every, handle
+        self.loop = loop
+        self.tls = context(options.tls, "captain", server=True)
+        self.open: set[Connection] = set()
+        self._members: dict[str, Connection] = {}
+        self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}  # of hosts that are still present
+        self._instances: dict[str, list[str]] = {}  # host -> instances in order of arrival; the last is current
+        self._delayed_frames: dict[str, tuple[bytes, ...]] = {}
+        self._listener = self._listen()
+        loop.watch(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _listen(self) -> socket.socket:
+        host, port = endpoint(self._options.listen or self._options.captain)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(4096)
+        listener.setblocking(False)
+        return listener
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                return  # out of file descriptors, or the peer has left; the loop calls again
+            self.open.add(Connection(self, sock))
+
+    # ---- received messages
+
+    def receive(self, connection: Connection, message: Message) -> None:
+        if connection.host:
+            event = messages.read_member(message, connection.host)
+            if isinstance(event, ev.Heartbeat):
+                connection.send_message(messages.HeartbeatReply(event.n))
+            if event is not None:
+                self._handle(event)
+        elif message["type"] == "join":
+            self._join(connection, messages.read_join(message, self._options.run))
+        elif message["type"] == "stop":
+            reason = str(message.get("reason") or "stopped by a user")[:REASON_LIMIT]
+            connection.send(encode({"type": "stopping", "grace": self._captain.plan.limits.grace}))
+            self._handle(ev.StopRequested(reason))
+        else:
+            raise WireError(f"message {message['type']!r} before join")
+
+    def _join(self, connection: Connection, joined: ev.MemberJoined) -> None:
+        if joined.host not in self._captain.members:
+            raise WireError(f"host {joined.host!r} is not in this run")
+        instances = self._instances.setdefault(joined.host, [])
+        if joined.instance in instances[:-1]:
+            reason = "another instance has replaced this host"
+            connection.send_message(ins.DismissMember(joined.host, "replaced", reason))
+            return
+        connection.last_received = self.loop.now()
+        previous = self._members.get(joined.host)
+        if joined.instance not in instances:
+            if self._is_present(joined.host) and not self._displaces(joined):
+                # The present instance trains, or its tasks are ending: when it leaves, it reports how they ended.
+                self._successors[joined.host] = connection, joined
+                connection.send_message(messages.Wait())
+                return
+            if previous is not None and joined.running:
+                del instances[-1]  # it joined first after the captain returned, and has to wait now
+            instances.append(joined.instance)
+        if previous is not None:
+            self.drop(previous)
+        connection.host = joined.host
+        self._members[joined.host] = connection
+        connection.send_message(messages.Welcome(self._options.lease, self._beat_every))
+        if connection in self.open:
+            self._handle(joined)
+
+    def _is_present(self, host: str) -> bool:
+        """Whether the host is connected, or runs tasks under a lease and may reconnect."""
+        member = self._captain.members[host]
+        is_leased = not member.has_left and self.loop.now() < member.lease_until
+        return host in self._members or (is_leased and bool(self._captain.ledger.running_on(host)))
+
+    def _displaces(self, joined: ev.MemberJoined) -> bool:
+        """Whether the previous instance cannot be running, or runs no task while this one does."""
+        member = self._captain.members[joined.host]
+        is_only_trainer = bool(joined.running) and not self._captain.ledger.running_on(joined.host)
+        return joined.replaces or is_only_trainer or bool(joined.place and joined.place == member.place)
+
+    def admit_successors(self) -> None:
+        """Let instances join that waited for a previous instance, if it has left."""
+        for host, (connection, joined) in list(self._successors.items()):
+            if connection not in self.open:
+                del self._successors[host]  # it will reconnect
+            elif not self._is_present(host):
+                del self._successors[host]
+                self._join(connection, joined)
+
+    # ---- sent messages
+
+    def send(self, host: str, *frames: bytes) -> None:
+        """Delayed frames for this host go first, to keep the order."""
+        frames = (*self._delayed_frames.pop(host, ()), *frames)
+        connection = self._members.get(host)
+        if connection is not None and frames:
+            connection.send(*frames)
+
+    def send_later(self, host: str, frames: tuple[bytes, ...], seconds: float) -> None:
+        self._delayed_frames[host] = frames
+        self.loop.after(seconds, lambda: self.send(host))
+
+    # ---- closed connections
+
+    def drop(self, connection: Connection) -> None:
+        if connection not in self.open:
+            return
+        self.open.discard(connection)
+        self.loop.unwatch(connection.link)
+        connection.link.close()
+        if connection.host and self._members.get(connection.host) is connection:
+            del self._members[connection.host]
+            self._delayed_frames.pop(connection.host, None)
+            self._handle(ev.MemberDisconnected(connection.host))
+            if connection.host in self._successors:
+                self.loop.after(0.0, self.admit_successors)
+
+    def drop_silent(self) -> None:
+        now = self.loop.now()
+        for connection in list(self.open):
+            limit = self._options.lease if connection.host else JOIN_TIMEOUT
+            if now - connection.last_received > limit:
+                self.drop(connection)
+
+    def dismiss_successors(self, status: str, reason: str) -> None:
+        for host, (connection, _) in self._successors.items():
+            connection.send_message(ins.DismissMember(host, status, reason))
+
+    def close_all(self) -> None:
+        for connection in list(self.open):
+            self.open.discard(connection)
+            connection.link.close()
+
+    def stop_listening(self) -> None:
+        self.loop.unwatch(self._listener)

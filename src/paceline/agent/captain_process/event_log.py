@@ -1,0 +1,40 @@
+"""Writes events.jsonl, and reserves disk space for the end of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from paceline.agent.run_files import Appender, Echo, stamp
+
+RESERVE = 256 * 1024  # bytes
+
+
+class EventLog:
+    def __init__(self, folder: str, echo: Echo | None, print_error: Callable[[str], None]) -> None:
+        self._file = Appender(f"{folder}/events.jsonl", print_error)
+        self._reserve_path = f"{folder}/.reserve"
+        self._echo = echo
+
+    def write(self, kind: str, generation: int, fields: Mapping[str, Any]) -> None:
+        line = json.dumps({"at": stamp(), "event": kind, "generation": generation, **fields}).encode() + b"\n"
+        self._file.write(line)
+        if self._echo is not None:
+            self._echo.write(line)
+
+    def reserve_space(self) -> None:
+        """Reserve space that is released at the end, so that the report can be written to a full disk."""
+        try:
+            with open(self._reserve_path, "wb") as file:
+                file.write(b"\0" * RESERVE)
+        except OSError:
+            pass
+
+    def release_space(self) -> None:
+        try:
+            os.unlink(self._reserve_path)
+        except OSError:
+            pass
+        self._file.try_again()

@@ -1,0 +1,266 @@
+"""The captain's process: passes events to the captain, and carries out its instructions."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.state_machine import Captain
+from paceline.agent.captain_process.connections import Connections
+from paceline.agent.captain_process.event_log import EventLog
+from paceline.agent.captain_process.saved_notes import CaptainNotes
+from paceline.agent.net import messages
+from paceline.agent.net.dns import Address, NameLookup
+from paceline.agent.net.frames import encode, encode_packed
+from paceline.agent.net.loop import Loop
+from paceline.agent.options import FAILED, LEAVING, SAVING_SHARE, Options, endpoint
+from paceline.agent.run_files import Echo, replace, stamp, write_termination_message
+from paceline.agent.transfers.log_upload import LogUpload
+from paceline.agent.transfers.porter_client import PorterClient, porter_settings
+from paceline.agent.transfers.requests import BeginGeneration, Request
+from paceline.agent.unions import assert_never
+from paceline.plan import from_data
+
+HEAD_START = 0.1  # seconds by which the leader of a group starts before the others
+LOOKUP_EVERY = 10.0  # seconds between lookups of the captain's name
+LEAVING_WITHIN = 1.0  # seconds in which other hosts of the node report that they have to leave, too
+SUPERSEDED_AFTER = 25.0  # seconds for which the name resolves to another captain; DNS may be out of date for less
+
+
+class CaptainProcess:
+    def __init__(self, options: Options) -> None:
+        with open(options.plan) as file:
+            self._plan = plan = from_data(json.load(file))
+        self._options = options
+        self._rank = {task.name: task.rank for task in plan.tasks}
+        self.loop = Loop()
+        now = self.loop.now()
+        self._log = EventLog(options.folder, Echo() if options.echo else None, _print)
+        self._notes = CaptainNotes(options.folder, now)
+        settings = porter_settings(plan, options)
+        keeps_copies = bool(settings.serve) or not settings.place.startswith("/")
+        self._captain = Captain(
+            plan,
+            options.run,
+            options.lease,
+            now,
+            time.time(),
+            self._notes.captain,
+            keeps_copies,
+            self._notes.clock_offset,
+        )
+        environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
+        self._name = os.urandom(8).hex()  # distinguishes this captain from others of the run
+        self._porter = PorterClient(settings, environment, self.loop)
+        if settings.serve:
+            self._porter.start()
+        files = {name: f"{options.folder}/{name}" for name in ("events.jsonl", "report.json")}
+        self._upload = LogUpload(
+            plan, options, {"plan.json": options.plan, **files}, self._porter, self.loop,
+            lambda text: self._handle(ev.Notice(options.host, text, warning=True)),
+        )  # fmt: skip
+        self.loop.on_child(self._child_ended)
+        self.loop.on_signal(signal.SIGTERM, self._on_sigterm)
+        _raise_file_limit()
+        beat_every = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
+        self._connections = Connections(options, self._captain, beat_every, self.loop, self._handle)
+        if self._notes.is_new:
+            tasks, hosts = [task.name for task in plan.tasks], [host.name for host in plan.hosts]
+            fields = {"framework": plan.framework, "strategy": plan.strategy, "tasks": tasks, "hosts": hosts}
+            self._log.write("run-started", 0, {"run": options.run, "job": plan.name, **fields})
+        self._log.reserve_space()
+        self._notes.save(self._captain, now)
+        self._exit_code = 0
+        self._last_tick = now
+        self._tick()
+        self._resolved_at = 0.0  # when its name last resolved to this captain; 0: never
+        self._lookup = NameLookup(self.loop, self._on_resolved)
+        if options.listen:
+            self._look_up_own_name()
+
+    def run(self) -> int:
+        self.loop.run()
+        self._porter.close()
+        return self._exit_code
+
+    def _child_ended(self, pid: int, _: int) -> None:
+        self._porter.child_ended(pid)
+
+    def _on_sigterm(self) -> None:
+        """Other hosts on the same node may have to leave, too: their group needs a captain to take a snapshot, and
+        to record why its tasks ended."""
+        longest = SAVING_SHARE * self._plan.limits.grace
+        until = self.loop.now() + longest
+
+        def exit_if_idle() -> None:
+            if (self._captain.leaving or self._captain.is_stopping) and self.loop.now() < until:
+                self.loop.after(0.1, exit_if_idle)
+            else:
+                self._exit_code = LEAVING
+                self.loop.stop()
+
+        self.loop.after(min(LEAVING_WITHIN, longest), exit_if_idle)
+
+    # ---- events in, instructions out
+
+    def _handle(self, event: ev.Event) -> None:
+        for instruction in self._captain.handle(event, self.loop.now()):
+            self._carry_out(instruction)
+        self._notes.save_if_due(self._captain, self.loop.now(), isinstance(event, ev.Tick))
+
+    def _tick(self) -> None:
+        now = self.loop.now()
+        is_late = now - self._last_tick > 2.0  # this process was delayed: messages of members may be unread
+        self._last_tick = now
+        if not is_late:
+            self._connections.drop_silent()
+        self._handle(ev.Tick())
+        self._connections.admit_successors()
+        self.loop.after(0.5 if len(self._captain.members) <= 256 else 1.0, self._tick)
+
+    def _carry_out(self, instruction: ins.Instruction) -> None:
+        if isinstance(instruction, ins.EmitEvent):
+            if instruction.kind == "run-ended":
+                self._log.release_space()
+            self._log.write(instruction.kind, instruction.generation, instruction.fields)
+        elif isinstance(instruction, ins.StartTasks):
+            self._start_tasks(instruction)
+        elif isinstance(instruction, ins.AskStore):
+            self._request_from_store(instruction.request, instruction.ticket)
+        elif isinstance(instruction, ins.StepDown):
+            self._step_down(instruction.reason)
+        elif isinstance(instruction, ins.EndRun):
+            self._end_run(instruction)
+        elif isinstance(
+            instruction,
+            (
+                ins.EndTasks, ins.DismissMember, ins.StorePart, ins.DropPart, ins.PrepareHost, ins.AnnounceCommit,
+                ins.EvaluateSnapshot, ins.AcknowledgeEvaluation, ins.AgreeOnStep, ins.ReleaseHost,
+            ),
+        ):  # fmt: skip
+            self._connections.send(instruction.host, encode(messages.captain_message(instruction)))
+        else:
+            assert_never(instruction)
+
+    def _start_tasks(self, start: ins.StartTasks) -> None:
+        self._notes.save(self._captain, self.loop.now())  # the next captain must know of this generation
+        roster = encode_packed(messages.captain_message(messages.Roster(start.generation, start.roster)))
+        restore = None if start.restore is None else str(start.restore)
+        for host, tasks in start.hosts.items():
+            message = messages.StartOnHost(start.generation, start.restarts, start.data, restore, tasks)
+            frames = (roster, encode(messages.captain_message(message)))
+            if start.generation == 1 and self._needs_leader(tasks):
+                self._connections.send_later(host, frames, HEAD_START)
+            else:
+                self._connections.send(host, *frames)
+
+    def _needs_leader(self, tasks: Iterable[str]) -> bool:
+        """Whether these tasks connect to the first task of their group at start, and lose a second if it is not up."""
+        if self._plan.framework not in ("tensorflow", "jax") or self._plan.strategy == "parameter-server":
+            return False
+        return all(self._rank.get(name, 0) > 0 for name in tasks)
+
+    def _request_from_store(self, request: Request, ticket: int) -> None:
+        if isinstance(request, BeginGeneration) and not request.by:
+            request = BeginGeneration(request.generation, request.parent, request.seen, self._name)
+        self._porter.ask(request, lambda answer: self._handle(ev.StoreAnswered(request, answer, ticket)))
+
+    # ---- another captain
+
+    def _look_up_own_name(self) -> None:
+        self._lookup.begin(*endpoint(self._options.captain))
+        self.loop.after(LOOKUP_EVERY, self._look_up_own_name)
+
+    def _on_resolved(self, _: Address) -> None:
+        """If its name resolves to another captain for long, the backend has replaced this captain."""
+        now, addresses = self.loop.now(), self._lookup.addresses
+        if not addresses or self._options.address in addresses:
+            self._resolved_at = now if addresses else self._resolved_at
+        elif self._resolved_at and now - self._resolved_at > SUPERSEDED_AFTER:
+            self._step_down(f"{self._options.captain} now resolves to another captain ({', '.join(addresses)})")
+
+    def _step_down(self, reason: str) -> None:
+        _print(f"{reason}; this captain exits")
+        self._exit_code = LEAVING
+        self._connections.close_all()
+        self.loop.stop()
+
+    # ---- the end
+
+    def _end_run(self, end: ins.EndRun) -> None:
+        report = self._report(end)
+        try:
+            replace(f"{self._options.folder}/report.json", report)
+        except OSError as error:
+            _print(f"cannot write the report: {error}")
+        summary_fields = ("status", "reason", "cause", "generations", "steps", "steps_per_s", "started", "ended")
+        write_termination_message(self._options.last_words, {name: report[name] for name in summary_fields})
+        self._exit_code = FAILED if end.status == "failed" else 0
+        self._connections.dismiss_successors(end.status, end.reason)
+        self._connections.close_all()
+        self._connections.stop_listening()
+        if self._captain.generation or self._options.echo:
+            self._upload.close(self.loop.stop)
+        else:
+            self.loop.stop()  # the store has nothing of this run, and may be what failed
+
+    def _report(self, end: ins.EndRun) -> dict[str, Any]:
+        captain = self._captain
+        best = captain.commits.contents.best()
+        return {
+            "run": self._options.run,
+            "status": end.status,
+            "reason": end.reason,
+            "cause": end.cause,
+            "generations": captain.generation,
+            "restarts": [
+                {
+                    "cause": restart.cause,
+                    "task": restart.task,
+                    "detail": restart.detail,
+                    "at": stamp(restart.failed_at_wall),
+                    "first_step_after_s": restart.first_step_after_s,
+                }
+                for restart in captain.failures.restarts
+            ],
+            "steps": captain.watch.steps,
+            "steps_per_s": captain.watch.steps_per_second(),
+            "metrics": captain.watch.metrics,
+            "best": None if best is None else best.to_json(),
+            "skipped": captain.commits.skipped,
+            "started": self._notes.started,
+            "ended": stamp(),
+            "folder": self._options.folder,
+            "stacks": captain.failures.stacks,
+        }
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:
+        pass  # this output may be on the full disk, too
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            pass
+
+
+def main(options: Options, beat: Any | None = None) -> int:
+    process = CaptainProcess(options)
+    if beat is not None:
+        beat(process.loop)
+    os.chdir("/")
+    return process.run()

@@ -1,0 +1,1 @@
+"""Networking of agents: the event loop, framed messages, TLS, name lookup."""

@@ -1,0 +1,121 @@
+"""The agent's event loop: file descriptors, timers, signals and ended child processes, in one thread."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import signal
+import socket
+import time
+from typing import Any, Callable
+
+Callback = Callable[[], None]
+
+
+class Timer:
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback = callback
+
+    def cancel(self) -> None:
+        self.callback = _nothing
+
+
+def _nothing() -> None:
+    return
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._signals: dict[int, Callback] = {}
+        self._running = True
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()
+
+    def on_signal(self, number: int, callback: Callback) -> None:
+        self._signals[number] = callback
+        signal.signal(number, lambda *_: None)
+
+    def on_child(self, callback: Callable[[int, int], None]) -> None:
+        """Calls `callback(pid, wait status)` for every child that ends, including adopted ones."""
+
+        def reap() -> None:
+            while True:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    return
+                if pid == 0:
+                    return
+                callback(pid, status)
+
+        self.on_signal(signal.SIGCHLD, reap)
+
+    def after(self, seconds: float, callback: Callback) -> Timer:
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (self.now() + seconds, next(self._order), timer))
+        return timer
+
+    def watch(self, fileobj: Any, events: int, callback: Callback) -> None:
+        """Calls `callback` when `fileobj` is ready. Watching the same object again replaces its events and callback."""
+        if events == 0:
+            self.unwatch(fileobj)
+            return
+        try:
+            key = self._selector.get_key(fileobj)
+        except KeyError:
+            self._selector.register(fileobj, events, callback)
+            return
+        if key.events != events or key.data != callback:
+            self._selector.modify(fileobj, events, callback)
+
+    def unwatch(self, fileobj: Any) -> None:
+        try:
+            self._selector.unregister(fileobj)
+        except (KeyError, ValueError):
+            pass
+
+    def stop(self) -> None:
+        self._running = False
+
+    def run(self) -> None:
+        while self._running:
+            self.once()
+
+    def once(self, longest: float = 60.0) -> None:
+        """One iteration, which waits `longest` seconds at most."""
+        timeout = longest
+        if self._timers:
+            timeout = max(0.0, min(timeout, self._timers[0][0] - self.now()))
+        for key, _ in self._selector.select(timeout):
+            try:
+                current = self._selector.get_key(key.fileobj)
+            except (KeyError, ValueError):
+                continue  # an earlier callback of this iteration has closed it
+            if current.data == key.data:  # its descriptor has not been reused
+                key.data()
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now and self._running:
+            _, _, timer = heapq.heappop(self._timers)
+            timer.callback()
+
+    def _woken(self) -> None:
+        try:
+            numbers = set(self._wake_read.recv(4096))
+        except BlockingIOError:
+            return
+        for number in numbers:
+            self._signals.get(number, _nothing)()

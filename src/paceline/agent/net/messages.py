@@ -1,0 +1,157 @@
+"""Messages between captain and members: every field is validated, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Union, cast
+
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.net.codec import Codec, Seconds, mapping_of, optional, positional_reader_of, reader_of, sequence_of
+from paceline.agent.net.frames import PROTOCOL, Message, WireError
+from paceline.agent.records import record
+from paceline.agent.transfers.requests import Failure
+from paceline.storage.snapshots.manifest import File, SnapshotId
+
+FILES_AT_ONCE = 500  # of a snapshot, in one message: even with the longest paths within the size limit of a message
+
+# ---- from members
+
+
+_READERS = {
+    "Failure | None": optional(reader_of(Failure)),
+    "TaskExit": reader_of(ev.TaskExit),
+    "tuple[TaskExit, ...]": sequence_of(reader_of(ev.TaskExit)),
+    "tuple[PartSaved, ...]": sequence_of(reader_of(ev.PartSaved)),
+    "tuple[SnapshotEvaluated, ...]": sequence_of(reader_of(ev.SnapshotEvaluated)),
+    "Mapping[str, TaskProgress]": mapping_of(positional_reader_of(ev.TaskProgress)),
+}
+_FROM_MEMBERS = Codec(
+    {
+        "beat": ev.Heartbeat,
+        "started": ev.TaskStarted,
+        "spare": ev.SpareReady,
+        "exited": ev.TaskExited,
+        "ended": ev.TasksEnded,
+        "saved": ev.PartSaved,
+        "stored": ev.PartStored,
+        "prepared": ev.HostPrepared,
+        "evaluated": ev.SnapshotEvaluated,
+        "follow": ev.EvaluatorWaiting,
+        "ingest": ev.IngestProgress,
+        "leaving": ev.HostLeaving,
+        "save": ev.SaveRequested,
+        "agree": ev.AgreementReply,
+        "said": ev.Notice,
+        "left": ev.MemberLeft,
+    },
+    readers=_READERS,
+    implied=("host",),
+)
+_JOIN = Codec({"join": ev.MemberJoined}, readers=_READERS)
+
+
+def join_message(run: str, joined: ev.MemberJoined) -> Message:
+    return {**_JOIN.encode(joined), "protocol": PROTOCOL, "run": run}
+
+
+def read_join(message: Message, run: str) -> ev.MemberJoined:
+    if message.get("protocol") != PROTOCOL:
+        raise WireError(f"protocol {message.get('protocol')!r} is not supported, only {PROTOCOL}")
+    if message.get("run") != run:
+        raise WireError(f"this captain belongs to run {run}")
+    joined: ev.MemberJoined | None = _JOIN.decode(message)
+    if joined is None:
+        raise WireError("not a join message")
+    held = tuple(replace(each, host=joined.host) for each in joined.held)
+    evaluated = tuple(replace(each, host=joined.host) for each in joined.evaluated)
+    return replace(joined, held=held, evaluated=evaluated)
+
+
+def member_message(event: ev.MemberEvent) -> Message:
+    return _FROM_MEMBERS.encode(event)
+
+
+def read_member(message: Message, host: str) -> ev.MemberEvent | None:
+    """A message of a joined member; None for an unknown kind (a newer agent may send more kinds)."""
+    return cast("ev.MemberEvent | None", _FROM_MEMBERS.decode(message, host=host))
+
+
+def stored_messages(host: str, task: str, snapshot: SnapshotId, files: tuple[File, ...]) -> Iterator[ev.PartStored]:
+    """As many messages as it takes to list all files."""
+    for at in range(0, max(1, len(files)), FILES_AT_ONCE):
+        more = at + FILES_AT_ONCE < len(files)
+        yield ev.PartStored(host, task, snapshot, files[at : at + FILES_AT_ONCE], at=at, more=more)
+
+
+# ---- from the captain
+
+
+@record
+class Welcome:
+    """The member has joined the run, and has a lease."""
+
+    lease: Seconds
+    beat: Seconds
+
+
+@record
+class Wait:
+    """Another instance of this host has not left yet."""
+
+
+@record
+class HeartbeatReply:
+    n: int
+
+
+@record
+class Roster:
+    """The addresses of the tasks of a generation: task -> address."""
+
+    generation: int
+    roster: Mapping[str, str]
+
+
+@record
+class StartOnHost:
+    generation: int
+    restarts: int
+    data: str
+    restore: str | None
+    tasks: Mapping[str, int]  # task -> attempt
+
+
+CaptainMessage = Union[Welcome, Wait, HeartbeatReply, Roster, StartOnHost, ins.MemberInstruction]
+
+_FROM_CAPTAIN = Codec(
+    {
+        "welcome": Welcome,
+        "wait": Wait,
+        "beat": HeartbeatReply,
+        "roster": Roster,
+        "start": StartOnHost,
+        "end": ins.EndTasks,
+        "finish": ins.DismissMember,
+        "send": ins.StorePart,
+        "drop": ins.DropPart,
+        "prepare": ins.PrepareHost,
+        "committed": ins.AnnounceCommit,
+        "evaluate": ins.EvaluateSnapshot,
+        "noted": ins.AcknowledgeEvaluation,
+        "agree": ins.AgreeOnStep,
+        "farewell": ins.ReleaseHost,
+    },
+    readers={"Mapping[str, Any]": mapping_of(lambda value: value)},
+    implied=("host",),
+)
+
+
+def captain_message(message: CaptainMessage) -> Message:
+    return _FROM_CAPTAIN.encode(message)
+
+
+def read_captain(message: Message, host: str) -> CaptainMessage | None:
+    """A message of the captain; None for an unknown kind."""
+    return cast("CaptainMessage | None", _FROM_CAPTAIN.decode(message, host=host))

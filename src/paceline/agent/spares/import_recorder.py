@@ -1,0 +1,271 @@
+"""Runs in a task's interpreter before its program: records its imports, or turns the interpreter into a spare.
+
+frameworks/site/sitecustomize.py loads it while Python starts; Python itself then runs the program as usual. It is part
+of every start, so it imports only modules that are already loaded.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+STANDARD, SITE, OWN, UNKNOWN = "standard", "site", "own", "unknown"
+
+_bootstrap = sys.modules["_frozen_importlib"]
+_thread = sys.modules["_thread"]
+_now = sys.modules["time"].monotonic
+_STANDARD_FOLDER = os.path.dirname(os.__file__) + os.sep
+_SITE_FOLDERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+# If the variable is set, the function `register` of our file is called once the program has imported the module.
+_HOOKS = {
+    "PACELINE_JAX_COORDINATOR": ("jax._src.clusters", "jax_cluster.py"),
+    "PACELINE_PATCH_KERAS": ("keras", "keras_fit.py"),
+}
+_MOST_MODULES = 20_000
+_UNWRITTEN_S = 0.02  # of imports that may stay unrecorded if a task is killed
+_BETWEEN_COUNTS_S = 0.001
+_EXIT_DELAY_S = 0.05
+
+
+def begin(mode: str, fd: int, import_recorder: "Any", load: "Callable[..., Any]") -> None:
+    """Returns when the program can start; in a spare, that is once in every task forked from it."""
+    report_exceptions()
+    let_threads_finish()
+    if mode == "spare":
+        load("agent", "spares", "fork_server.py").serve(fd, import_recorder, load)
+        return
+    if fd >= 0 and hasattr(_bootstrap, "_module_locks"):
+        os.set_inheritable(fd, False)
+        sys.meta_path.insert(0, Recorder(fd))
+    install_hooks(load)
+
+
+def report_exceptions() -> None:
+    """Reports an uncaught exception to the agent: the process may take long to exit, or wait for its peers forever."""
+    original = sys.excepthook
+
+    def excepthook(kind: "Any", value: "Any", trace: "Any") -> None:
+        original(kind, value, trace)
+        if os.getpid() == os.getsid(0) and kind is not KeyboardInterrupt:  # the task itself, not a forked child
+            _report_exception(kind, value, trace)
+
+    sys.excepthook = sys.__excepthook__ = excepthook
+
+
+def let_threads_finish() -> None:
+    """Waits a moment at the very end of the exit if torch is loaded. Before Python 3.14, a thread of torch that takes
+    the GIL during shutdown aborts the process; with gloo, that happened in a few exits in a hundred."""
+    import atexit  # built in
+
+    sleep = sys.modules["time"].sleep
+    atexit.register(lambda: sleep(_EXIT_DELAY_S) if "torch" in sys.modules else None)
+
+
+def _report_exception(kind: "Any", value: "Any", trace: "Any") -> None:
+    import json
+
+    if trace is None:  # a syntax error in the script
+        place = f"{getattr(value, 'filename', '')}:{getattr(value, 'lineno', '')}"
+    else:
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        fd = int(os.environ["PACELINE_REPORT_FD"])
+        if str(os.fstat(fd).st_ino) == os.environ["PACELINE_REPORT_INODE"]:
+            os.write(fd, json.dumps({"_": "raised", "type": name, "text": str(value)[:4000], "place": place}).encode())
+    except (KeyError, ValueError, OSError):
+        pass
+
+
+def install_hooks(load: "Callable[..., Any]") -> "dict[str, str]":
+    """Installs the hooks whose variables are set. Returns module -> our file that handles its import."""
+    hooks = {name: file for variable, (name, file) in _HOOKS.items() if os.environ.get(variable)}
+    for name, file in hooks.items():
+        sys.meta_path.insert(0, ImportHook(name, file, load))
+    return hooks
+
+
+def kind_of(spec: "ModuleSpec") -> str:
+    """Whether a module belongs to the standard library, to an installed package, or to the user's code."""
+    if spec.origin in ("built-in", "frozen"):
+        return STANDARD
+    path = spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
+    if path is None:
+        return UNKNOWN
+    return path_kind(path)
+
+
+def path_kind(path: str) -> str:
+    path += os.sep
+    for folder in _SITE_FOLDERS:
+        if folder in path:
+            return SITE
+    return STANDARD if path.startswith(_STANDARD_FOLDER) else OWN
+
+
+def is_being_imported(name: str) -> bool:
+    """True during an import of `name`, False if only its spec is requested."""
+    return name in _bootstrap._module_locks
+
+
+def find(finder: object, name: str, path: "Any", target: "Any") -> "ModuleSpec | None":
+    """The spec from the finders that follow `finder`."""
+    is_after = False
+    for other in list(sys.meta_path):
+        if is_after:
+            try:
+                find_spec = other.find_spec
+            except AttributeError:  # a legacy finder: Python itself handles it
+                return None
+            spec = find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        elif other is finder:
+            is_after = True
+    return None
+
+
+def threads() -> int:
+    try:
+        return os.stat("/proc/self/task").st_nlink - 2  # the number of its subfolders, without listing them
+    except OSError:
+        return 1
+
+
+class Recorder:
+    """Records the installed modules that a program imports, in order, with the environment and path at that time.
+
+    Modules that these import in turn are not recorded: there are thousands, which would slow down every start.
+    A line is the name of a module, or the state from there on: how the environment differs from the start, sys.path,
+    and whether the program had threads of its own by then, after which it cannot be restarted.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.file = os.fstat(fd)
+        self.pid = os.getpid()
+        self.thread = _thread.get_ident()
+        self.start: dict[bytes, bytes] = os.environ._data.copy()  # type: ignore[attr-defined]
+        self.environment: dict[bytes, bytes] = {}
+        self.path: list[str] = []
+        self.late = False
+        # The module that the program is importing; before the first one, some Pythons import their own sitecustomize.
+        self.root = "sitecustomize"
+        self.locks = _bootstrap._module_locks
+        self.native = True
+        self.threads = 1
+        self.counted = 0.0
+        self.remaining = _MOST_MODULES
+        self.text = ""
+        self.written_at = 0.0
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+        if self.root in self.locks:
+            now = _now()
+            if now - self.counted > _BETWEEN_COUNTS_S:  # threads of a library are not the program's
+                self.threads, self.counted = threads(), now
+                if self.text and now - self.written_at > _UNWRITTEN_S:  # the program's next import may take seconds
+                    self._write(now)
+            return None
+        spec = find(self, name, path, target)
+        if self.remaining and spec is not None and name in _bootstrap._module_locks:
+            try:
+                self._record(name, spec)
+            except Exception:
+                self.remaining = 0
+        return spec
+
+    def _record(self, name: str, spec: "ModuleSpec") -> None:
+        if os.getpid() != self.pid or _thread.get_ident() != self.thread:
+            return
+        kind = kind_of(spec)
+        if kind is OWN or kind is UNKNOWN:
+            return
+        if self.native:
+            self.threads = threads()
+        elif not self.late and threads() > self.threads:
+            self.late = True
+            self.path = []
+        self.root = name
+        self.native = spec.origin is not None and spec.origin.endswith(".so")
+        environment = os.environ._data  # type: ignore[attr-defined]
+        if self.path != sys.path or self.environment != environment:
+            self.environment, self.path = environment.copy(), list(sys.path)
+            self.text += self._state() + "\n"
+        self.text += _quoted(name) + "\n"
+        self.remaining -= 1
+        now = _now()
+        if now - self.written_at > _UNWRITTEN_S:
+            self._write(now)
+
+    def _write(self, now: float) -> None:
+        text, self.text, self.written_at = self.text, "", now
+        try:
+            if os.path.samestat(os.fstat(self.fd), self.file):  # otherwise the program has closed and reused it
+                os.write(self.fd, text.encode("ascii"))
+                return
+        except OSError:
+            pass
+        self.remaining = 0
+
+    def _state(self) -> str:
+        names = {*self.start, *self.environment}
+        changed = [
+            _quoted(os.fsdecode(name)) + ":" + ("null" if value is None else _quoted(os.fsdecode(value)))
+            for name, value in ((name, self.environment.get(name)) for name in names)
+            if value != self.start.get(name)
+        ]
+        path = ",".join(_quoted(entry) for entry in self.path if isinstance(entry, str))
+        return f'{{"environment":{{{",".join(changed)}}},"path":[{path}],"late":{"true" if self.late else "false"}}}'
+
+
+def _quoted(text: str) -> str:
+    """A JSON string, without importing json."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    units = text.encode("utf-16-be", "surrogatepass")
+    return '"' + "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2)) + '"'
+
+
+class ImportHook:
+    """Calls `register` of our file after the program has imported a module: JAX's cluster detection, or Keras."""
+
+    def __init__(self, name: str, file: str, load: "Callable[..., Any]") -> None:
+        self.name = name
+        self.file = file
+        self.load = load
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+        if name != self.name:
+            return None
+        spec = find(self, name, path, target)
+        if spec is not None and spec.loader is not None and is_being_imported(name):
+            sys.meta_path.remove(self)
+            spec.loader = _RegisteringLoader(spec.loader, self.file, self.load)  # type: ignore[assignment]
+        return spec
+
+
+class _RegisteringLoader:
+    def __init__(self, loader: "Any", file: str, load: "Callable[..., Any]") -> None:
+        self.loader = loader
+        self.file = file
+        self.load = load
+
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: "ModuleSpec") -> "Any":
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: "Any") -> None:
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        self.load("frameworks", self.file).register(module)

@@ -1,0 +1,344 @@
+"""Starts task processes: cold, plain, or from a spare (an interpreter that has imported what the program needs)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Union
+
+from paceline.agent import machine
+from paceline.agent.tasks.python_command import Python
+
+REPORT_FD = 3  # the report socket of a task
+_FIRST_FREE = 64  # for our inherited descriptors, so that they do not change the numbers that a program gets
+_MOST_BYTES = 4 << 20
+_PACKAGE = Path(__file__).parents[2]
+_SITE = _PACKAGE / "frameworks" / "site"
+_HOOK = (
+    "agent/spares/import_recorder.py",
+    "agent/spares/fork_server.py",
+    "agent/spares/preloaded_modules.py",
+    "agent/spares/import_effects.py",
+    "frameworks/jax_cluster.py",
+    "frameworks/keras_files.py",
+    "frameworks/keras_fit.py",
+    "frameworks/keras_losses.py",
+    "frameworks/site/sitecustomize.py",
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """Modules that a program imported in sequence, and the changes that it had made before."""
+
+    environment: Mapping[str, str | None]
+    path: tuple[str, ...]
+    late: bool
+    modules: tuple[str, ...]
+
+
+Record = tuple[State, ...]
+
+
+@dataclass(frozen=True)
+class Ready:
+    rss: int
+    modules: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """This spare cannot be used: tasks that it has not started must be started cold."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The spare's process has ended: tasks that it has not started must be started cold."""
+
+
+@dataclass(frozen=True)
+class Started:
+    pid: int
+
+
+Message = Union[Ready, Unfit, Ended, Started]
+
+
+class Spare:
+    """One spare, for an event loop: no method blocks, except that `spawn` waits for the exec."""
+
+    def __init__(self, pid: int, control: socket.socket, environment: Mapping[str, str]) -> None:
+        self.pid = pid
+        self._control = control
+        self._environment = dict(environment)
+        self._over = False
+
+    @classmethod
+    def spawn(cls, python: Python, environment: Mapping[str, str], cwd: str, record: Record, nice: int = 10) -> Spare:
+        """Starts a spare for `python`. `environment`: the variables that all its tasks share.
+
+        `nice`: its niceness while it imports, so that it does not slow down running tasks.
+        """
+        if not supported():
+            raise ValueError("spares require Linux")
+        if not record or not python.hooked:
+            # A record proves that Python loads our sitecustomize. Otherwise the spare would run the program itself.
+            raise ValueError("there is no record of the program's imports")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        unread, pipe = os.pipe()
+        try:
+            # Pipes, as for a task, so that Python sets up its streams in the same way; nothing is written to them.
+            pid = _spawn(
+                python.argv,
+                _hooked(environment, "spare", _FIRST_FREE),
+                cwd,
+                {0: None, 1: pipe, 2: pipe, _FIRST_FREE: theirs.fileno()},
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(unread)
+            os.close(pipe)
+        ours.setblocking(False)
+        spare = cls(pid, ours, environment)
+        states = [dataclasses.asdict(state) for state in record]
+        order = {
+            "kind": python.kind,
+            "target": python.target,
+            "argv": python.argv,
+            "environment": dict(environment),
+            "nice": nice,
+        }
+        with contextlib.suppress(ConnectionError):  # it has already ended, which the agent notices later
+            spare._send("preload", {**order, "record": states})
+        return spare
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def receive(self) -> list[Message]:
+        """The messages since the last call."""
+        messages: list[Message] = []
+        while not self._over:
+            try:
+                data = self._control.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self._over = True
+                messages.append(Ended())
+                break
+            message = json.loads(data)
+            if "ready" in message:
+                messages.append(Ready(**message["ready"]))
+            elif "started" in message:
+                messages.append(Started(message["started"]))
+            else:
+                self._over = True
+                messages.append(Unfit(message["unfit"]))
+        return messages
+
+    def start(self, environment: Mapping[str, str], stdout_fd: int, stderr_fd: int, report_fd: int) -> None:
+        """Requests a task with this environment; Started, Unfit or Ended follows. OSError: the spare has ended."""
+        different = {
+            name
+            for name in {*environment, *self._environment}
+            if name.startswith(("PYTHON", "LD_")) and environment.get(name) != self._environment.get(name)
+        }
+        if different:
+            raise ValueError(f"{', '.join(sorted(different))} cannot be set late: Python reads it at startup")
+        again = _hooked(environment, "cold", -1)
+        added = {name: value for name, value in again.items() if environment.get(name) != value}
+        self._send("start", {"environment": dict(environment), "again": added}, stdout_fd, stderr_fd, report_fd)
+
+    def _send(self, kind: str, payload: dict[str, Any], *fds: int) -> None:
+        # The payload may be large: it is sent as a file, so that sending never blocks.
+        with _memory_file() as file:
+            file.write(json.dumps(payload).encode())
+            file.flush()
+            passed = [file.fileno(), *fds]
+            rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in passed)
+            self._control.sendmsg([kind.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+
+    def close(self) -> None:
+        """Ends the spare; the agent still has to wait for `pid`."""
+        self._over = True
+        self._control.close()
+
+    def kill(self) -> None:
+        self.close()
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _memory_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("paceline"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def supported() -> bool:
+    return sys.platform == "linux"
+
+
+def read_record(path: Path) -> Record:
+    """The record that a task wrote. Truncated or invalid lines are skipped."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MOST_BYTES).split(b"\n")[:-1]
+    except OSError:
+        return ()
+    states: list[tuple[dict[str, Any], list[str]]] = []
+    for line in lines:
+        try:
+            item = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(item, dict) and {"environment", "path", "late"} <= item.keys():
+            states.append((item, []))
+        elif isinstance(item, str) and states:
+            states[-1][1].append(item)
+    return tuple(
+        State(item["environment"], tuple(item["path"]), item["late"], tuple(modules))
+        for item, modules in states
+        if modules
+    )
+
+
+def start_cold(
+    python: Python,
+    environment: Mapping[str, str],
+    cwd: str,
+    stdout_fd: int,
+    stderr_fd: int,
+    report_fd: int,
+    record_fd: int = -1,
+) -> int:
+    """Starts a new interpreter and returns its pid, or raises OSError. Its imports are recorded to `record_fd`."""
+    fds: dict[int, int | None] = {0: None, 1: stdout_fd, 2: stderr_fd, REPORT_FD: report_fd}
+    records = record_fd >= 0 and python.hooked
+    if records:
+        fds[_FIRST_FREE] = record_fd
+    if python.hooked:
+        environment = _hooked(environment, "cold", _FIRST_FREE if records else -1)
+    return _spawn(python.argv, environment, cwd, fds)
+
+
+def start_plain(
+    argv: Sequence[str], environment: Mapping[str, str], cwd: str, stdout_fd: int, stderr_fd: int, report_fd: int
+) -> int:
+    """Starts any program and returns its pid, or raises OSError. Python processes that it starts get the hooks for JAX
+    and Keras."""
+    if environment.get("PACELINE_JAX_COORDINATOR") or environment.get("PACELINE_PATCH_KERAS"):
+        paths = [str(site_folder()), *filter(None, [environment.get("PYTHONPATH")])]
+        environment = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+    return _spawn(argv, environment, cwd, {0: None, 1: stdout_fd, 2: stderr_fd, REPORT_FD: report_fd})
+
+
+def site_folder() -> Path:
+    """The folder with our sitecustomize, for PYTHONPATH; extracted once if Paceline itself is an archive."""
+    global _SITE
+    if not _SITE.is_dir():
+        from importlib.resources import files
+
+        unpacked = Path(tempfile.mkdtemp(prefix="paceline-"))
+        for name in _HOOK:
+            target = unpacked / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(files("paceline").joinpath(name).read_bytes())
+        _SITE = unpacked / "frameworks" / "site"
+    return _SITE
+
+
+def _hooked(environment: Mapping[str, str], mode: str, fd: int) -> dict[str, str]:
+    """The environment with which Python first runs our sitecustomize, which undoes these two changes."""
+    python_path = environment.get("PYTHONPATH")
+    paths = [str(site_folder()), *filter(None, [python_path])]
+    starter = f"{mode} {fd} " + ("" if python_path is None else "=" + python_path)
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths), "PACELINE_STARTER": starter}
+
+
+def _spawn(argv: Sequence[str], environment: Mapping[str, str], cwd: str, fds: Mapping[int, int | None]) -> int:
+    """Runs `argv` in a new session with only these descriptors; it is killed when this process ends."""
+    agent = os.getpid()
+    program = _program(argv[0], environment.get("PATH"), cwd)
+    error_read, low = os.pipe()
+    error_write = _high(low)
+    os.close(low)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _prepare(cwd, fds, agent)
+            os.execve(program, list(argv), dict(environment))
+        except BaseException as error:
+            number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+            os.write(error_write, b"%d" % number)
+        finally:
+            os._exit(127)
+    os.close(error_write)
+    try:
+        failure = os.read(error_read, 32)
+    finally:
+        os.close(error_read)
+    if failure:
+        os.waitpid(pid, 0)
+        number = int(failure)
+        raise OSError(number, os.strerror(number), program)
+    return pid
+
+
+def _prepare(cwd: str, fds: Mapping[int, int | None], agent: int) -> None:
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    high = {target: _high(os.open(os.devnull, os.O_RDWR) if fd is None else fd) for target, fd in fds.items()}
+    for target, fd in high.items():
+        os.dup2(fd, target)
+    for name in os.listdir("/dev/fd"):
+        if int(name) not in fds:
+            try:
+                os.set_inheritable(int(name), False)
+            except OSError:
+                pass  # the descriptor of the listing itself
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if supported():
+        machine.die_with_parent()
+        if os.getppid() != agent:
+            os._exit(127)
+    os.chdir(cwd)
+
+
+def _high(fd: int) -> int:
+    """A duplicate with a number that is not used for inherited descriptors."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE + 1)
+
+
+def _program(name: str, path: str | None, cwd: str) -> str:
+    if os.sep in name:
+        return name
+    for folder in os.get_exec_path({"PATH": path} if path is not None else None):
+        candidate = Path(cwd, folder, name)
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

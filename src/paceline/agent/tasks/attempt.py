@@ -1,0 +1,222 @@
+"""One attempt of a task: its process, its output and its reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from typing import Any, Callable
+
+from paceline.agent import machine
+from paceline.agent.captain.events import TaskProgress
+from paceline.agent.net.loop import Loop, Timer
+from paceline.agent.spares.spare import REPORT_FD
+from paceline.agent.tasks.exit_causes import Raised
+from paceline.agent.tasks.task_log import TaskLog
+from paceline.plan import Task
+
+SAMPLES = 6  # of CPU time, one a beat
+EXIT_WITHIN = 5.0  # seconds after an uncaught exception; some programs wait for their peers for minutes
+
+
+class Attempt:
+    def __init__(
+        self,
+        task: Task,
+        number: int,
+        generation: int,
+        log: TaskLog,
+        loop: Loop,
+        on_first_step: Callable[[], None],
+        on_message: Callable[[Attempt, dict[str, Any]], None],
+    ) -> None:
+        now = loop.now()
+        self.task = task
+        self.number = number
+        self.generation = generation
+        self.log = log
+        self.pid = 0
+        self.warm = False
+        self.requested_end = ""  # how it was asked to end: KILL, TERMINATE or ABORT; empty: not yet
+        self.started = now
+        self.output_at = now
+        self.step: int | None = None
+        self.step_at = now
+        self.metrics: dict[str, float] = {}
+        self.polls_for_saves = False  # whether it checks once a step if it should take a snapshot
+        self.cold_because = ""  # why it could not be started from a spare
+        self.raised: Raised | None = None
+        self.ingest_failure: tuple[str, str] | None = None  # cause and detail, as reported by an ingest process
+        self.raised_at = 0.0
+        self.exited = False  # and waited for: its pid may be reused
+        self._deadline: tuple[float, Timer] | None = None
+        self.gives_up: Callable[[], None] | None = None  # cancels what is still done for it after its process has ended
+        self.state = ""
+        self._cpu = deque([(now, 0.0)], maxlen=SAMPLES)
+        self._loop = loop
+        self._on_first_step = on_first_step
+        self._on_message = on_message
+        self._output, self.output_end = os.pipe()
+        self._reports, self.report_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.report_end.setblocking(False)
+        self._reports.setblocking(False)
+        os.set_blocking(self._output, False)
+        loop.watch(self._output, selectors.EVENT_READ, self.read_output)
+        loop.watch(self._reports, selectors.EVENT_READ, self.read_reports)
+        log.begin(generation)
+
+    def environment(self) -> dict[str, str]:
+        inode = os.fstat(self.report_end.fileno()).st_ino
+        return {"PACELINE_REPORT_FD": str(REPORT_FD), "PACELINE_REPORT_INODE": str(inode)}
+
+    def began(self, pid: int, warm: bool) -> None:
+        """The process has started; it has its own copies of the ends of the pipe and the socket."""
+        self.pid, self.warm = pid, warm
+        self.close_ends()
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Sends a message to the process."""
+        try:
+            self._reports.send(json.dumps(message).encode())
+        except OSError:
+            pass  # it has ended, or does not read messages
+
+    def close_ends(self) -> None:
+        if self.output_end >= 0:
+            os.close(self.output_end)
+            self.output_end = -1
+            self.report_end.close()
+
+    def signal(self, number: int, whole_group: bool) -> None:
+        """Sends a signal to the task's process only, or to its whole process group."""
+        if not self.pid:
+            return
+        try:
+            if whole_group:
+                os.killpg(self.pid, number)
+            elif not self.exited:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            if whole_group:  # a spare has just forked it: it has no process group of its own yet
+                self.signal(number, whole_group=False)
+        except PermissionError:
+            pass
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL, whole_group=True)
+        if self.gives_up is not None:
+            self.gives_up()
+
+    def kill_within(self, seconds: float) -> None:
+        """Kills the task after that time unless it has ended; the earliest of several deadlines applies."""
+        at = self._loop.now() + seconds
+        if self._deadline is None or at < self._deadline[0]:
+            self.cancel_deadline()
+            self._deadline = at, self._loop.after(seconds, self.kill)
+
+    def cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline[1].cancel()
+            self._deadline = None
+
+    def read_output(self) -> None:
+        for _ in range(64):
+            try:
+                data = os.read(self._output, 65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.unwatch(self._output)
+                return
+            self.output_at = self._loop.now()
+            self.log.feed(data)
+
+    def read_reports(self) -> None:
+        before_first_step = self.step is None
+        for _ in range(4096):
+            try:
+                datagram = self._reports.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                datagram = b""
+            if not datagram:
+                self._loop.unwatch(self._reports)
+                break
+            self._handle_report(datagram)
+        if before_first_step and self.step is not None:
+            self._on_first_step()
+
+    def _handle_report(self, datagram: bytes) -> None:
+        try:
+            message = json.loads(datagram)
+        except ValueError:
+            return
+        if not isinstance(message, dict):
+            return
+        if message.get("_") == "cold":
+            self.cold_because = str(message.get("why", ""))[:500]
+            return
+        if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest"):
+            self._on_message(self, message)
+            return
+        if message.get("_") == "raised" and self.raised is None:
+            self.raised = Raised(*(str(message.get(name, "")) for name in ("type", "text", "place")))
+            self.raised_at = self._loop.now()
+            if not self.requested_end:
+                self.kill_within(EXIT_WITHIN)
+            return
+        step = message.pop("step", None)
+        if isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**53:
+            self.step, self.step_at = step, self._loop.now()
+        for name, value in message.items():
+            if (
+                isinstance(value, (int, float))
+                and value == value
+                and abs(value) != float("inf")
+                and len(self.metrics) < 100
+            ):
+                self.metrics[str(name)[:100]] = value
+
+    def sample(self) -> None:
+        """Records the CPU time of the process, to distinguish a hang from an endless loop."""
+        if self.pid:
+            self._cpu.append((self._loop.now(), machine.state(self.pid)[1]))
+
+    def is_stopped(self) -> bool:
+        return machine.state(self.pid)[0] in ("T", "t")
+
+    def doing(self) -> str:
+        """What a hanging task does: "stopped", "waiting", or "busy" with the share of a core that it has used."""
+        if self.is_stopped():
+            return "stopped"
+        cpu = machine.state(self.pid)[1]
+        # Over several seconds, as a task may have to wait for a core; but only since its last step.
+        at, before = next((sample for sample in self._cpu if sample[0] >= self.step_at), self._cpu[-1])
+        seconds = self._loop.now() - at
+        if seconds < 0.1:
+            time.sleep(0.1)  # the last sample is too recent; a hung group can wait this long
+            seconds, (_, cpu) = self._loop.now() - at, machine.state(self.pid)
+        share = (cpu - before) / seconds
+        return f"busy {share:.2f}" if share > 0.2 else "waiting"
+
+    def finish(self) -> None:
+        """The process has ended: reads its remaining output and reports, and closes them."""
+        self.read_output()
+        self.read_reports()
+        self.log.end()
+        self.cancel_deadline()
+        self.close_ends()
+        self._loop.unwatch(self._output)
+        self._loop.unwatch(self._reports)
+        os.close(self._output)
+        self._reports.close()
+
+    def progress(self, now: float) -> TaskProgress:
+        return TaskProgress(self.step, round(now - self.step_at, 4), round(now - self.output_at, 4), self.metrics)

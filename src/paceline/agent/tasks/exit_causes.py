@@ -1,0 +1,153 @@
+"""Determines why a task ended, from its exit status and the end of its log. Pure functions without I/O."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
+_ERROR = re.compile(
+    r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Fault|Timeout|[A-Z]\w*))(?:: (?P<text>.*))?$"
+)
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of each line
+_TRACEBACK = "Traceback (most recent call last):"
+_PORT_IN_USE = re.compile(
+    r"address already in use|EADDRINUSE|errno: ?98|port is already (?:in use|allocated)|already bound|Address in use",
+    re.I,
+)
+_SURVIVOR = re.compile(
+    r"connection reset by peer|connection closed by peer|connection refused|broken pipe|socket closed|"
+    r"UnavailableError|AbortedError|CancelledError|DeadlineExceeded|DEADLINE_EXCEEDED|"
+    r"failed to connect to all addresses|"
+    r"Collective ops is aborted|coordination service|CoordinationService|heartbeat timeout|"
+    r"The tasks have crashed|task .* unexpectedly|RPC: /tensorflow|JaxRuntimeError: (?:UNAVAILABLE|ABORTED|INTERNAL)|"
+    r"DistBackendError|DistNetworkError|remote process exited|NCCL (?:error|communicator)|gloo.*(?:timed out|closed)|"
+    r"JAX distributed service detected fatal errors|Terminating process because|recvValue failed|Socket Timeout",
+    re.I,
+)
+_LOOK_BACK = 60  # lines of the log that are searched
+
+
+@dataclass(frozen=True)
+class Cause:
+    kind: str  # empty: success
+    detail: str = ""
+    place: str = ""
+    survivor: bool = False
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An uncaught exception."""
+
+    type: str
+    text: str
+    place: str  # file:line of the innermost frame
+
+    def __str__(self) -> str:
+        first_line = self.text.splitlines()[0] if self.text else ""
+        return f"{self.type}: {first_line[:300]} at {self.place}" if first_line else f"{self.type} at {self.place}"
+
+
+def classify(
+    status: int,
+    tail: Sequence[str],
+    asked_to_leave: bool = False,
+    out_of_memory: str | None = None,
+    raised: Raised | None = None,
+) -> Cause:
+    """Why the task ended.
+
+    `status`: from waitpid. `asked_to_leave`: whether its host was asked to leave. `out_of_memory`: a text if the kernel
+    killed it. `raised`: the uncaught exception that it reported; if None, its log is searched for one.
+    """
+    number = signal_of(status)
+    end = list(tail)[-_LOOK_BACK:]
+    if asked_to_leave:  # even with exit code 0: many programs exit normally on SIGTERM, but unfinished
+        return Cause("preempted", "its host was asked to leave (SIGTERM)")
+    if number == 0 and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        return Cause("")
+    if number == signal.SIGKILL and out_of_memory:
+        return Cause("out-of-memory", out_of_memory)
+    if number == signal.SIGTERM:
+        return Cause("preempted", "terminated by an external SIGTERM")
+    if raised is not None:
+        return _exception_cause(raised)
+    if number:
+        name = signal_name(number)
+        survivor = number != signal.SIGKILL and any(_SURVIVOR.search(line) for line in end)
+        return Cause("signal", f"killed by {name}", name, survivor)
+    code = os.WEXITSTATUS(status)
+    raised = traceback(tail)
+    if raised is not None:
+        return _exception_cause(raised)
+    port_line = next((line for line in end if _PORT_IN_USE.search(line)), None)
+    if port_line is not None:
+        return Cause("port-in-use", port_line.strip()[:300])
+    survivor = any(_SURVIVOR.search(line) for line in end)
+    last_line = next((line.strip() for line in reversed(end) if line.strip()), "")
+    output = f"; last line of output: {last_line[:300]}" if last_line else " without any output"
+    return Cause("program-error", f"exit code {code}{output}", f"exit code {code}", survivor)
+
+
+def own_error(tail: Sequence[str], raised: Raised | None = None) -> Cause | None:
+    """For a task that was ended on request: the error that it had before, reported or at the end of its log."""
+    if raised is None:
+        raised = traceback(tail)
+        if raised is None or len(raised.text.splitlines()) > 4:
+            return None
+    return _exception_cause(raised)
+
+
+def _exception_cause(raised: Raised) -> Cause:
+    full_text = f"{raised.type}: {raised.text}"
+    if _PORT_IN_USE.search(full_text):
+        return Cause("port-in-use", str(raised))
+    return Cause("program-error", str(raised), f"{raised.type} {raised.place}", bool(_SURVIVOR.search(full_text)))
+
+
+def traceback(tail: Sequence[str]) -> Raised | None:
+    """The last exception in these lines; all lines that follow it are part of its text."""
+    lines = [_RANK.sub("", line) for line in tail]
+    starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
+    for start in reversed(starts):
+        place = ""
+        for number in range(start + 1, len(lines)):
+            line = lines[number]
+            frame = _FRAME.match(line)
+            if frame:
+                place = f"{frame['file']}:{frame['line']}"
+            elif place and line[:1].strip():
+                error = _ERROR.match(line)
+                if error:
+                    return Raised(error["type"], "\n".join([error["text"] or "", *lines[number + 1 :]]), place)
+                break
+    return None
+
+
+def stacks(lines: Sequence[str]) -> str:
+    """The stacks that faulthandler wrote when the task was aborted."""
+    all_lines = list(lines)
+    for number, line in enumerate(all_lines):
+        if line.startswith("Fatal Python error"):
+            return "\n".join(all_lines[number:])
+    return ""
+
+
+def signal_of(status: int) -> int:
+    """The signal that killed the task, or a child whose status it passed on as shells do; 0: none."""
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status)
+    code = os.WEXITSTATUS(status)
+    valid = {int(number) for number in signal.valid_signals()}
+    return code - 128 if code > 128 and code - 128 in valid else 0
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,412 @@
+"""The tasks of a host: starts, watches and ends each attempt, and kills the processes that it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Callable
+
+from paceline.agent import machine
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.commits import restores
+from paceline.agent.net.captain_connection import CaptainConnection
+from paceline.agent.net.loop import Loop
+from paceline.agent.net.messages import StartOnHost
+from paceline.agent.options import Options
+from paceline.agent.run_files import Echo, replace_text
+from paceline.agent.tasks import exit_causes
+from paceline.agent.tasks.attempt import Attempt
+from paceline.agent.tasks.launcher import TaskLauncher
+from paceline.agent.tasks.task_log import TaskLog
+from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
+from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.plan import INGEST, Plan
+
+STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
+STACKS_LIMIT = 16 * 1024
+
+
+class HostTasks:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        loop: Loop,
+        connection: CaptainConnection,
+        snapshots: HostSnapshots,
+        evaluators: EvaluatorCopies,
+        echo: Echo | None,
+        on_all_ended: Callable[[], None],
+    ) -> None:
+        """`on_all_ended`: called when the host is leaving and its last task has ended."""
+        self._plan, self._options, self._loop = plan, options, loop
+        self._connection, self._snapshots, self._evaluators, self._echo = connection, snapshots, evaluators, echo
+        self._on_all_ended = on_all_ended
+        all_tasks = [*plan.tasks, *([] if plan.ingest_task is None else [plan.ingest_task])]
+        self._tasks = {task.name: task for task in all_tasks if task.host == options.host}
+        self._launcher = TaskLauncher(
+            plan, options, loop, connection.send, connection.notify, self._on_started, self._on_start_failed
+        )
+        self._memory = machine.Memory()
+        self._kills_before = self._memory.oom_kills()
+        self._logs: dict[str, TaskLog] = {}
+        self.attempts: dict[str, Attempt] = {}
+        self._exits: dict[str, ev.TaskExit] = {}
+        self._exit_at: dict[str, float] = {}
+        self._ending: dict[str, int] = {}  # task -> attempt; the captain awaits their end
+        self._states: dict[str, str] = {}
+        self._stacks: dict[str, str] = {}
+        self._early_exits: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
+        self._generation_file = f"{options.folder}/logs/.{options.host}.generation"
+        self.generation = self._last_generation()
+        self._data_file = f"{options.folder}/logs/.{options.host}.data"
+        self.data = self._last_data()
+        self.roster: dict[str, str] = {}
+        self.reached = 0  # the highest step of attempts that have ended
+        self._leaving = False
+
+    # ---- reports to the captain
+
+    def exits(self) -> tuple[ev.TaskExit, ...]:
+        """The last attempts of tasks that are not running."""
+        now = self._loop.now()
+        return tuple(
+            replace(exit, age=max(0.0, now - self._exit_at[name]))
+            for name, exit in self._exits.items()
+            if name not in self.attempts
+        )
+
+    def offers(self) -> dict[str, str]:
+        """Addresses for the next start of tasks that are not running."""
+        if self._leaving:
+            return {}
+        used: set[str] = set()
+        offers = {}
+        for name in self._tasks:
+            if name not in self.attempts:
+                address = f"{self._options.address}:{machine.free_port()}"
+                while address in used:
+                    address = f"{self._options.address}:{machine.free_port()}"
+                used.add(address)
+                offers[name] = address
+        return offers
+
+    def heartbeat(self, number: int) -> ev.Heartbeat:
+        now = self._loop.now()
+        tasks = {name: attempt.progress(now) for name, attempt in self.attempts.items() if name != INGEST}
+        asking = tuple(name for name, attempt in self.attempts.items() if attempt.polls_for_saves)
+        return ev.Heartbeat(self._options.host, number, tasks, self._memory.share(), asking)
+
+    # ---- starting
+
+    def start(self, message: StartOnHost) -> None:
+        if self._leaving or message.generation < self.generation:
+            return
+        self._save_generation(message.generation)
+        self._save_data(message.data)
+        for name, number in message.tasks.items():
+            if name not in self._tasks or name in self.attempts:
+                continue
+            log = self._logs.get(name)
+            if log is None:
+                log = self._logs[name] = TaskLog(
+                    f"{self._options.folder}/logs/{name}.log", lambda text: self._connection.notify(text, True), name,
+                    self._echo,
+                )  # fmt: skip
+            self._kills_before = self._memory.oom_kills()
+            task, beat = self._tasks[name], self._connection.beat
+            attempt = Attempt(task, number, self.generation, log, self._loop, beat, self._on_task_message)
+            self.attempts[name] = attempt
+            try:
+                if name == INGEST:
+                    self._launcher.start_ingest(attempt, self._snapshots.fetch_env())
+                    continue
+                restore = message.restore if restores(self._plan, task) else None
+                variables = {
+                    **self._snapshots.environment(name, self.generation, restore),
+                    **self._snapshots.fetch_env(),
+                }
+                variables.update({"PACELINE_DATA": self.data} if self.data else {})
+                self._launcher.start(attempt, self.roster, message.restarts, variables)
+            except OSError as error:
+                self._on_start_failed(attempt, error)
+
+    def _last_generation(self) -> int:
+        """The highest generation of this host, including those of earlier agents: numbers only grow."""
+        try:
+            with open(self._generation_file) as file:
+                return int(file.read())
+        except (OSError, ValueError):
+            return 0
+
+    def _save_generation(self, generation: int) -> None:
+        if generation <= self.generation:
+            return
+        self.generation = generation
+        try:
+            replace_text(self._generation_file, str(generation))
+        except OSError:
+            pass  # for example, the disk is full; this agent still has the value
+
+    def _last_data(self) -> str:
+        try:
+            with open(self._data_file) as file:
+                return file.read().rstrip("\n")
+        except (OSError, ValueError):
+            return ""
+
+    def _save_data(self, data: str) -> None:
+        """For a captain that has lost its notes: it learns the location from its members."""
+        if not data or data == self.data:
+            return
+        self.data = data
+        try:
+            replace_text(self._data_file, data)
+        except OSError:
+            pass  # for example, the disk is full; this agent still has the value
+
+    def _on_started(self, attempt: Attempt) -> None:
+        started = ev.TaskStarted(self._options.host, attempt.task.name, attempt.number, attempt.pid, attempt.warm)
+        self._connection.send(started)
+        self._snapshots.watched.attempt_started(attempt)
+        early_status = self._early_exits.pop(attempt.pid, None)
+        if not self._launcher.awaits_spare():
+            self._early_exits.clear()  # pids are reused
+        if early_status is not None:
+            self._on_exit(attempt, early_status)
+        elif attempt.requested_end or self._leaving:
+            attempt.kill()  # there was no process to signal until now
+
+    def _on_start_failed(self, attempt: Attempt, error: OSError) -> None:
+        path = f": {error.filename}" if error.filename else ""
+        attempt.log.feed(f"{error.strerror or error}{path}\n".encode())
+        self._on_exit(attempt, 127 << 8)
+
+    # ---- while they run
+
+    def look(self) -> None:
+        """Called once a second."""
+        for attempt in self.attempts.values():
+            attempt.sample()
+        training = {name: attempt for name, attempt in self.attempts.items() if name != INGEST}
+        self._launcher.consider_spare(training, self._memory)
+
+    def _on_task_message(self, attempt: Attempt, message: dict[str, Any]) -> None:
+        """Handles a message from the runtime in a task."""
+        kind, task = message["_"], attempt.task.name
+        if kind == "saved":
+            self._snapshots.collect()
+        elif kind == "warning":
+            self._connection.notify(f"{task}: {str(message.get('text'))[:2000]}", True)
+        elif kind == "asks":
+            attempt.polls_for_saves = True
+            self._connection.beat()
+        elif kind == "follow":
+            self._evaluators.handle_message(task, message)
+        elif kind == "ingest":
+            self._on_ingest_message(attempt, message)
+        elif kind == "save":
+            self._connection.send(ev.SaveRequested(self._options.host, task))
+        elif kind == "agree":
+            self._agreement_reply(attempt, message)
+
+    def _agreement_reply(self, attempt: Attempt, message: dict[str, Any]) -> None:
+        """Validates the reply of the program's process: the captain would disconnect this host if it were invalid."""
+        step = attempt.step if message.get("step") is None else message["step"]
+        say, which, count = (message.get(name) for name in ("say", "which", "count"))
+        if isinstance(say, str) and type(which) is int and type(count) is int and type(step or 0) is int:
+            reply = ev.AgreementReply(self._options.host, attempt.task.name, say, which, count, step or 0)
+            self._connection.send(reply)
+
+    def _on_ingest_message(self, attempt: Attempt, message: dict[str, Any]) -> None:
+        if message.get("stage") == "failed":
+            attempt.ingest_failure = str(message.get("cause")), str(message.get("detail"))[:2000]
+            return
+        progress = ev.IngestProgress(
+            self._options.host, str(message.get("stage", "")), str(message.get("data", "")),
+            str(message.get("run", "")), bool(message.get("made", False)), int(message.get("files", 0)),
+            int(message.get("size", 0)),
+        )  # fmt: skip
+        if progress.stage == "there":
+            self._save_data(progress.data)
+        self._connection.send(progress)
+
+    def tell(self, tasks: Iterable[str], message: Mapping[str, Any]) -> None:
+        """Sends a message to the processes of these tasks."""
+        for name in tasks:
+            if name in self.attempts:
+                self.attempts[name].tell(dict(message))
+
+    # ---- exits
+
+    def child_ended(self, pid: int, status: int) -> None:
+        if self._launcher.child_ended(pid) or self._snapshots.porter.child_ended(pid):
+            return
+        for attempt in list(self.attempts.values()):
+            if attempt.pid == pid:
+                self._on_exit(attempt, status)
+                return
+        if self._launcher.awaits_spare():
+            self._early_exits[pid] = status
+        for name in self._tasks:
+            if name not in self.attempts:
+                self._kill_orphans(name)  # this agent has adopted the children of the process that ended
+
+    def _on_exit(self, attempt: Attempt, status: int) -> None:
+        attempt.exited = True
+        attempt.kill()  # the processes that it left in its process group
+        self._kill_orphans(attempt.task.name)
+        attempt.finish()
+        succeeded = status == 0 and attempt.requested_end in ("", ins.TERMINATE)
+        self._snapshots.watched.attempt_ended(attempt, succeeded, lambda: self._finish_attempt(attempt, status))
+
+    def _kill_orphans(self, task: str) -> None:
+        """Kills processes that a task started and that left its process group: this agent has adopted them."""
+        own_pids = {attempt.pid for attempt in self.attempts.values()} | self._launcher.pids()
+        own_pids |= self._snapshots.porter.pids()
+        for pid in machine.children(os.getpid()):
+            if pid not in own_pids and machine.environment_of(pid, "PACELINE_TASK") == task:
+                _signal(pid, signal.SIGKILL)
+
+    def _finish_attempt(self, attempt: Attempt, status: int) -> None:
+        name = attempt.task.name
+        self._snapshots.collect()  # report its last snapshot and its last step before its exit
+        self._connection.beat()
+        del self.attempts[name]
+        self._evaluators.attempt_ended(name)
+        self.reached = max(self.reached, attempt.step or 0)
+        if attempt.cold_because:
+            self._launcher.disable_spares(f"{name} starts cold from now on: {attempt.cold_because}")
+        if attempt.state:
+            self._states[name] = attempt.state
+        if attempt.requested_end == ins.ABORT:
+            self._stacks[name] = exit_causes.stacks(attempt.log.tail)[-STACKS_LIMIT:]
+        exit = self._exit_of(attempt, status)
+        self._exits[name], self._exit_at[name] = exit, self._failed_at(attempt)
+        if exit.cause or not exit.expected:
+            self._connection.send(ev.TaskExited(self._options.host, exit))
+        if exit.expected and self._ending:
+            self._report_ended()
+        elif not self._leaving:
+            self._send_offers()
+        if self._leaving and not self.attempts:
+            self._on_all_ended()
+
+    def _exit_of(self, attempt: Attempt, status: int) -> ev.TaskExit:
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        expected = bool(attempt.requested_end)
+        if expected:
+            tail = attempt.log.tail if attempt.requested_end == ins.KILL else ()
+            cause = exit_causes.own_error(tail, attempt.raised) if attempt.requested_end != ins.TERMINATE else None
+            cause = cause or exit_causes.Cause("")
+        elif attempt.ingest_failure is not None and status != 0:
+            cause = exit_causes.Cause(*attempt.ingest_failure)
+        else:
+            memory = self._out_of_memory(attempt, exit_causes.signal_of(status))
+            cause = exit_causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
+            if cause.kind == "signal" and cause.place == "SIGILL":
+                cause = replace(cause, detail=f"{cause.detail}: {self._launcher.sigill_hint()}")
+        survivor = cause.survivor and len(self._plan.tasks) > 1
+        return ev.TaskExit(
+            attempt.task.name, attempt.number, code,
+            None if number is None else exit_causes.signal_name(number), expected,
+            cause.kind, cause.detail, cause.place, survivor, max(0.0, self._loop.now() - self._failed_at(attempt)),
+        )  # fmt: skip
+
+    def _failed_at(self, attempt: Attempt) -> float:
+        """When the attempt failed: at its uncaught exception if there was one. It decides which task failed first."""
+        return attempt.raised_at if attempt.raised is not None else self._loop.now()
+
+    def _out_of_memory(self, attempt: Attempt, number: int) -> str | None:
+        if number != signal.SIGKILL:
+            return None
+        kills = self._memory.oom_kills()
+        has_new_kill, self._kills_before = kills > self._kills_before, kills
+        if has_new_kill or machine.was_oom_killed(attempt.pid):
+            _used, limit = self._memory.used_and_limit()
+            return f"killed by the kernel: out of memory (the limit is {limit >> 20} MiB)"
+        return None
+
+    def _report_ended(self) -> None:
+        """Once all attempts that the captain asked to end have ended, reports it, with addresses for the next start."""
+        for name, number in self._ending.items():
+            attempt = self.attempts.get(name)
+            if attempt is not None and attempt.number == number:
+                return
+        ending, self._ending = self._ending, {}
+        self._send_offers(ending)
+
+    def _send_offers(self, ended: dict[str, int] | None = None) -> None:
+        states, self._states = self._states, {}
+        stacks, self._stacks = self._stacks, {}
+        self._connection.send(ev.TasksEnded(self._options.host, ended or {}, self.offers(), states, stacks))
+
+    # ---- ending
+
+    def end(self, message: ins.EndTasks) -> None:
+        """Ends attempts on the captain's request."""
+        for name, number in message.tasks.items():
+            attempt = self.attempts.get(name)
+            self._ending[name] = number
+            if attempt is not None and attempt.number == number:
+                self._end(attempt, message.how, message.grace)
+        self._report_ended()
+
+    def _end(self, attempt: Attempt, how: str, grace: float) -> None:
+        attempt.requested_end = how
+        if how == ins.KILL:
+            attempt.state = "stopped" if attempt.is_stopped() else ""
+            attempt.kill()
+        elif how == ins.ABORT and not attempt.pid:
+            attempt.kill()  # there is no process that could write its stacks
+        elif how == ins.ABORT:
+            attempt.state = attempt.doing()
+            attempt.log.tail.clear()
+            descendants = [] if self._launcher.python is not None else machine.descendants(attempt.pid)
+            for pid in descendants or [attempt.pid]:  # the stacks of a shell are not useful
+                _signal(pid, signal.SIGABRT)
+                _signal(pid, signal.SIGCONT)
+            attempt.kill_within(STACKS_WITHIN)
+        else:
+            self._terminate(attempt)
+            attempt.signal(signal.SIGCONT, whole_group=True)
+            attempt.kill_within(grace)
+
+    def _terminate(self, attempt: Attempt) -> None:
+        whole_group = self._launcher.python is None or attempt.task.name == INGEST
+        attempt.signal(signal.SIGTERM, whole_group=whole_group)
+
+    def terminate(self) -> None:
+        for attempt in self.attempts.values():
+            self._terminate(attempt)
+
+    def kill(self) -> None:
+        for attempt in self.attempts.values():
+            attempt.requested_end = attempt.requested_end or ins.KILL
+            attempt.kill()
+
+    def kill_unasked(self) -> None:
+        """Without a request of the captain, which receives a report when it returns."""
+        self.kill()
+        for name, attempt in self.attempts.items():
+            self._ending.setdefault(name, attempt.number)
+
+    def leave(self, grace: float) -> None:
+        """Starts no more attempts, and kills the running ones after `grace` seconds."""
+        self._leaving = True
+        for attempt in self.attempts.values():
+            attempt.kill_within(grace)
+
+    def close(self) -> None:
+        self._launcher.close()
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass

@@ -1,0 +1,258 @@
+"""Starts tasks with their environment: from a spare if one is ready, else in a new interpreter."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+from pathlib import Path
+from typing import Callable
+
+from paceline.agent import machine
+from paceline.agent.captain import events as ev
+from paceline.agent.net.loop import Loop
+from paceline.agent.options import Options
+from paceline.agent.spares import spare
+from paceline.agent.tasks.attempt import Attempt
+from paceline.agent.tasks.python_command import parse_command
+from paceline.agent.transfers.porter_client import process
+from paceline.frameworks import amx, environment, tensorflow_server
+from paceline.plan import Plan
+
+SETTLED = 3.0  # seconds without an import, after which a program has imported what it needs
+SPARE_DEATHS = 3  # after which no more spares are started
+SPARE_ANSWERS = 10.0  # seconds that a spare may take to fork
+SPARE_NICE = 5  # training has priority, but the spare must become ready at some point
+MARGIN = 256 * 1024 * 1024  # bytes of memory to leave free
+
+
+class TaskLauncher:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        loop: Loop,
+        send: Callable[[ev.MemberEvent], None],
+        notify: Callable[..., None],
+        on_started: Callable[[Attempt], None],
+        on_failed: Callable[[Attempt, OSError], None],
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._loop = loop
+        self._send = send
+        self._notify = notify
+        self._on_started = on_started
+        self._on_failed = on_failed
+        host = plan.host(options.host)
+        self._role = plan.role(host.role)
+        self._command = list(self._role.command or tensorflow_server.COMMAND)
+        self._work = options.work or plan.code
+        self._interpreter = options.interpreter or sys.executable
+        self.python = parse_command(self._command, self._interpreter)
+        self._static = self._static_environment(len(host.tasks))
+        self._record_path = f"{options.folder}/logs/.{options.host}.imports"
+        self._record_mtime = 0, 0.0  # of the record, in ns, and when it was first observed
+        self._spare: spare.Spare | None = None
+        self._spare_ready = False
+        self._spare_deaths = 0
+        self._spares_enabled = plan.restart.warm and self.python is not None
+        self._pending: list[Attempt] = []
+        self._pending_environments: dict[str, dict[str, str]] = {}
+
+    def _static_environment(self, tasks: int) -> dict[str, str]:
+        """The variables that are the same for all tasks of this host in all generations."""
+        threads = environment.threads(self._options.cores, tasks)
+        environ = {**os.environ, **self._role.env}
+        paths = [*filter(None, [environ.get("PYTHONPATH"), self._options.library])]
+        limits = amx.environment(environ)
+        if limits:
+            self._notify(f"{amx.FINDING}; tasks run with {amx.VARIABLE}={amx.LIMIT}")
+        return {
+            "PYTHONUNBUFFERED": "1",
+            **{name: value for name, value in threads.items() if name not in os.environ},
+            **environ,
+            **limits,
+            **({"PYTHONPATH": os.pathsep.join(paths)} if self._options.library else {}),
+            "PYTHONFAULTHANDLER": "1",
+            "PACELINE_TENSORBOARD_DIR": f"{self._options.folder}/tensorboard",
+        }
+
+    def start(self, attempt: Attempt, roster: dict[str, str], restarts: int, variables: dict[str, str]) -> None:
+        """Starts the attempt; `on_started` is called once it has a process. OSError: the command cannot be started."""
+        task = attempt.task
+        environ = {
+            **self._static,
+            **environment.task_variables(self._plan, task, roster, self._options.run, attempt.generation, restarts),
+            **environment.gpus(self._plan, task, self._options.devices),
+            **attempt.environment(),
+            **variables,
+        }
+        if self._spare is not None and self._spare_ready:
+            try:
+                self._spare.start(environ, attempt.output_end, attempt.output_end, attempt.report_end.fileno())
+            except (OSError, ValueError) as error:
+                self.disable_spares(f"{self._options.host} does not use spares: {error}")
+            else:
+                self._pending.append(attempt)
+                self._pending_environments[task.name] = environ
+                self._loop.after(SPARE_ANSWERS, lambda: self._check_answered(attempt))
+                return
+        self._start_cold(attempt, environ)
+
+    def start_ingest(self, attempt: Attempt, variables: dict[str, str]) -> None:
+        """Starts the agent's own process that runs the ingest command."""
+        environ = {
+            **self._static,
+            "PACELINE_RUN": self._options.run,
+            "PACELINE_TASK": attempt.task.name,
+            "PACELINE_ROLE": attempt.task.role,
+            "PACELINE_INDEX": str(attempt.task.index),
+            "CUDA_VISIBLE_DEVICES": ",".join(self._options.devices),
+            **attempt.environment(),
+            **variables,
+        }
+        command = process("paceline.agent.ingest_process", self._options.to_json())
+        out, reports = attempt.output_end, attempt.report_end.fileno()
+        attempt.began(spare.start_plain(command, environ, self._work, out, out, reports), warm=False)
+        self._on_started(attempt)
+
+    def _start_cold(self, attempt: Attempt, environ: dict[str, str]) -> None:
+        out, reports = attempt.output_end, attempt.report_end.fileno()
+        if self.python is None:
+            pid = spare.start_plain(self._command, environ, self._work, out, out, reports)
+        else:
+            record_fd = -1
+            if self._spares_enabled and self._spare is None and attempt.task.local_index == 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                try:
+                    record_fd = os.open(self._record_path, flags, 0o600)
+                except OSError:
+                    self._spares_enabled = False  # a spare needs the record
+            try:
+                pid = spare.start_cold(self.python, environ, self._work, out, out, reports, record_fd)
+            finally:
+                if record_fd >= 0:
+                    os.close(record_fd)
+        attempt.began(pid, warm=False)
+        self._on_started(attempt)
+
+    # ---- the spare
+
+    def consider_spare(self, attempts: dict[str, Attempt], memory: machine.Memory) -> None:
+        """Starts a spare once the program has imported what it needs or reports steps, if there is enough memory."""
+        if not self._spares_enabled or self._spare is not None or self.python is None:
+            return
+        first = next((attempt for attempt in attempts.values() if attempt.pid), None)
+        if first is None or not (first.step is not None or self._has_finished_imports()):
+            return
+        need = machine.resident(first.pid) + MARGIN
+        if memory.free() < need:
+            shortage = f"{need >> 20} MiB of memory needed, {memory.free() >> 20} MiB free"
+            self.disable_spares(f"{self._options.host} keeps no spare: {shortage}")
+            return
+        try:
+            record = spare.read_record(Path(self._record_path))
+            if not record and self.python.hooked:
+                self._spares_enabled = False  # there is nothing to preload: a cold start is as fast
+                return
+            self._spare = spare.Spare.spawn(self.python, self._static, self._work, record, nice=SPARE_NICE)
+        except (OSError, ValueError) as error:
+            self.disable_spares(f"{self._options.host} keeps no spare: {error}")
+            return
+        self._loop.watch(self._spare, selectors.EVENT_READ, self._read_spare)
+
+    def _has_finished_imports(self) -> bool:
+        try:
+            mtime = os.stat(self._record_path).st_mtime_ns
+        except OSError:
+            return False
+        if mtime != self._record_mtime[0]:
+            self._record_mtime = mtime, self._loop.now()
+        return self._loop.now() - self._record_mtime[1] > SETTLED
+
+    def _read_spare(self) -> None:
+        if self._spare is None:
+            return
+        for message in self._spare.receive():
+            if isinstance(message, spare.Ready):
+                self._spare_ready = True
+                self._send(ev.SpareReady(self._options.host, message.seconds))
+            elif isinstance(message, spare.Ended):
+                self._on_spare_ended()
+                return
+            elif isinstance(message, spare.Unfit):
+                self._on_spare_failed(message.reason)
+                return
+            elif isinstance(message, spare.Started) and self._pending:
+                attempt = self._pending.pop(0)
+                self._pending_environments.pop(attempt.task.name, None)
+                attempt.began(message.pid, warm=True)
+                self._on_started(attempt)
+
+    def _check_answered(self, attempt: Attempt) -> None:
+        if attempt in self._pending and self._spare is not None:
+            try:
+                os.killpg(self._spare.pid, signal.SIGKILL)  # including forks that are not tasks yet
+            except ProcessLookupError:
+                pass
+            self._on_spare_failed(f"it did not answer for {SPARE_ANSWERS:g} s")
+
+    def awaits_spare(self) -> bool:
+        """Whether a spare is forking a task whose pid is not known yet."""
+        return bool(self._pending)
+
+    def child_ended(self, pid: int) -> bool:
+        if self._spare is not None and pid == self._spare.pid:
+            self._on_spare_ended()
+            return True
+        return False
+
+    def _on_spare_ended(self) -> None:
+        """It is started again, up to SPARE_DEATHS times in all."""
+        self._spare_deaths += 1
+        self._drop_spare()
+        if self._spare_deaths >= SPARE_DEATHS:
+            self.disable_spares(f"{self._options.host} keeps no spare: it ended {self._spare_deaths} times")
+        self._start_pending_cold()
+
+    def _on_spare_failed(self, reason: str) -> None:
+        self._drop_spare()
+        self.disable_spares(f"{self._options.host} keeps no spare: {reason}")
+        self._start_pending_cold()
+
+    def _start_pending_cold(self) -> None:
+        pending, self._pending = self._pending, []
+        for attempt in pending:
+            try:
+                self._start_cold(attempt, self._pending_environments.pop(attempt.task.name))
+            except OSError as error:
+                self._on_failed(attempt, error)
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._loop.unwatch(self._spare)
+            self._spare.kill()
+        self._spare, self._spare_ready = None, False
+
+    def disable_spares(self, reason: str) -> None:
+        if self._spares_enabled:
+            self._spares_enabled = False
+            self._notify(reason)
+        if not self._pending:
+            self._drop_spare()
+
+    def sigill_hint(self) -> str:
+        """The likely reason if a task was killed by SIGILL."""
+        return amx.likely_reason(self._static)
+
+    def pids(self) -> set[int]:
+        return {self._spare.pid} if self._spare is not None else set()
+
+    def close(self) -> None:
+        self._drop_spare()
+        try:
+            os.unlink(self._record_path)
+        except OSError:
+            pass

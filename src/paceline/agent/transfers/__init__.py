@@ -1,0 +1,1 @@
+"""Snapshots and logs on their way between a host and the store, by a process of their own."""

@@ -1,0 +1,357 @@
+"""Snapshots on a host: collects those that tasks save, uploads them when the captain says so, fetches those to restore.
+
+<folder>/staging/<task>/g<generation>/step-<n>     written by the task
+<folder>/held/<task>/step-<n>-g<generation>        collected by the agent, until the captain has it deleted
+<folder>/restored/<host>/step-<n>-g<generation>    a verified copy to resume from
+<folder>/committed/<host>/step-<n>                 for evaluators that poll this folder; see also evaluator_copies.py
+If tasks write checkpoints to a watched folder instead, see watched_folder.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Callable
+
+from paceline.agent import machine
+from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.events import PartSaved
+from paceline.agent.net.loop import Loop
+from paceline.agent.net.messages import stored_messages
+from paceline.agent.options import Options
+from paceline.agent.transfers import requests as req
+from paceline.agent.transfers.porter_client import PorterClient, porter_settings
+from paceline.agent.transfers.watched_folder import WatchedFolder
+from paceline.plan import Plan
+from paceline.storage.snapshots.manifest import File, SnapshotId, parse_id
+from paceline.storage.stores import obstore_library
+from paceline.storage.watched.folder_contents import ABOUT
+
+ABOUT_LIMIT = 8 * 1024 * 1024
+MAX_PARTS = 100_000
+MAX_ENTRIES = 100  # of metrics and versions
+MAX_COPIES = 3  # kept for evaluators
+RETRY_S = 2.0  # seconds until a failed fetch is retried
+BOOT = "boot"  # a file next to the held parts: the boot id of the machine that wrote them
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
+_GENERATION = re.compile(r"g([1-9][0-9]{0,7})")
+
+
+class _InvalidSnapshot(Exception):
+    """The folder is not a snapshot; the text says why."""
+
+
+class HostSnapshots:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        loop: Loop,
+        send: Callable[[ev.MemberEvent], None],
+        notify: Callable[..., None],
+    ) -> None:
+        """`send`: to the captain. `notify`: shows a text to the user."""
+        self._plan, self._options, self._loop = plan, options, loop
+        self._send, self._notify = send, notify
+        host = plan.host(options.host)
+        self._tasks = host.tasks
+        self._is_evaluator = host.role == "evaluator"
+        self._folder = options.folder
+        self._held_folder = f"{options.folder}/held"
+        self._restored_folder = f"{options.folder}/restored/{options.host}"
+        self._committed_folder = f"{options.folder}/committed/{options.host}"
+        environment = {**os.environ, **plan.role(host.role).env}
+        self.porter = PorterClient(porter_settings(plan, options), environment, loop)
+        self.watched = WatchedFolder(plan, options, loop, self.porter, self._collect_part, notify)
+        self._uploads: dict[tuple[str, SnapshotId], int] = {}  # -> number of the request
+        # Files of stored parts, in case the captain asks again.
+        self._stored: dict[tuple[str, SnapshotId], tuple[File, ...]] = {}
+        self._preparing: tuple[SnapshotId | None, int] | None = None
+        self._prepared: tuple[SnapshotId | None] | None = None  # not used by a task yet
+        self._is_fetching = False  # a copy for evaluators
+        self._newest: SnapshotId | None = None  # for evaluators
+        self._next_fetch: SnapshotId | None = None  # for evaluators, once the current fetch has ended
+        self._discard_other_boots()
+
+    # ---- for tasks
+
+    def environment(self, task: str, generation: int, restore: str | None) -> dict[str, str]:
+        """Environment variables of a task. Its staging folder belongs to this task and generation alone."""
+        folder = f"{self._folder}/staging/{task}"
+        staging = f"{folder}/g{generation}"
+        os.makedirs(staging, exist_ok=True)
+        old = [f"{folder}/{name}" for name in os.listdir(folder) if name != f"g{generation}"]
+        if old:
+            self.remove(old)
+        self._prepared = None
+        restored = f"{self._restored_folder}/{restore}" if restore else ""
+        variables = {"PACELINE_SNAPSHOT_DIR": staging, "PACELINE_RESTORE": restored}
+        if self._plan.snapshots.trust:
+            variables["PACELINE_TRUST"] = "1"
+        if self._is_evaluator:
+            os.makedirs(self._committed_folder, exist_ok=True)
+            variables["PACELINE_COMMITTED_DIR"] = self._committed_folder
+        return variables
+
+    def fetch_env(self) -> dict[str, str]:
+        """Environment variables for paceline.fetch, the same for all tasks of a host and for an ingest."""
+        obstore = obstore_library.own() or (f"{self._folder}/{obstore_library.FOLDER}" if self._options.obstore else "")
+        return {"PACELINE_FETCHED_DIR": f"{self._folder}/fetched", **({"PACELINE_OBSTORE": obstore} if obstore else {})}
+
+    def bring_library(self) -> None:
+        """Installs obstore for tasks that fetch, if this host has none: the porter does so on its first request."""
+
+        def answered(answer: req.Answer) -> None:
+            if isinstance(answer, req.Failure) and answer.passing:
+                self._loop.after(RETRY_S, self.bring_library)
+
+        if self._options.obstore:
+            self.porter.ask(req.RemoveFolders(), answered)
+
+    def collect(self) -> None:
+        """Collects the snapshots that tasks have saved since the last call, and reports them to the captain."""
+        for task in self._tasks:
+            for step, generation, path in list(self._staged(task)):
+                if self.watched.folder:
+                    self.remove([path])
+                    self._notify(f"{task}: its snapshots are ignored because snapshots.watch is set", True)
+                else:
+                    self._collect_part(task, SnapshotId(step, generation), path)
+
+    def _collect_part(self, task: str, id: SnapshotId, path: str) -> None:
+        target = f"{self._held_folder}/{task}/{id}"
+        try:
+            if os.path.exists(target):
+                self.remove([path])  # the same step again: the first one is being uploaded
+                return
+            _read_about(path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            self._write_boot(task)
+            os.rename(path, target)
+        except _InvalidSnapshot as error:
+            self._notify(f"{task}: the snapshot of step {id.step} is invalid and is ignored: {error}", True)
+            self.remove([path])
+            return
+        except OSError as error:
+            self._notify(f"{task}: cannot collect the snapshot in {path}: {error.strerror}", True)
+            return
+        self._send(self._saved_part(task, id))
+
+    def _write_boot(self, task: str) -> None:
+        path = f"{self._held_folder}/{task}/{BOOT}"
+        if not os.path.exists(path):
+            with open(path, "w") as file:
+                file.write(machine.boot_id())
+
+    def _discard_other_boots(self) -> None:
+        """Parts that were held when the machine lost power may be incomplete or empty."""
+        for task in self._tasks:
+            folder = f"{self._held_folder}/{task}"
+            parts = [name for name in _names(folder) if parse_id(name) is not None]
+            try:
+                with open(f"{folder}/{BOOT}") as file:
+                    is_same_boot = file.read() == machine.boot_id()
+            except OSError:
+                is_same_boot = False
+            if parts and not is_same_boot:
+                text = f"{', '.join(sorted(parts))} was saved before this machine restarted and is ignored"
+                self._notify(f"{task}: {text}", True)
+                self.remove([f"{folder}/{name}" for name in parts])
+            if not is_same_boot:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{folder}/{BOOT}")
+
+    def held_parts(self) -> list[PartSaved]:
+        """All parts on this host, including those that an earlier agent collected."""
+        parts = []
+        for task in self._tasks:
+            ids = filter(None, map(parse_id, _names(f"{self._held_folder}/{task}")))
+            for id in sorted(ids):
+                with contextlib.suppress(_InvalidSnapshot):
+                    parts.append(self._saved_part(task, id))
+        return parts
+
+    def _staged(self, task: str) -> Iterator[tuple[int, int, str]]:
+        folder = f"{self._folder}/staging/{task}"
+        for generation in filter(None, map(_GENERATION.fullmatch, _names(folder))):
+            steps = filter(None, map(_STEP.fullmatch, _names(f"{folder}/{generation[0]}")))
+            for step in sorted(steps, key=lambda match: int(match[1])):
+                yield int(step[1]), int(generation[1]), f"{folder}/{generation[0]}/{step[0]}"
+
+    def _saved_part(self, task: str, id: SnapshotId) -> PartSaved:
+        about = _read_about(f"{self._held_folder}/{task}/{id}")
+        parts, metrics, versions = about.get("parts", 1), about.get("metrics", {}), about.get("versions", {})
+        numbers = {str(k): float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
+        return PartSaved(
+            self._options.host, task, id, parts, numbers, {str(k): str(v)[:200] for k, v in _items(versions)}
+        )
+
+    # ---- instructions of the captain
+
+    def store(self, message: ins.StorePart) -> None:
+        task, snapshot = message.task, message.snapshot
+        if (task, snapshot) in self._stored and not message.anew:
+            self._report_stored(task, snapshot)
+            return
+        if (task, snapshot) in self._uploads or task not in self._tasks:
+            return
+
+        def sent(answer: req.Answer) -> None:
+            self._uploads.pop((task, snapshot), None)
+            if isinstance(answer, req.Failure):
+                self._send(ev.PartStored(self._options.host, task, snapshot, error=answer))
+            else:
+                assert isinstance(answer, req.PartSent)
+                self._stored[task, snapshot] = answer.files
+                self._report_stored(task, snapshot)
+
+        request = req.SendPart(snapshot, task, f"{self._held_folder}/{task}/{snapshot}")
+        self._uploads[task, snapshot] = self.porter.ask(request, sent)
+
+    def _report_stored(self, task: str, snapshot: SnapshotId) -> None:
+        for message in stored_messages(self._options.host, task, snapshot, self._stored[task, snapshot]):
+            self._send(message)
+
+    def drop(self, message: ins.DropPart) -> None:
+        task, id = message.task, message.snapshot
+        self._stored.pop((task, id), None)
+        number = self._uploads.pop((task, id), None)
+        if number is not None:
+            self.porter.cancel(number)
+        if task in self._tasks:
+            self.remove([f"{self._held_folder}/{task}/{id}"])
+
+    def prepare(self, message: ins.PrepareHost) -> None:
+        id = message.snapshot
+        if self._preparing is not None:
+            if self._preparing[0] == id:
+                return
+            self.porter.cancel(self._preparing[1])
+        if self._prepared == (id,):
+            self._send(ev.HostPrepared(self._options.host, id))
+            return
+        self._prepared = None
+        self.remove([f"{self._restored_folder}/{name}" for name in _names(self._restored_folder)])
+        folder = f"{self._restored_folder}/{id}"
+
+        def fetched(answer: req.Answer) -> None:
+            failure = answer if isinstance(answer, req.Failure) else None
+            if failure is None and self.watched.folder and self._preparing == (id, number):
+                self._preparing = id, self.watched.restore(message.generation, id, folder, finished)
+            else:
+                finished(failure)
+
+        def finished(failure: req.Failure | None) -> None:
+            if self._preparing is not None and self._preparing[0] == id:
+                self._preparing = None
+            if failure is None:
+                self._prepared = (id,)
+            elif failure.kind == req.UNWANTED:
+                return
+            self._send(ev.HostPrepared(self._options.host, id, failure))
+
+        if id is None:
+            self._preparing = None, self.watched.restore(message.generation, None, "", finished)
+            return
+        number = self.porter.ask(req.FetchSnapshot(id, folder, self._held_folder), fetched)
+        self._preparing = id, number
+
+    def copy_for_evaluators(self, id: SnapshotId, is_retry: bool = False) -> None:
+        """Fetches the snapshot for evaluators that poll PACELINE_COMMITTED_DIR."""
+        if is_retry and id != self._newest:
+            return
+        self._newest = id
+        if self._is_fetching:
+            self._next_fetch = id
+            return
+        names = filter(_STEP.fullmatch, _names(self._committed_folder))
+        copies = sorted(names, key=lambda name: int(name[len("step-") :]))
+        if f"step-{id.step}" in copies:
+            return
+        self._is_fetching = True
+
+        def fetched(answer: req.Answer) -> None:
+            self._is_fetching = False
+            failure = answer if isinstance(answer, req.Failure) else None
+            if failure is not None and self._next_fetch is None:
+                if not is_retry:
+                    text = f"cannot fetch the snapshot of step {id.step} for {self._options.host}: {failure.text}"
+                    self._notify(f"{text}; retrying" if failure.passing else text, True)
+                if failure.passing:
+                    self._loop.after(RETRY_S, lambda: self.copy_for_evaluators(id, is_retry=True))
+            elif failure is None:
+                self.remove([f"{self._committed_folder}/{name}" for name in copies[: 1 - MAX_COPIES]])
+            next_fetch, self._next_fetch = self._next_fetch, None
+            if next_fetch is not None:
+                self.copy_for_evaluators(next_fetch)
+
+        self.porter.ask(req.FetchSnapshot(id, f"{self._committed_folder}/step-{id.step}"), fetched)
+
+    def remove(self, folders: Iterable[str]) -> None:
+        """Renames the folders immediately, as others may replace them, and has the porter delete them."""
+        renamed = []
+        for folder in folders:
+            try:
+                parent, name = os.path.split(folder)
+                aside = f"{parent}/.{name}.{os.urandom(4).hex()}.gone"
+                os.rename(folder, aside)
+                renamed.append(aside)
+            except OSError:
+                continue  # it does not exist
+        if renamed:
+            self.porter.ask(req.RemoveFolders(tuple(renamed)), lambda _: None)
+
+    def tidy(self) -> None:
+        """Removes copies after the end of the run. Held parts stay: they are stored nowhere else."""
+        task_folders = [f"{self._held_folder}/{task}" for task in self._tasks]
+        for folder in task_folders:
+            if not any(map(parse_id, _names(folder))):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{folder}/{BOOT}")
+        leftovers = [f"{folder}/{name}" for folder in task_folders for name in _names(folder) if parse_id(name) is None]
+        staged = [f"{self._folder}/staging/{task}" for task in self._tasks]
+        for folder in (self._restored_folder, self._committed_folder, f"{self._folder}/fetched", *staged, *leftovers):
+            shutil.rmtree(folder, ignore_errors=True)
+        parents = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
+        self.watched.tidy()
+        for folder in (*task_folders, *parents):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                continue  # not empty; other hosts may use it, too
+
+    def close(self) -> None:
+        self.porter.close()
+
+
+def _read_about(folder: str) -> Mapping[str, Any]:
+    """The program's description of a part. Raises if the number of parts is unknown: one part is not the whole."""
+    try:
+        with open(f"{folder}/{ABOUT}", "rb") as file:
+            about = json.loads(file.read(ABOUT_LIMIT))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _InvalidSnapshot(f"cannot read its {ABOUT}: {error}") from None
+    if not isinstance(about, dict):
+        raise _InvalidSnapshot(f"its {ABOUT} is not a JSON object")
+    parts = about.get("parts", 1)
+    if type(parts) is not int or not 1 <= parts <= MAX_PARTS:
+        raise _InvalidSnapshot(f"parts is {parts!r} in its {ABOUT}, but must be an integer from 1 to {MAX_PARTS}")
+    return about
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    return list(value.items())[:MAX_ENTRIES] if isinstance(value, dict) else ()

@@ -1,0 +1,107 @@
+"""Names of the objects of a run: DNS labels that are never truncated, however long the job's name is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.plan import TENSORBOARD, Host, Plan
+
+RUN_LABEL = "paceline.dev/run"
+ROLE_LABEL = "paceline.dev/role"
+SERVE = "serve"
+CAPTAIN_PORT = 7733
+FILES_PORT = 7734  # of TensorBoard's pod, for the members
+SERVES_LABEL = "paceline.dev/serves"  # of objects that serve a run's model: they do not belong to the run
+TEMPLATE_LABEL = "paceline.dev/template"  # of their pods: distinguishes the pods of an update from earlier ones
+REST_PORT, GRPC_PORT = 8501, 8500  # those of TensorFlow Serving
+SNAPSHOTS_PORT = 7735  # of the captain's pod, for the members, if the captain stores the snapshots
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Hosts of one role with the same resources: one Indexed Job."""
+
+    role: str
+    number: int
+    hosts: tuple[Host, ...]
+
+    @property
+    def first(self) -> int:
+        """The index of its first host among all hosts of the role."""
+        return self.hosts[0].index
+
+
+def groups(plan: Plan) -> Iterator[HostGroup]:
+    hosts_by_group: dict[tuple[str, int], list[Host]] = {}
+    for host in plan.hosts:
+        hosts_by_group.setdefault((host.role, host.group), []).append(host)
+    for (role, number), hosts in hosts_by_group.items():
+        yield HostGroup(role, number, tuple(hosts))
+
+
+def job_of(run: str, group: HostGroup) -> str:
+    """
+    >>> job_of("digits-3f9a", HostGroup("worker", 0, ()))
+    'digits-3f9a-worker'
+    >>> job_of("digits-3f9a", HostGroup("worker", 1, ()))
+    'digits-3f9a-worker-g1'
+    """
+    return f"{run}-{group.role}" if group.number == 0 else f"{run}-{group.role}-g{group.number}"
+
+
+def captain_address(run: str) -> str:
+    """The captain's Job and the Service have the run's name; pods of an Indexed Job are named by their index.
+
+    >>> captain_address("digits-3f9a")
+    'digits-3f9a-0.digits-3f9a:7733'
+    """
+    return f"{captain_host(run)}:{CAPTAIN_PORT}"
+
+
+def captain_host(run: str) -> str:
+    return f"{run}-0.{run}"
+
+
+def board(run: str) -> str:
+    """The name of TensorBoard's Deployment and Service.
+
+    >>> board("digits-3f9a")
+    'digits-3f9a-tensorboard'
+    """
+    return f"{run}-{TENSORBOARD}"
+
+
+def page(run: str) -> str:
+    """The name of the Service and the Ingress that publish TensorBoard.
+
+    >>> page("digits-3f9a")
+    'digits-3f9a-tensorboard-page'
+    """
+    return f"{board(run)}-page"
+
+
+def server(run: str) -> str:
+    """The name of the Deployment and the Service that serve the run's model.
+
+    >>> server("digits-3f9a")
+    'digits-3f9a-serve'
+    """
+    return f"{run}-{SERVE}"
+
+
+def labels(run: str, job: str, role: str = "") -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": job,
+        "app.kubernetes.io/instance": run,
+        "app.kubernetes.io/managed-by": "paceline",
+        RUN_LABEL: run,
+        **({"app.kubernetes.io/component": role, ROLE_LABEL: role} if role else {}),
+    }
+
+
+def server_labels(run: str, job: str) -> dict[str, str]:
+    """Without the run's own label: queries for the run's objects must not find these."""
+    common = labels(run, job)
+    del common[RUN_LABEL]
+    return {**common, "app.kubernetes.io/component": SERVE, SERVES_LABEL: run}

@@ -1,0 +1,215 @@
+"""The local folder of a run on a cluster: create, adopt, refresh, follow and delete it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightkube.resources.batch_v1 import Job
+from lightkube.resources.core_v1 import ConfigMap, Event, Pod
+
+from paceline import plan as plans
+from paceline.agent.run_files import replace
+from paceline.backends import archive_import
+from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable, connect
+from paceline.backends.kubernetes.objects import names
+from paceline.backends.kubernetes.payload.prepare import Taken
+from paceline.backends.kubernetes.runs.mirror import Mirror, finished
+from paceline.backends.kubernetes.runs.pod_lines import try_lock
+from paceline.backends.kubernetes.runs.running import WHOLE, Running
+from paceline.backends.kubernetes.runs.submit import withdraw
+from paceline.backends.run_ids import run_identity
+from paceline.plan import CAPTAIN, Plan
+from paceline.storage.snapshots.manifest import Damaged, Newer
+from paceline.storage.stores.locations import is_bucket
+from paceline.storage.stores.protocol import StoreError
+from paceline.view import run_folders, run_state, snapshot_locations
+
+
+def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
+    """Create the folder, before anything of the run exists on the cluster."""
+    folder = run_folders.runs_folder() / run
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(mode=0o700)
+        (folder / "logs").mkdir()
+    except FileExistsError:
+        raise Taken(run_folders.taken(folder)) from None
+    (folder / "plan.json").write_text(plans.to_json(plan))
+    if text:
+        (folder / "job.yaml").write_text(text)
+    target = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": False}
+    replace(str(folder / "run.json"), {**run_identity(run, plan), **target})
+    return folder
+
+
+def save_job_uid(folder: Path, uid: str) -> None:
+    """`uid`: of the captain's Job, since a later Job may have the same name."""
+    replace(str(folder / "run.json"), {**run_folders.info(folder), "uid": uid})
+
+
+def mark_submitted(folder: Path) -> None:
+    replace(str(folder / "run.json"), {**run_folders.info(folder), "submitted": True})
+
+
+def adopt(cluster: Cluster, run: str) -> Path:
+    """A folder for a run that another user or another machine has submitted."""
+    folder = run_folders.runs_folder() / run
+    if folder.is_dir():
+        info = run_folders.info(folder)
+        if (info.get("context"), info.get("namespace")) != (cluster.context, cluster.namespace):
+            existing = "on this machine"
+            if info.get("context"):
+                existing = f"in namespace {info['namespace']} (context {info['context']})"
+            raise run_folders.NoRun(
+                f"{run} is already the id of a run {existing}: this machine cannot have two runs with one id"
+            )
+        if any(_is_replaced(folder, job) for job in _jobs(cluster, run)):
+            raise run_folders.NoRun(
+                f"the id {run} belongs to an earlier run here and to another run on the cluster",
+                remedy=f"`paceline delete {run}` removes only the earlier run",
+            )
+        return folder
+    try:
+        job = cluster.request(f"read the Job {run}", partial(cluster.client.get, Job, run))
+        config_map = cluster.request(f"read the plan of {run}", partial(cluster.client.get, ConfigMap, f"{run}-plan"))
+    except Refused as refused:
+        if refused.reason == "NotFound":
+            raise run_folders.NoRun(
+                f"no run {run!r} in namespace {cluster.namespace} (context {cluster.context})",
+                remedy="`paceline ls --on kubernetes` lists the runs; "
+                f"`kubectl delete job {run}` removes a run without a plan",
+            ) from None
+        raise
+    text = (config_map.data or {}).get("plan.json")
+    if text is None:
+        text = gzip.decompress(base64.b64decode((config_map.binaryData or {})["plan.json.gz"])).decode()
+    folder = make_folder(plans.from_data(json.loads(text)), "", cluster, run)
+    save_job_uid(folder, str(job.metadata.uid if job.metadata else ""))
+    if _is_released(job):
+        mark_submitted(folder)
+    return folder
+
+
+def _jobs(cluster: Cluster, run: str) -> list[Any]:
+    """The captain's Job, if it exists."""
+    fields: dict[str, Any] = {"metadata.name": run}
+    return cluster.request("list Jobs", lambda: list(cluster.client.list(Job, fields=fields)))
+
+
+def is_running(cluster: Cluster, folder: Path) -> bool:
+    """Whether the captain's Job exists and has not finished."""
+    jobs = [job for job in _jobs(cluster, folder.name) if not _is_replaced(folder, job)]
+    return any(not finished(job) and not job.metadata.deletionTimestamp for job in jobs)
+
+
+def _is_released(job: Any) -> bool:
+    return not (job.spec and job.spec.suspend)
+
+
+def _is_replaced(folder: Path, job: Any) -> bool:
+    """Whether this is the Job of a later run with the same id."""
+    uid = str(job.metadata.uid)
+    return str(run_folders.info(folder).get("uid") or uid) != uid
+
+
+def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
+    info = run_folders.info(folder)
+    cluster = cluster or connect(info["context"], info["namespace"])
+    plan = plans.from_data(json.loads((folder / "plan.json").read_text()))
+    return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, plan))
+
+
+def refresh(folder: Path, hosts: set[str] | None = None) -> None:
+    """Fetch events and the output of these hosts from the cluster, once. Also fetch what the run has uploaded to its
+    bucket, if the run has ended or the cluster does not answer."""
+    with try_lock(folder) as is_locked:
+        if not is_locked or (folder / WHOLE).exists():
+            return  # another process follows the run, or everything was fetched
+        try:
+            _refresh(folder, hosts or set())
+        except Unreachable:
+            with suppress(StoreError, Damaged, Newer):
+                _import_uploaded(folder, hosts or set())
+            if not run_folders.outcome_known(folder):
+                raise
+
+
+def _refresh(folder: Path, hosts: set[str]) -> None:
+    running = reopen(folder)
+    cluster, run, mirror = running.cluster, folder.name, running.mirror
+    labels: dict[str, Any] = {names.RUN_LABEL: run}
+    jobs: list[Any] = cluster.request("list Jobs", lambda: list(cluster.client.list(Job, labels=labels)))
+    current = next((each for each in jobs if each.metadata.name == run), None)
+    job = None if current is None or _is_replaced(folder, current) else current
+    if job is not None and not run_folders.info(folder).get("uid"):
+        save_job_uid(folder, job.metadata.uid)
+    if not run_folders.info(folder).get("submitted"):
+        if job is None or not _is_released(job):
+            return
+        mark_submitted(folder)
+    mirror.job_deleted = job is None
+    if mirror.job_deleted and current is not None:
+        if not (folder / "report.json").exists():
+            running.write_report()
+        (folder / WHOLE).touch()
+        return
+    for each in jobs:
+        mirror.update_job("ADDED", each)
+    mirror.update_pods(cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels))))
+    fetched = mirror.fetch({CAPTAIN, *hosts})
+    with suppress(Refused):  # the user may lack this permission
+        mirror.update_events(cluster.request("list events", lambda: list(cluster.client.list(Event))))
+    mirror.save_pods()
+    job_ended = job is None or finished(job)
+    run_ended = run_state.read(run_folders.Run(run, folder)).state.ended is not None  # before its Job, by a moment
+    if job is not None and (job_ended or run_ended) and not run_folders.outcome_known(folder):
+        running.write_report()
+    try:
+        if job_ended:
+            _import_uploaded(folder, hosts)
+    finally:
+        if job is None and not run_folders.outcome_known(folder):
+            (folder / "report.json").unlink(missing_ok=True)
+            running.write_report()
+    is_complete = job_ended and fetched and len(hosts) == len(mirror.hosts)
+    if is_complete or (job is None and not _in_bucket(folder)):
+        (folder / WHOLE).touch()
+
+
+def _import_uploaded(folder: Path, hosts: set[str]) -> None:
+    """Import what the run has uploaded to its bucket, also of deleted pods."""
+    if _in_bucket(folder):
+        source = snapshot_locations.open_source(run_folders.Run(folder.name, folder))
+        archive_import.import_hosts(source.archive, folder, [CAPTAIN, *sorted(hosts)])
+
+
+def _in_bucket(folder: Path) -> bool:
+    return is_bucket(snapshot_locations.location_of(run_folders.Run(folder.name, folder)))
+
+
+@contextmanager
+def followed(folder: Path) -> Iterator[Running | None]:
+    """The run, with its folder updated continuously; None: another process does that."""
+    with try_lock(folder) as is_locked:
+        running = reopen(folder) if is_locked else None
+        if running:
+            running.mirror.output_incomplete = True  # earlier output may be missing
+            running.mirror.start()
+        yield running
+
+
+def delete(folder: Path) -> None:
+    """Delete everything of the run on the cluster; the caller deletes the local folder."""
+    running = reopen(folder)
+    cluster, run = running.cluster, folder.name
+    if any(_is_replaced(folder, job) for job in _jobs(cluster, run)):
+        return  # that run was deleted; the Job belongs to another one
+    withdraw(cluster, run)
+    running.kill_pods()

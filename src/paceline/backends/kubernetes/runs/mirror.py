@@ -1,0 +1,369 @@
+"""Copies events and output of a run on a cluster to a local folder, laid out like that of a local run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from lightkube import ApiError
+from lightkube.resources.batch_v1 import Job
+from lightkube.resources.core_v1 import Event, Pod
+
+from paceline.backends.kubernetes.api import pending_reasons
+from paceline.backends.kubernetes.api.cluster import LOG_IN_ERRORS, Cluster
+from paceline.backends.kubernetes.api.pending_reasons import Reason
+from paceline.backends.kubernetes.objects import names
+from paceline.backends.kubernetes.runs import pod_records
+from paceline.backends.kubernetes.runs.pod_lines import Inbox
+from paceline.backends.kubernetes.runs.pod_records import PodRecord
+from paceline.plan import CAPTAIN, Plan
+from paceline.view.events import seconds
+from paceline.view.run_folders import info
+
+RETRY_S = 1.0
+AWAY = "away"  # key of the last time a note was written that the cluster does not answer
+UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, *LOG_IN_ERRORS)
+LONGEST_RETRY_S = 60.0
+REPEAT_S = 60.0  # until a recurring reason is reported again
+SAVE_S = 1.0  # between two updates of pods.json
+MAX_STREAMS = 64  # pods whose output is followed; each is a connection to the cluster
+PAGE_SIZE = 250  # objects in a response
+LEFT_S = 60.0  # how long the captain may run after all members have left
+FETCHERS = 8
+OVERLAP_S = 10  # seconds of a log that are read twice after a broken connection, as clocks differ
+
+
+class Mirror:
+    """Runs in threads of its own until the run has ended. Its state is the folder and these attributes."""
+
+    def __init__(self, cluster: Cluster, run: str, folder: Path, plan: Plan) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._folder = folder
+        self.hosts = [host.name for host in plan.hosts]
+        self._roles = {CAPTAIN, *(role.name for role in plan.roles)}
+        self._first = {names.job_of(run, group): group.first for group in names.groups(plan)}
+        self._size = {run: 1} | {names.job_of(run, group): len(group.hosts) for group in names.groups(plan)}
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[str, int], threading.Thread] = {}
+        self._listed = threading.Event()  # all pods were listed once
+        self.output_incomplete = False  # some output was not read
+        self._pods: dict[str, PodRecord] = {}
+        self._uid = str(info(folder).get("uid") or "")  # of the captain's Job
+        self._uids: dict[str, str] = {}  # of all Jobs, by name
+        self._jobs: dict[str, Reason] = {}  # why a Job creates no pods, by uid: an earlier run may have had its name
+        self._mounts: dict[str, Reason] = {}  # why a pod's volumes cannot be mounted
+        self._without_captain: dict[str, Reason] = {}  # why a running pod cannot find its captain
+        self._reported: dict[str, float] = {}  # when a note was last written
+        self._finished_jobs: set[str] = set()  # of members
+        self._left_at: float | None = None  # when all of them had finished
+        self._changed = True
+        self._saved_at = 0.0
+        self.last_reasons = pod_records.load_reasons(folder)  # why hosts were missing, the last time some were
+        self.inbox = Inbox(folder)
+        self.over = threading.Event()  # the captain's Job has finished or was deleted
+        self.job_deleted = False
+
+    # ---- following
+
+    def start(self) -> None:
+        for watch in (self._watch_jobs, self._watch_pods, self._watch_events):
+            threading.Thread(target=watch, daemon=True).start()
+
+    def drained(self, timeout: float) -> bool:
+        """Whether all output of ended pods has arrived."""
+        until = time.monotonic() + timeout
+        if not self._listed.wait(timeout):
+            return False
+        for thread in list(self._streams.values()):
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in list(self._streams.values()))
+
+    def _watch(self, kind: Any, replace: Callable[[list[Any]], None], **selectors: Any) -> Iterator[tuple[str, Any]]:
+        """Continues after a broken connection; if the resource version has expired, lists everything again."""
+        client = self._cluster.client
+        while not self.over.is_set():
+            try:
+                listed = client.list(kind, chunk_size=PAGE_SIZE, **selectors)
+                replace(list(listed))
+                self._reported.pop(AWAY, None)
+                yield from client.watch(kind, resource_version=listed.resourceVersion, **selectors)
+            except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN_ERRORS) as error:
+                is_denied = isinstance(error, ApiError) and error.status.code in (401, 403)
+                # Connections end now and then; report only that a new one cannot be opened.
+                if kind is not Event and (is_denied or isinstance(error, UNREACHABLE)):
+                    self._report_away(error)
+                self.over.wait(LONGEST_RETRY_S if is_denied else RETRY_S)
+
+    def _report_away(self, error: Exception) -> None:
+        with self._lock:
+            is_new = AWAY not in self._reported
+            self._reported[AWAY] = time.monotonic()
+        if is_new:
+            self.inbox.note(f"the cluster does not answer ({error}): the run continues, and Paceline keeps retrying")
+
+    def _watch_jobs(self) -> None:
+        def replace(jobs: list[Any]) -> None:
+            for job in jobs:
+                self.update_job("ADDED", job)
+            if not any(job.metadata.name == self._run for job in jobs):
+                self._end(deleted=True)
+
+        for change, job in self._watch(Job, replace, labels={names.RUN_LABEL: self._run}):
+            self.update_job(change, job)
+            if self.over.is_set():
+                return
+
+    def update_job(self, change: str, job: Any) -> None:
+        with self._lock:
+            self._uids[job.metadata.name], self._changed = job.metadata.uid, True
+        if job.metadata.name == self._run:
+            uid = self._uid = self._uid or job.metadata.uid
+            if change == "DELETED" or job.metadata.uid != uid or finished(job):
+                self._end(deleted=change == "DELETED" or job.metadata.uid != uid)
+            return
+        if finished(job):
+            self._finished_jobs.add(job.metadata.name)
+        if self._finished_jobs >= set(self._first) and self._left_at is None:
+            self._left_at = time.monotonic()
+
+    def _end(self, deleted: bool) -> None:
+        self.job_deleted = deleted
+        self.over.set()
+
+    def _watch_pods(self) -> None:
+        def replace(pods: list[Any]) -> None:
+            self.update_pods(pods)
+            self._follow_all()
+            self._listed.set()
+            self._report_missing()
+
+        for change, pod in self._watch(Pod, replace, labels={names.RUN_LABEL: self._run}):
+            if _role(pod) not in self._roles:
+                continue
+            with self._lock:
+                if change == "DELETED":
+                    self._pods.pop(pod.metadata.uid, None)
+                    self._mounts.pop(pod.metadata.uid, None)
+                else:
+                    before = self._pods.get(pod.metadata.uid)
+                    self._pods[pod.metadata.uid] = pod_records.record_of(pod, self._first, before)
+                self._changed = True
+            self._follow_all([self._pods[pod.metadata.uid]] if pod.metadata.uid in self._pods else [])
+            self._report_missing()
+
+    def update_pods(self, pods: list[Any]) -> None:
+        """`pods`: all that exist."""
+        with self._lock:
+            before = self._pods
+            by_uid = {pod.metadata.uid: pod for pod in pods if _role(pod) in self._roles}
+            self._pods = {uid: pod_records.record_of(pod, self._first, before.get(uid)) for uid, pod in by_uid.items()}
+            self._changed = True
+
+    def _watch_events(self) -> None:
+        for change, event in self._watch(Event, self.update_events):
+            if change != "DELETED":  # it has only expired
+                self._update_event(event)
+                self._report_missing()
+
+    def update_events(self, events: list[Any]) -> None:
+        """Sorts them by time: they are listed by name."""
+        for event in sorted(events, key=lambda event: str(event.lastTimestamp or event.metadata.creationTimestamp)):
+            self._update_event(event)
+
+    def _update_event(self, event: Any) -> None:
+        subject = event.involvedObject
+        fields = {"reason": event.reason, "message": event.message}
+        with self._lock:
+            self._changed = True
+            if subject.kind == "Job" and subject.name in self._size:
+                reason = pending_reasons.of_job(fields, subject.name)
+                if reason is not None:
+                    self._jobs[subject.uid] = reason
+                elif event.reason == "SuccessfulCreate":
+                    self._jobs.pop(subject.uid, None)
+            elif subject.kind == "Pod" and subject.uid in self._pods:
+                reason = pending_reasons.of_mount(fields, self._pods[subject.uid].host)
+                if reason is not None:
+                    self._mounts[subject.uid] = reason
+
+    # ---- why something is missing
+
+    @property
+    def waiting(self) -> list[Reason]:
+        """Why hosts are missing, the worst first, each reason once."""
+        with self._lock:
+            newest = pod_records.newest(self._pods.values())
+            reasons = [self._why(pod) for pod in newest.values()]
+            created = Counter(pod.job for pod in newest.values())
+            reasons += [self._jobs.get(uid) for job, uid in self._uids.items() if created[job] < self._size.get(job, 0)]
+            current = pending_reasons.worst(reason for reason in reasons if reason is not None)
+            self.last_reasons = current or ([] if self.inbox.complete else self.last_reasons)
+            return current
+
+    def _why(self, pod: PodRecord) -> Reason | None:
+        if pod.reason is None and pod.began:
+            return None if pod.host in self.inbox.joined else self._without_captain.get(pod.uid)
+        return pod.reason or self._mounts.get(pod.uid)
+
+    @property
+    def fatal_reason(self) -> Reason | None:
+        """Why the run cannot start; None: it may."""
+        if self.inbox.formed:
+            return None
+        have_left = self._left_at is not None and time.monotonic() - self._left_at > LEFT_S
+        text = "the pods of all hosts exited: they could not reach the captain within limits.start"
+        timeout = Reason(self._run, "start-timeout", text, True)
+        return timeout if have_left else next((reason for reason in self.waiting if reason.final), None)
+
+    def _report_missing(self) -> None:
+        """One note for new reasons: 2 of 4 pods run; worker-3: no node fits (0 of 3): ..."""
+        now = time.monotonic()
+        waiting = self.waiting
+        with self._lock:
+            # Also of pods that were replaced in the meantime, for example after an eviction.
+            lost = [pod.reason for pod in self._pods.values() if pod.reason and pod.phase == "Failed"]
+            waiting = pending_reasons.worst([*waiting, *lost])
+            new = [reason for reason in waiting if now - self._reported.get(reason.text, -REPEAT_S) >= REPEAT_S]
+            self._reported |= {reason.text: now for reason in waiting}
+            running = sum(map(_is_running, self._pods.values()))
+        if new:
+            reasons = "; ".join(map(str, new[:3]))
+            self.inbox.note(f"{running} of {len(self.hosts) + 1} pods run; {reasons}")
+
+    def save_pods(self) -> None:
+        """Write pods.json if something has changed, at most every SAVE_S seconds."""
+        now = time.monotonic()
+        if self._changed and now - self._saved_at >= SAVE_S:
+            self._saved_at, self._changed = now, False
+            waiting = self.waiting
+            with self._lock:
+                pods = list(self._pods.values())
+            pod_records.save(self._folder, pods, waiting)
+
+    def stuck_captains(self, after: float) -> list[PodRecord]:
+        """Pods of the captain that were deleted at least `after` seconds ago: their node is lost."""
+        now = time.monotonic()
+        with self._lock:
+            captains = [pod for pod in self._pods.values() if pod.role == CAPTAIN and pod.leaving_since]
+        return [pod for pod in captains if now - (pod.leaving_since or now) >= after]
+
+    # ---- output
+
+    def _follow_all(self, pods: list[PodRecord] | None = None) -> None:
+        for pod in list(self._pods.values()) if pods is None else pods:
+            key = pod.uid, pod.restarts
+            if not pod.began or key in self._streams:
+                continue
+            alive = sum(thread.is_alive() for thread in self._streams.values())
+            if alive >= MAX_STREAMS and pod.role != CAPTAIN:
+                self._report_not_followed()
+                continue
+            thread = threading.Thread(target=self._follow, args=(pod,), daemon=True)
+            thread.start()
+            self._streams[key] = thread
+
+    def _report_not_followed(self) -> None:
+        self.output_incomplete = True
+        if "not-followed" not in self._reported:
+            self._reported["not-followed"] = time.monotonic()
+            self.inbox.note(
+                f"only the output of {MAX_STREAMS} pods is shown; for another task, stop following the run and call: "
+                f"paceline logs {self._run} --task NAME"
+            )
+
+    def _follow(self, pod: PodRecord) -> None:
+        last, wait, is_broken = 0.0, RETRY_S, False
+        while True:
+            reader = self.inbox.reader(pod.role == CAPTAIN)
+            since = round(time.monotonic() - last) + OVERLAP_S if last else None
+            try:
+                for line in self._lines(pod, since, follow=True):
+                    last, wait = time.monotonic(), RETRY_S
+                    self._check_line(pod, line)
+                    reader.take(line)
+                is_broken = False
+            except ApiError as error:
+                if not self._can_retry(pod, error):
+                    self.output_incomplete = self.output_incomplete or is_broken or not last
+                    return
+                is_broken = True
+            except (httpx2.HTTPError, *LOG_IN_ERRORS):
+                is_broken = True
+            has_ended = self.over.wait(wait)
+            if not is_broken and (has_ended or not self._is_current(pod)):
+                return
+            wait = RETRY_S if has_ended else min(2 * wait, LONGEST_RETRY_S)
+            if has_ended:
+                time.sleep(wait)  # retry until `drained` stops waiting
+
+    def _is_current(self, pod: PodRecord) -> bool:
+        """Whether the same container still runs."""
+        now = self._pods.get(pod.uid)
+        return now is not None and now.running and now.restarts == pod.restarts
+
+    def _can_retry(self, pod: PodRecord, error: ApiError) -> bool:
+        """Whether reading the output of a pod again may help. A deleted pod needs no note."""
+        code = error.status.code or 0
+        if code != 404 and self._is_current(pod) and "output" not in self._reported:
+            self._reported["output"] = time.monotonic()
+            self.inbox.note(f"the output of {pod.host} cannot be read: {error.status.message or error}")
+        return code >= 500
+
+    def _check_line(self, pod: PodRecord, line: str) -> None:
+        """A member that cannot reach its captain can report that only in its output."""
+        reason = pending_reasons.of_line(line, pod.host)
+        if reason is not None:
+            with self._lock:
+                self._without_captain[pod.uid], self._changed = reason, True
+            self._report_missing()
+
+    def fetch(self, hosts: set[str]) -> bool:
+        """Fetch the output of these hosts' pods that the folder does not have yet. Whether all of it was fetched."""
+        pods_by_host: dict[str, list[PodRecord]] = {}
+        for pod in sorted(self._pods.values(), key=lambda pod: pod.created):
+            if pod.began and pod.host in hosts:
+                pods_by_host.setdefault(pod.host, []).append(pod)
+        with ThreadPoolExecutor(FETCHERS) as pool:  # pods of one host in order: they write to the same files
+            results = list(pool.map(self._fetch_all, pods_by_host.values()))
+        return all(map(all, results))
+
+    def _fetch_all(self, pods: list[PodRecord]) -> list[bool]:
+        return [self._fetch(pod) for pod in pods]
+
+    def _fetch(self, pod: PodRecord) -> bool:
+        newest = seconds(self.inbox.since("events.jsonl")) if pod.role == CAPTAIN else None
+        since = max(1, round(time.time() - newest)) + 60 if newest else None
+        reader = self.inbox.reader(pod.role == CAPTAIN)
+        try:
+            for line in self._lines(pod, since):
+                self._check_line(pod, line)
+                reader.take(line)
+        except ApiError as error:
+            self._can_retry(pod, error)
+            return error.status.code == 404  # deleted in the meantime
+        except (httpx2.HTTPError, *LOG_IN_ERRORS):
+            return False
+        return True
+
+    def _lines(self, pod: PodRecord, since: int | None, follow: bool = False) -> Iterator[str]:
+        return self._cluster.client.log(pod.pod, container=pod.role, since=since, follow=follow, newlines=False)
+
+
+def finished(job: Any) -> bool:
+    conditions = (job.status.conditions if job.status else None) or []
+    return any(each.type in ("Complete", "Failed") and each.status == "True" for each in conditions)
+
+
+def _role(pod: Any) -> str:
+    return str((pod.metadata.labels or {}).get(names.ROLE_LABEL, ""))
+
+
+def _is_running(pod: PodRecord) -> bool:
+    return pod.phase == "Running" and pod.began and pod.reason is None

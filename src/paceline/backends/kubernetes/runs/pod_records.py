@@ -1,0 +1,89 @@
+"""Records of a run's pods, saved in the run's folder for `paceline status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.agent.run_files import replace, stamp
+from paceline.backends.kubernetes.api import pending_reasons
+from paceline.backends.kubernetes.api.pending_reasons import Reason
+from paceline.backends.kubernetes.objects import names
+from paceline.plan import CAPTAIN
+from paceline.view.run_folders import read_object
+
+FILE = "pods.json"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@dataclass(frozen=True)
+class PodRecord:
+    uid: str
+    pod: str
+    created: str
+    job: str
+    role: str
+    host: str  # worker-host-3, or captain
+    phase: str
+    node: str
+    restarts: int
+    began: bool  # its container has started: there may be output
+    running: bool  # its container runs
+    leaving_since: float | None  # on this machine's clock: when it was first seen as being deleted
+    reason: Reason | None
+
+
+def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) -> PodRecord:
+    """`first`: the index of the first host of each Job; `before`: the last record of the same pod."""
+    metadata, status = pod.metadata, pod.status
+    labels = metadata.labels or {}
+    role = str(labels.get(names.ROLE_LABEL, ""))
+    job = str(labels.get("batch.kubernetes.io/job-name", ""))
+    index = int(labels.get(_INDEX, "0")) + first.get(job, 0)
+    host = role if role == CAPTAIN else f"{role}-host-{index}"
+    containers = [c for c in (status.containerStatuses if status else None) or [] if c.name == role]
+    leaving = before.leaving_since if before and before.leaving_since else None
+    if metadata.deletionTimestamp and leaving is None:
+        leaving = time.monotonic()
+    return PodRecord(
+        uid=metadata.uid,
+        pod=metadata.name,
+        created=str(metadata.creationTimestamp or ""),
+        job=job,
+        role=role,
+        host=host,
+        phase=(status.phase if status else None) or "Pending",
+        node=(pod.spec.nodeName if pod.spec else None) or "",
+        restarts=sum(c.restartCount or 0 for c in containers),
+        began=any(c.state and (c.state.running or c.state.terminated) for c in containers),
+        running=any(c.state and c.state.running for c in containers),
+        leaving_since=leaving,
+        reason=pending_reasons.of_pod(pod.to_dict(), host),
+    )
+
+
+def newest(pods: Iterable[PodRecord]) -> dict[str, PodRecord]:
+    """The newest pod of each host: earlier pods have failed or are being deleted."""
+    return {pod.host: pod for pod in sorted(pods, key=lambda pod: (pod.created, pod.leaving_since is None))}
+
+
+def save(folder: Path, pods: Iterable[PodRecord], waiting: Iterable[Reason]) -> None:
+    """`waiting`: why pods are missing."""
+    records = [_to_dict(each) for each in newest(pods).values()]
+    replace(str(folder / FILE), {"at": stamp(), "pods": records, "reasons": [asdict(each) for each in waiting]})
+
+
+def _to_dict(pod: PodRecord) -> dict[str, Any]:
+    fields = {name: getattr(pod, name) for name in ("host", "pod", "node", "phase", "restarts")}
+    return {**fields, "leaving": pod.leaving_since is not None, "reason": pod.reason.text if pod.reason else ""}
+
+
+def load(folder: Path) -> dict[str, Any]:
+    return read_object(folder / FILE) or {}
+
+
+def load_reasons(folder: Path) -> list[Reason]:
+    return [Reason(**each) for each in load(folder).get("reasons", ())]

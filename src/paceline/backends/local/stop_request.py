@@ -1,0 +1,17 @@
+"""Asks the captain of a run on this machine to stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paceline.agent.net import stop_request
+
+
+def ask_to_stop(folder: Path, reason: str, timeout: float = 5.0) -> bool:
+    """True: the captain has confirmed that it stops the run."""
+    try:
+        captain = json.loads((folder / "run.json").read_text())["captain"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return stop_request.ask_to_stop(captain, str(folder / "tls"), "member", reason, timeout)

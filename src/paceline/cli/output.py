@@ -1,0 +1,64 @@
+"""How commands print: messages to stderr, data to stdout; wrong usage raises UsageError."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+from paceline.errors import USAGE, PacelineError, UsageError
+
+
+def fail(message: str, code: int = USAGE, *, where: str = "", remedy: str = "") -> NoReturn:
+    kind = UsageError if code == USAGE else PacelineError
+    raise kind(message, where=where, remedy=remedy)
+
+
+def tell(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
+def print_error(text: str, label: str = "error") -> None:
+    from paceline.view.terminal import colored
+
+    red = label == "error" and colored(sys.stderr)
+    tell(f"\x1b[31m{label}:\x1b[0m {text}" if red else f"{label}: {text}")
+
+
+def note(text: str) -> None:
+    print_error(text, label="note")
+
+
+def print_json(data: Any) -> None:
+    import json
+
+    print(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(data, float):
+        return data if data - data == 0 else None
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    return [_finite(value) for value in data] if isinstance(data, (list, tuple)) else data
+
+
+def one_of(value: str, allowed: tuple[str, ...], option: str = "-o") -> str:
+    """Returns the value if the option accepts it; "" means that the option was omitted."""
+    if value and value not in allowed:
+        remedy = f"use one of {', '.join(allowed)}" if len(allowed) > 1 else f"use {allowed[0]}"
+        fail("invalid value", where=f"{option} {value!r}", remedy=remedy)
+    return value
+
+
+def confirm(question: str, remedy: str) -> None:
+    """Returns if the user answers yes. `remedy`: what to do when stdin is not a terminal."""
+    if not sys.stdin.isatty():
+        fail("cannot ask for confirmation: standard input is not a terminal", remedy=remedy)
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        fail("nothing was deleted", 1)

@@ -1,0 +1,143 @@
+"""Finds runs: on this machine, on a cluster, or by the location of their snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+from paceline.view import run_folders
+from paceline.view.run_folders import NoRun, Run
+from paceline.view.snapshot_locations import is_location
+
+if TYPE_CHECKING:
+    from paceline.backends.kubernetes.api.cluster import Cluster
+    from paceline.view.snapshot_locations import Source
+
+Notify = Callable[[str], None]
+
+
+def ignore(text: str) -> None:
+    """Drops notes."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to look for a run: on this machine, or on a cluster."""
+
+    on: str = ""  # "kubernetes", "local", or "" if omitted
+    context: str | None = None
+    namespace: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.on not in ("", "local", "kubernetes"):
+            raise UsageError("invalid value", where=f"--on {self.on!r}", remedy="use one of local, kubernetes")
+        if not self.is_cluster and (self.context or self.namespace):
+            raise UsageError("--context and --namespace require --on kubernetes")
+
+    @property
+    def is_cluster(self) -> bool:
+        return self.on == "kubernetes"
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.on or self.context or self.namespace)
+
+    def cluster(self) -> Cluster:
+        from paceline.backends.kubernetes.api.cluster import connect
+
+        return connect(self.context, self.namespace)
+
+
+HERE = Target()
+
+
+def find_run(run: str | None, target: Target = HERE, also_deleted: bool = False) -> Run:
+    """`run`: its id or a unique prefix of it; None: the newest. `also_deleted`: also find a deleted run whose snapshots
+    were kept."""
+    if not target.is_cluster:
+        try:
+            return run_folders.find(run, also_deleted)
+        except NoRun as error:
+            if not run:
+                raise
+            remedy = "; ".join(filter(None, [error.remedy, "--on kubernetes looks on a cluster"]))
+            raise NoRun(error.what, where=error.where, remedy=remedy) from None
+    if run is None:
+        raise UsageError("--on kubernetes requires a run id", remedy="`paceline ls --on kubernetes` lists the runs")
+    from paceline.backends.kubernetes.runs.local_folder import adopt
+
+    return Run(run, adopt(target.cluster(), run))
+
+
+@contextmanager
+def readable_run(run: str | None, target: Target = HERE, notify: Notify = ignore) -> Iterator[Run]:
+    """`run`: also the location of the snapshots of a run unknown to this machine. Its files are then copied into a
+    temporary folder."""
+    if run is None or not is_location(run):
+        yield find_run(run, target)
+        return
+    from paceline.backends import archive_import
+    from paceline.client import run_store
+
+    with closing(run_store.open_location(run, notify)) as source, TemporaryDirectory(prefix="paceline-") as folder:
+        archive_import.import_run(source, Path(folder))
+        yield Run(source.run, Path(folder))
+
+
+def find_source(run: str | None, target: Target = HERE, notify: Notify = ignore) -> Source:
+    """The snapshots of a run. `run`: an id, or the location of its snapshots."""
+    from paceline.client import run_store
+
+    if run is not None and is_location(run):
+        if target.is_given:
+            raise UsageError("--on, --context and --namespace require a run id, not a location", where=run)
+        return run_store.open_location(run, notify)
+    try:
+        known_run = find_run(run, target, also_deleted=True)
+    except NoRun as error:
+        from paceline.storage.snapshots.manifest import parse_id
+
+        if run is None or parse_id(run) is None:
+            raise
+        remedy = f"put the run id before the snapshot: RUN {run}"
+        raise NoRun(f"{run} is a snapshot, not a run ({error.what})", remedy=remedy) from None
+    refresh(known_run.folder, notify=notify)
+    return run_store.open_run(known_run, notify)
+
+
+def refresh(folder: Path, hosts: Iterable[str] = (), notify: Notify = ignore) -> None:
+    """Updates the local folder of a run on a cluster. If the cluster is unreachable, `notify` is called and the folder
+    keeps its last known state. `hosts`: also fetch the output of these hosts."""
+    if run_folders.at_location(folder) and hosts:
+        from paceline.backends import archive_import
+        from paceline.client import run_store
+
+        with closing(run_store.open_location(run_folders.info(folder)["where"], notify)) as source:
+            archive_import.import_hosts(source.archive, folder, hosts)
+    is_final = run_folders.deleted(folder) or (run_folders.outcome_known(folder) and not hosts)
+    if is_final or not run_folders.on_cluster(folder):
+        return
+    from paceline.backends.kubernetes.api.cluster import Refused, Unreachable
+    from paceline.backends.kubernetes.runs import local_folder
+    from paceline.storage.snapshots.manifest import Damaged, Newer
+    from paceline.storage.stores.protocol import StoreError
+
+    try:
+        local_folder.refresh(folder, set(hosts))
+    except (Refused, Unreachable, StoreError, Damaged, Newer) as error:
+        notify(f"{folder.name} is shown in its last known state: {error}")
+
+
+def refresh_all(folders: Iterable[Path], notify: Notify = ignore) -> None:
+    """Refreshes the runs that had not ended when last refreshed, a few at a time."""
+    stale = [folder for folder in folders if not (folder / "report.json").exists()]
+    if stale:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda folder: refresh(folder, notify=notify), stale))

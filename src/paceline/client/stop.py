@@ -1,0 +1,76 @@
+"""Stops a run and waits until it has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.client.refreshed_folder import followed
+from paceline.view import events, run_folders
+from paceline.view.events import Event
+from paceline.view.run_folders import Run
+
+PATIENCE_S = 15.0
+_REASON = "stopped by `paceline stop`"
+
+
+def grace_of(run: Run) -> float:
+    """Seconds that its tasks have to finish after SIGTERM."""
+    limits = (run_folders.read_object(run.folder / "plan.json") or {}).get("limits")
+    grace = events.number(limits.get("grace")) if isinstance(limits, dict) else None
+    return 30.0 if grace is None else grace
+
+
+def stop(run: Run, now: bool = False, on_event: Callable[[Event], None] = lambda event: None) -> bool:
+    """Returns whether the run has ended. `now`: kill it without a grace period. `on_event`: called for each event."""
+    if run_folders.on_cluster(run.folder):
+        return _stop_on_cluster(run, now)
+    from paceline.backends import local
+
+    if now or not _request_stop(run, grace_of(run) + PATIENCE_S, on_event):
+        local.kill(run.folder)
+    return wait_until_ended(run.folder)
+
+
+def wait_until_ended(folder: Path, limit: float = PATIENCE_S) -> bool:
+    """Waits for a run that was killed."""
+    deadline = time.monotonic() + limit
+    while run_folders.alive(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _stop_on_cluster(run: Run, now: bool) -> bool:
+    from paceline.backends.kubernetes.runs.local_folder import reopen
+
+    running = reopen(run.folder)
+    deadline = time.monotonic() + grace_of(run) + 2 * PATIENCE_S
+    with followed(run.folder, follow=True) as has_ended:
+        running.kill() if now else running.stop(_REASON)
+        while not has_ended():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+    return True
+
+
+def _request_stop(run: Run, limit: float, on_event: Callable[[Event], None]) -> bool:
+    """Requests the stop in a thread, and reports events meanwhile."""
+    from paceline.backends import local
+
+    tail = events.follow(run.folder)
+    while tail.read():
+        pass
+    results: list[bool] = []
+    request = threading.Thread(target=lambda: results.append(local.stop(run.folder, _REASON, limit)), daemon=True)
+    request.start()
+    while request.is_alive():
+        request.join(0.1)
+        for event in filter(None, map(events.parse, tail.read())):
+            on_event(event)
+    tail.close()
+    return bool(results and results[0])

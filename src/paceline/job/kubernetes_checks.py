@@ -1,0 +1,117 @@
+"""Checks across the fields for clusters: credentials, tolerations, variables and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from paceline.job.errors import Finding, join_names, visible
+from paceline.job.fields import Strict
+from paceline.job.kubernetes_section import SOURCES, WORK, Credentials, Kubernetes, Toleration, Volume, name_of
+from paceline.job.kubernetes_values import OWN
+
+USED = (OWN, "/tmp", "/dev/shm")  # folders at which Paceline mounts something in every container
+
+Path = tuple[str | int, ...]
+Reported = dict[Path, set[str | int]]  # a path to the next steps that lead to something already reported
+Item = TypeVar("Item")
+
+
+def credentials(section: Credentials, broken: Sequence[Path]) -> Iterator[Finding]:
+    reported = _reported(broken)
+    for field in ("secret", "file"):
+        if getattr(section, field) is None and not _is_reported(reported, ("credentials",), section, field):
+            examples = Credentials.model_fields[field].examples or [""]
+            message = "is missing: credentials need a Secret and the name of a file in it"
+            yield Finding(("credentials", field), message, f"write {field}: {examples[0]}")
+
+
+def kubernetes(section: Kubernetes, code_in_image: bool, broken: Sequence[Path]) -> Iterator[Finding]:
+    reported = _reported(broken)
+    for path, toleration in _items(section.tolerations, ("kubernetes", "tolerations"), broken):
+        yield from _toleration(toleration, path, reported)
+    for path, source in _items(section.env_from, ("kubernetes", "env_from"), broken):
+        yield from _one_of(source, ("secret", "config_map"), "an item of env_from", path, reported)
+    volumes = list(_items(section.volumes, ("kubernetes", "volumes"), broken))
+    for path, volume in volumes:
+        yield from _volume(volume, path, reported)
+    work = section.work
+    if any(_contains(work, folder) for folder in USED) or (_contains(OWN, work) and not _contains(WORK, work)):
+        message = f'"{visible(work, 60)}" conflicts with a folder that Paceline uses'
+        yield Finding(("kubernetes", "work"), message, f'write "{WORK}", or another folder of the image')
+    # With `code: image`, Paceline puts no code into `work`: a volume may be mounted there.
+    yield from _mounts(volumes, work, USED if code_in_image else (work, *USED))
+
+
+def _items(items: Sequence[Item], steps: Path, broken: Sequence[Path]) -> Iterator[tuple[Path, Item]]:
+    """The items with their paths in the file. Items that are not mappings were removed before."""
+    removed = {path[-1] for path in broken if path[:-1] == steps}
+    indices = (index for index in range(len(items) + len(removed)) if index not in removed)
+    return (((*steps, index), item) for index, item in zip(indices, items, strict=False))
+
+
+def _reported(broken: Sequence[Path]) -> Reported:
+    reported: Reported = {}
+    for path in broken:
+        for end in range(len(path)):
+            reported.setdefault(path[:end], set()).add(path[end])
+    return reported
+
+
+def _is_reported(reported: Reported, path: Path, item: Strict, *fields: str) -> bool:
+    """Whether a problem that is already reported may concern one of these fields."""
+    return any(step in fields or step not in type(item).model_fields for step in reported.get(path, ()))
+
+
+def _one_of(item: Strict, fields: Sequence[str], subject: str, path: Path, reported: Reported) -> Iterator[Finding]:
+    present = [field for field in fields if getattr(item, field) is not None]
+    if len(present) > 1:
+        message = f"{subject} must have exactly one of {join_names(fields)}, got {join_names(present)}"
+        yield Finding((*path, present[1]), message, f"remove {present[0]} or {present[1]}", at_key=True)
+    elif not present and not _is_reported(reported, path, item, *fields):
+        yield Finding(path, f"{subject} needs one of {join_names(fields)}", at_key=True)
+
+
+def _volume(volume: Volume, path: Path, reported: Reported) -> Iterator[Finding]:
+    yield from _one_of(volume, SOURCES, "a volume", path, reported)
+    if volume.mount is None and not _is_reported(reported, path, volume, "mount"):
+        yield Finding((*path, "mount"), "is missing: a volume needs a path to be mounted at", "write mount: /data")
+    source = next((field for field in ("secret", "config_map") if getattr(volume, field) is not None), None)
+    if source is not None and volume.read_only is False:
+        yield Finding((*path, "read_only"), f"has no effect: a {source} is always read-only", "remove it")
+
+
+def _mounts(volumes: Sequence[tuple[Path, Volume]], work: str, used: Sequence[str]) -> Iterator[Finding]:
+    names: dict[str, Path] = {}
+    mounts: dict[str, Path] = {}
+    for path, volume in volumes:
+        name = name_of(volume, int(path[-1]))
+        if names.setdefault(name, path) is not path:
+            yield Finding((*path, "name"), f'another volume is also named "{name}"', "give each volume its own name")
+        mount = volume.mount
+        if mount is None:
+            continue
+        quoted = f'"{visible(mount, 60)}"'
+        conflict = next((folder for folder in used if _contains(mount, folder)), None)
+        if conflict is None and _contains(OWN, mount) and not _contains(work, mount):
+            conflict = OWN
+        if mounts.setdefault(mount, path) is not path:
+            yield Finding((*path, "mount"), f"another volume is already mounted at {quoted}")
+        elif conflict is not None:
+            message = f"{quoted} conflicts with {visible(conflict, 60)}, which Paceline uses"
+            yield Finding((*path, "mount"), message, "use another path, or one below kubernetes.work")
+
+
+def _contains(folder: str, path: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")
+
+
+def _toleration(item: Toleration, path: Path, reported: Reported) -> Iterator[Finding]:
+    if item.key is None and item.operator != "Exists" and not _is_reported(reported, path, item, "key", "operator"):
+        hint = "write a key, or operator: Exists to tolerate every taint"
+        yield Finding(path, "does not name a taint", hint, at_key=True)
+    if item.operator == "Exists" and item.value is not None:
+        yield Finding((*path, "value"), "has no effect with operator: Exists", "remove it, or write operator: Equal")
+    if item.seconds is not None and item.effect != "NoExecute" and not _is_reported(reported, path, item, "effect"):
+        hint = "write effect: NoExecute" if item.effect is None else "remove it"
+        yield Finding((*path, "seconds"), "has no effect: it applies only to effect: NoExecute", hint)

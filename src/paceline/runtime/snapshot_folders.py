@@ -1,0 +1,119 @@
+"""The snapshot contract: a folder to write to, and a folder to resume from. Needs no framework.
+
+with writing(step, metrics={"loss": 0.5}) as folder:  # only in a run: see in_a_run()
+    torch.save(state, folder / "state.pt")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Callable
+
+from paceline.runtime import report
+
+_NICE = 10  # about a tenth of a core that other threads compete for
+ABOUT = "paceline.json"  # next to the files of a snapshot: number of parts, metrics, versions
+
+
+def in_a_run() -> bool:
+    return bool(os.environ.get("PACELINE_SNAPSHOT_DIR"))
+
+
+def restored() -> Path | None:
+    """The verified folder to resume from, this task's own copy. None: start from scratch."""
+    folder = os.environ.get("PACELINE_RESTORE")
+    return Path(folder) if folder else None
+
+
+def from_another_run() -> bool:
+    """Whether the restored snapshot is the one the run starts from (`snapshots.from`), which is of generation 0."""
+    folder = restored()
+    return folder is not None and folder.name.endswith("-g0")
+
+
+@contextmanager
+def writing(
+    step: int, parts: int = 1, metrics: Mapping[str, float] | None = None, versions: Mapping[str, str] | None = None
+) -> Iterator[Path]:
+    """A folder to write the snapshot of that step to. It is saved when the block ends without an error.
+
+    `parts`: how many tasks write a part of this snapshot. Files that two tasks write must be identical.
+    """
+    folder = Path(os.environ["PACELINE_SNAPSHOT_DIR"])
+    partial = folder / f"step-{step}.{os.getpid()}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        about = {"parts": parts, "metrics": dict(metrics or {}), "versions": dict(versions or {})}
+        (partial / ABOUT).write_text(json.dumps(about))
+        target, replaced = folder / f"step-{step}", folder / f"step-{step}.{os.getpid()}.before.partial"
+        with suppress(FileNotFoundError):  # the same step again, and the agent has not collected the first one
+            os.rename(target, replaced)  # so that the agent does not collect it while it is being deleted
+        os.rename(partial, target)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    report.send_to_agent({"_": "saved"})
+
+
+class Background:
+    """Writes snapshots in a thread, one at a time, so that training does not wait."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.failed: Exception | None = None  # error of the last write
+
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, step: int, write: Callable[[], Any], urgent: bool = False) -> None:
+        """Must not be called while busy. Errors become warnings: training continues, and later snapshots may succeed.
+        Unless `urgent`, training has priority if both need a core."""
+        if self.busy():
+            raise RuntimeError("a snapshot is still being written")
+
+        def work() -> None:
+            self.failed = None
+            if not urgent:
+                _lower_priority()
+            try:
+                write()
+            except Exception as error:  # any error of the framework or the disk
+                self.failed = error
+                text = f"the snapshot of step {step} could not be written: {error}"
+                report.send_to_agent({"_": "warning", "text": text})
+
+        self._thread = threading.Thread(target=work, name="paceline-snapshot")  # no daemon: the process waits for it
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits until the snapshot is written; raises the error if that failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self.failed is not None:
+            failed, self.failed = self.failed, None
+            raise failed
+
+    def settle(self) -> None:
+        """Waits without raising: a failure has already been reported."""
+        try:
+            self.wait()
+        except Exception:
+            return
+
+
+def _lower_priority() -> None:
+    """Of the calling thread."""
+    if sys.platform == "linux":  # on other systems, this would change the whole process
+        with suppress(OSError):  # a sandbox that forbids it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

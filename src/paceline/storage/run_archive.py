@@ -1,0 +1,81 @@
+"""What a run writes besides snapshots, in the same store: events, output, plan and report, in pieces.
+
+A store cannot append, so from time to time a host sends what its files have grown by, as one piece:
+
+<run>/logs/<host>/<life>/<number>
+
+A life is that of the host's folder: a replacement host starts a new one. A piece is a line of JSON with the size of
+each part, followed by the parts. It is sent again with more data until it is large enough; the next piece starts where
+it ends. So the pieces of a life, in order, contain each byte once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+
+from paceline.storage.local_files import write_all
+from paceline.storage.snapshots.manifest import VERSION, Damaged, Gone, read_object
+from paceline.storage.stores.protocol import ContinueCheck, Store
+
+FOLDER = "logs"
+MOST = 4 * 1024 * 1024  # bytes of a piece; more if many files share it
+READ_LIMIT = 64 * 1024 * 1024
+_FILE = re.compile(r"(events\.jsonl|plan\.json|report\.json|logs/[^/\0]{1,255}\.log)")
+
+Ranges = Mapping[str, tuple[str, int, int]]  # file name -> path, first byte and end
+
+
+class RunArchive:
+    def __init__(self, store: Store, run: str, transfers: Store | None = None) -> None:
+        """`transfers`: the same store with a longer timeout, for large reads."""
+        self.store, self._transfers = store, transfers or store
+        self._below = f"{run}/{FOLDER}"
+
+    def send(self, piece: str, ranges: Ranges, scratch: str, should_continue: ContinueCheck) -> None:
+        """`piece`: `host/life/number`. `scratch`: path of a temporary file."""
+        head = {"version": VERSION, "files": {name: end - begin for name, (_, begin, end) in ranges.items()}}
+        target = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(target, json.dumps(head).encode() + b"\n")
+            for path, begin, end in ranges.values():
+                write_all(target, part(path, begin, end))
+        finally:
+            os.close(target)
+        self.store.send_all([(scratch, f"{self._below}/{piece}")], should_continue, {})
+        os.unlink(scratch)
+
+    def pieces(self, host: str) -> list[str]:
+        """One life after the other, oldest first."""
+        return [name[len(self._below) + 1 :] for name in self.store.names(f"{self._below}/{host}/")]
+
+    def read(self, piece: str) -> dict[str, bytes]:
+        name = f"{self._below}/{piece}"
+        data = self._transfers.read(name, READ_LIMIT)
+        if data is None:
+            raise Gone(f"{name} is gone")
+        head, _, body = data.partition(b"\n")
+        files = read_object(head, name).get("files")
+        contents: dict[str, bytes] = {}
+        for file, size in files.items() if isinstance(files, dict) else ():
+            if not _FILE.fullmatch(file) or not isinstance(size, int) or not 0 <= size <= len(body):
+                raise Damaged(f"{name} is damaged: its contents do not match its header")
+            contents[file], body = body[:size], body[size:]
+        return contents
+
+    def ended(self, captain: str) -> bool:
+        """Whether the last piece of the captain reports the end of the run."""
+        pieces = self.pieces(captain)
+        last = self.read(pieces[-1]) if pieces else {}
+        return "report.json" in last or b'"event": "run-ended"' in last.get("events.jsonl", b"")
+
+
+def part(path: str, begin: int, end: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(begin)
+        data = file.read(end - begin)
+    if len(data) < end - begin:
+        raise OSError(0, "the file was truncated", path)
+    return data

@@ -1,0 +1,179 @@
+"""The folders of runs: finds them by id, and tells whether a run is still alive."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import USAGE, PacelineError
+
+
+class NoRun(PacelineError):
+    """The run does not exist; the message suggests others."""
+
+    exit_code = USAGE
+
+
+DELETED = "deleted"  # marks the folder of a deleted run whose snapshots remain
+LOCATION = "place"  # `on` of a run that this machine knows only by the location of its snapshots
+JOB_DELETED = "job-deleted"  # `cause` of a run whose Job no longer exists, so that its outcome is unknown
+JOB_DELETED_REASON = "its Job no longer exists on the cluster: a user deleted it, or limits.keep_finished has passed"
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    folder: Path
+
+
+def home() -> Path:
+    configured = os.environ.get("PACELINE_HOME")
+    return Path(configured).expanduser().absolute() if configured else Path.home() / ".local" / "state" / "paceline"
+
+
+def runs_folder() -> Path:
+    return home() / "runs"
+
+
+def every() -> list[Run]:
+    """All runs, newest first."""
+    return [run for run in _folders() if not deleted(run.folder)]
+
+
+def remains() -> list[Run]:
+    """Deleted runs whose snapshots remain."""
+    return [run for run in _folders() if deleted(run.folder)]
+
+
+def deleted(folder: Path) -> bool:
+    return (folder / DELETED).exists()
+
+
+def _folders() -> list[Run]:
+    try:
+        with os.scandir(runs_folder()) as entries:
+            runs = [Run(e.name, Path(e.path)) for e in entries if _is_run(e)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise NoRun(f"cannot read the folder of runs: {error.strerror}", where=str(runs_folder())) from None
+    return sorted(runs, key=lambda run: (started(run.folder), run.name), reverse=True)
+
+
+def _is_run(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+
+
+def find(id: str | None, remaining: bool = False) -> Run:
+    """The run with this id, or with an id that starts with it and is unique; the newest run if omitted.
+
+    `remaining`: include deleted runs whose snapshots remain.
+    """
+    runs = every()
+    if remaining and id:
+        runs += remains()
+    if not runs:
+        what = "there are no runs yet" if id is None else f"no run {id!r}: there are no runs yet"
+        raise NoRun(what, remedy="start one with: paceline run job.yaml")
+    if id is None:
+        return runs[0]
+    matching = [run for run in runs if run.name.startswith(id)] if id else []
+    exact = [run for run in matching if run.name == id]
+    if exact or len(matching) == 1:
+        return (exact or matching)[0]
+    if matching:
+        names = ", ".join(run.name for run in matching[:5]) + (", ..." if len(matching) > 5 else "")
+        raise NoRun(f"{id!r} matches {len(matching)} runs: {names}")
+    from difflib import get_close_matches
+
+    near = get_close_matches(id, [run.name for run in runs], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the newest is {runs[0].name!r};"
+    raise NoRun(f"no run {id!r}", remedy=f"{hint} `paceline ls` lists all")
+
+
+def taken(folder: Path) -> str:
+    """The message for a run id that already exists."""
+    run = folder.name
+    if deleted(folder):
+        return (
+            f"snapshots of an earlier run {run} exist; delete them with `paceline delete --snapshots {run}`, "
+            "or choose another id"
+        )
+    return f"run {run} already exists; delete it with `paceline delete {run}`, or choose another id"
+
+
+def started(folder: Path) -> str:
+    """The start time of the run, as ISO text that sorts by time."""
+    at = info(folder).get("started")
+    if isinstance(at, str):
+        return at
+    from datetime import UTC, datetime
+
+    for path in (folder / "plan.json", folder):
+        try:
+            moment = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        except OSError:
+            continue
+    return ""
+
+
+def info(folder: Path) -> dict[str, Any]:
+    return read_object(folder / "run.json") or {}
+
+
+def on_cluster(folder: Path) -> bool:
+    return info(folder).get("on") == "kubernetes"
+
+
+def at_location(folder: Path) -> bool:
+    return info(folder).get("on") == LOCATION
+
+
+def outcome_known(folder: Path) -> bool:
+    """A deleted Job does not tell how the run ended; the location of its snapshots may."""
+    report = read_object(folder / "report.json")
+    return report is not None and report.get("cause") != JOB_DELETED
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if it does not exist or is incomplete."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def abandoned(folder: Path) -> bool:
+    """Whether the submission to a cluster was interrupted: a process that submits locks the folder."""
+    return on_cluster(folder) and info(folder).get("submitted") is False and not _locked(folder / "following")
+
+
+def alive(folder: Path) -> bool:
+    """Whether the run's supervisor lives: it holds a lock until it ends. For other runs: the last known state."""
+    if on_cluster(folder) or at_location(folder):
+        return not any((folder / name).exists() for name in ("report.json", DELETED)) and not abandoned(folder)
+    return _locked(folder / "lock")
+
+
+def _locked(path: Path) -> bool:
+    import fcntl
+
+    try:
+        lock = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # Shared, so that concurrent readers do not mistake each other for the supervisor.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,135 @@
+"""The report of a run as text: its outcome, the paths of its files, and the next command to try."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.view.events import number, seconds
+from paceline.view.run_folders import Run
+from paceline.view.run_state import Mark, Standing
+from paceline.view.snapshot_locations import origin_of
+from paceline.view.wording import clock, count, figure, join, metrics, natural, outcome, since, span
+
+_SHOWN_TASKS = 4
+
+
+def text(report: dict[str, Any], committed: str = "") -> list[str]:
+    """`committed`: the text about snapshots, which report.json does not contain."""
+    folder = Path(str(report.get("folder", "")))
+    lines = [_headline(report)]
+    lines += [f"  {line}" for line in _progress(report)]
+    lines += [f"  {line}" for line in _restarts(report)]
+    lines += [f"  {name:<12} {where}" for name, where in _locations(folder, committed, best(report.get("best")))]
+    return [*lines, next_line(next_command(report) or f"paceline status {report.get('run')}")]
+
+
+def next_line(command: str) -> str:
+    return f"  {'next':<12} {command}"
+
+
+def _headline(report: dict[str, Any]) -> str:
+    status, reason = str(report.get("status")), report.get("reason")
+    ended = seconds(report.get("ended") or "") or time.time()
+    took = since(report.get("started"), ended)
+    line = f"{report.get('run')} {outcome(status)}"
+    line += f" after {span(took)}" if took is not None else ""
+    return f"{line}: {reason}" if reason and status != "succeeded" else line
+
+
+def _progress(report: dict[str, Any]) -> list[str]:
+    steps, speed, generations = report.get("steps"), number(report.get("steps_per_s")), report.get("generations")
+    parts = [count(steps, "step")] if isinstance(steps, int) and steps else []
+    parts += [f"{figure(speed)} steps/s"] if speed else []
+    parts += [count(generations, "generation")] if isinstance(generations, int) and generations else []
+    lines = [", ".join(parts)] if parts else []
+    return measured(report.get("metrics")) + lines
+
+
+def measured(reported: Any) -> list[str]:
+    """The last metrics; tasks with the same values share a line."""
+    if not isinstance(reported, dict):
+        return []
+    tasks_by_text: dict[str, list[str]] = {}
+    for task, values in reported.items():
+        if text := metrics(values):
+            tasks_by_text.setdefault(text, []).append(task)
+    lines = [f"{text} ({join(sorted(tasks, key=natural))})" for text, tasks in tasks_by_text.items()]
+    if len(lines) > _SHOWN_TASKS:
+        lines = [*lines[:_SHOWN_TASKS], f"... and {len(lines) - _SHOWN_TASKS} more in report.json"]
+    return lines
+
+
+def _restarts(report: dict[str, Any]) -> list[str]:
+    restarts = report.get("restarts") or []
+    if not restarts:
+        return ["no restarts"]
+    return [f"{count(len(restarts), 'restart')}:", *(f"  {restarted(restart)}" for restart in restarts[-10:])]
+
+
+def restarted(restart: dict[str, Any]) -> str:
+    line = f"{clock(str(restart.get('at')))} {restart.get('task') or ''} {restart.get('cause')}".replace("  ", " ")
+    line += f": {restart['detail']}" if restart.get("detail") else ""
+    after = number(restart.get("first_step_after_s"))
+    return f"{line}; next step after {span(after)}" if after is not None else line
+
+
+def _locations(folder: Path, committed: str, best: str) -> list[tuple[str, str]]:
+    logs, tensorboard = (str(folder / name) if _has_files(folder / name) else "" for name in ("logs", "tensorboard"))
+    locations = (
+        ("from", origin_of(folder)), ("logs", logs), ("snapshots", committed), ("best", best),
+        ("tensorboard", tensorboard),
+    )  # fmt: skip
+    return [(name, location) for name, location in locations if location]
+
+
+def best(snapshot: Any) -> str:
+    """The snapshot that `snapshots.best` selects, with the value of its metric."""
+    if not isinstance(snapshot, dict):
+        return ""
+    return f"{snapshot.get('snapshot')}: {metrics({str(snapshot.get('metric')): snapshot.get('value')})}"
+
+
+def snapshots(standing: Standing, now: float | None = None) -> str:
+    """The newest snapshot that is only saved, and the newest committed one with its address. `now`: add their age."""
+    from paceline.view.snapshot_locations import described
+
+    saved, committed = standing.state.saved, standing.state.committed
+    parts = []
+    if saved is not None and (committed is None or saved.snapshot != committed.snapshot):
+        parts.append(f"step {saved.step} saved{_ago(saved, now)}")
+    skipped = number(standing.report.get("skipped"))
+    parts += [f"{skipped:g} skipped"] if skipped else []
+    if committed is not None:
+        location = described(Run(standing.run, standing.folder), committed.snapshot)
+        parts.append(f"step {committed.step} committed{_ago(committed, now)}: {location}")
+    elif parts:
+        parts.append("none committed yet" if standing.alive else "none committed")
+    return ", ".join(parts)
+
+
+def _ago(mark: Mark, now: float | None) -> str:
+    age = since(mark.at, now) if now is not None else None
+    return f" {span(round(age))} ago" if age is not None else ""
+
+
+def _has_files(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
+
+
+def next_command(report: dict[str, Any]) -> str:
+    """The command to try next; empty: nothing but `paceline status` itself."""
+    run, folder = report.get("run"), Path(str(report.get("folder", "")))
+    if report.get("status") == "succeeded" and _has_files(folder / "tensorboard"):
+        return f"paceline tensorboard {run}"
+    if report.get("status") == "failed":
+        restarts = report.get("restarts") or [{}]
+        task = restarts[-1].get("task")
+        return f"paceline logs {run}" + (f" --task {task}" if task else "")
+    if report.get("status") in ("running", "starting"):
+        return f"paceline logs -f {run}"
+    return ""

@@ -1,0 +1,350 @@
+"""The state of a run, derived from its events: a pure fold, and a reader for a folder on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.view import events, run_folders
+from paceline.view.events import Event, number, seconds
+
+GONE = "the supervisor ended without a report: it was killed, or this machine went down"
+NEVER = "it was never started: its folder contains no events"
+ABANDONED = "its submission was interrupted, so it will never start; `paceline delete {}` removes it"
+ENDED = ("succeeded", "failed", "stopped")
+_STARTING_S = 15.0
+
+
+@dataclass
+class Task:
+    name: str
+    state: str = "waiting"  # waiting, starting, running, succeeded, failed, ended
+    host: str = ""
+    pid: int | None = None
+    generation: int = 0
+    step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    memory: int | None = None
+    exit: str = ""  # how it ended: "exit 1", "SIGKILL"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A snapshot, as an event reports it."""
+
+    step: int
+    snapshot: str
+    at: str
+    generation: int
+
+
+@dataclass
+class Pace:
+    """Steps per time, measured within generations only: no steps are done between them."""
+
+    generation: int = -1
+    first: tuple[float, int] = (0.0, 0)
+    last: tuple[float, int] = (0.0, 0)
+    seconds: float = 0.0
+    steps: int = 0
+
+    def add(self, generation: int, at: float, step: int) -> None:
+        if generation != self.generation:
+            self.seconds, self.steps = self._total()
+            self.generation, self.first, self.last = generation, (at, step), (at, step)
+        else:
+            self.last = (max(at, self.last[0]), max(step, self.last[1]))
+
+    def _total(self) -> tuple[float, int]:
+        return self.seconds + self.last[0] - self.first[0], self.steps + self.last[1] - self.first[1]
+
+    @property
+    def steps_per_s(self) -> float | None:
+        time_s, steps = self._total()
+        return round(steps / time_s, 3) if time_s > 0 and steps > 0 else None
+
+
+@dataclass
+class State:
+    run: str = ""
+    job: str = ""
+    framework: str = ""
+    strategy: str = ""
+    status: str = "starting"
+    reason: str = ""
+    cause: str | None = None
+    generation: int = 0
+    steps: int = 0
+    last_metrics: dict[str, float] = field(default_factory=dict)  # of the newest report that had any
+    speed: float | None = None  # steps per second, as last reported by the leading task
+    pace: Pace = field(default_factory=Pace)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    restarts: list[dict[str, Any]] = field(default_factory=list)
+    stacks: dict[str, str] = field(default_factory=dict)
+    saved: Mark | None = None  # the newest snapshot that is complete on its hosts
+    committed: Mark | None = None  # the newest snapshot in its store
+    best: dict[str, Any] | None = None  # snapshot, metric and value
+    waiting: Event | None = None
+    data: str = ""  # address of the data that the job builds
+    ending: str = ""
+    warnings: list[str] = field(default_factory=list)
+    started: str = ""
+    ended: str | None = None
+
+    @property
+    def steps_per_s(self) -> float | None:
+        return self.pace.steps_per_s or self.speed
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        return {task.name: task.metrics for task in self.tasks.values() if task.metrics}
+
+    def task(self, name: str) -> Task:
+        return self.tasks.setdefault(name, Task(name))
+
+
+def fold(new_events: Iterable[Event], state: State | None = None) -> State:
+    """The state after these events. `state`: the state before them, which is updated."""
+    state = state if state is not None else State()
+    for event in new_events:
+        state.generation = max(state.generation, event.generation)
+        change = _CHANGES.get(event.kind)
+        if change is not None:
+            change(state, event)
+    return state
+
+
+def _run_started(state: State, event: Event) -> None:
+    state.run, state.job = event.text("run"), event.text("job")
+    state.framework, state.strategy = event.text("framework"), event.text("strategy")
+    state.started = state.started or event.at
+    for name in event.names("tasks"):
+        state.task(name)
+
+
+def _waiting(state: State, event: Event) -> None:
+    state.waiting = event
+
+
+def _ingesting(state: State, event: Event) -> None:
+    state.waiting = event
+
+
+def _ingested(state: State, event: Event) -> None:
+    state.waiting, state.data = None, event.text("data") or state.data
+
+
+def _formed(state: State, event: Event) -> None:
+    state.waiting = None
+    if state.status == "starting":
+        state.status = "running"
+    if state.saved is not None and state.saved.generation < event.generation:
+        state.saved = state.committed  # what a generation has saved but not committed is lost with it
+    for name in event.names("tasks"):
+        task = state.task(name)
+        # A worker of a parameter-server job stays alive when ps and chief start a new generation.
+        if task.state != "running" or task.exit:
+            task.state, task.exit = "starting", ""
+        task.generation = event.generation
+
+
+def _task_started(state: State, event: Event) -> None:
+    task = state.task(event.text("task"))
+    task.state, task.exit = "running", ""
+    task.host, task.generation = event.text("host") or task.host, event.generation
+    pid = event.get("pid")
+    task.pid = pid if isinstance(pid, int) else None
+
+
+def _step(state: State, event: Event) -> None:
+    task = state.task(event.text("task"))
+    step = int(event.number("step"))
+    task.step = step
+    _measured(state, task, event)
+    memory = number(event.get("memory"))
+    task.memory = int(memory) if memory is not None else task.memory
+    if step >= state.steps:
+        state.steps = step
+        state.speed = number(event.get("steps_per_s")) or state.speed
+    at = seconds(event.at)
+    if at is not None:
+        state.pace.add(event.generation, at, step)
+
+
+def _measured(state: State, task: Task, event: Event) -> None:
+    reported = event.get("metrics")
+    values = {k: v for k, v in reported.items() if number(v) is not None} if isinstance(reported, dict) else {}
+    task.metrics = {**task.metrics, **values}
+    state.last_metrics = {**state.last_metrics, **values} if values else state.last_metrics
+
+
+def _evaluated(state: State, event: Event) -> None:
+    task = state.task(event.text("task"))
+    task.step = int(event.number("step"))
+    _measured(state, task, event)
+    _best(state, event)
+
+
+def _best(state: State, event: Event) -> None:
+    best = event.get("best")
+    if isinstance(best, dict) and number(best.get("value")) is not None:
+        state.best = best
+
+
+def _saved(state: State, event: Event) -> None:
+    state.saved = _mark(event)
+
+
+def _committed(state: State, event: Event) -> None:
+    state.committed = _mark(event)
+    _best(state, event)
+
+
+def _mark(event: Event) -> Mark:
+    return Mark(int(event.number("step")), event.text("snapshot"), event.at, event.generation)
+
+
+def _task_exited(state: State, event: Event) -> None:
+    task = state.task(event.text("task"))
+    code, signal = event.get("code"), event.text("signal")
+    task.exit = signal or (f"exit {code}" if code is not None else "lost" if not event.get("expected") else "ended")
+    task.state = "succeeded" if code == 0 else "ended" if event.get("expected") else "failed"
+    task.pid = None
+
+
+def _stacks(state: State, event: Event) -> None:
+    state.stacks[event.text("task")] = event.text("text")
+
+
+def _restart(state: State, event: Event) -> None:
+    state.restarts.append(
+        {
+            "cause": event.text("cause"), "task": event.text("task"), "at": event.at,
+            "detail": event.text("detail"), "first_step_after_s": None,
+        }
+    )  # fmt: skip
+    for name in event.names("scope"):
+        task = state.task(name)
+        if task.state == "running":
+            task.state = "waiting"
+
+
+def _recovered(state: State, event: Event) -> None:
+    for restart in reversed(state.restarts):
+        if restart["task"] == event.text("task"):
+            restart["first_step_after_s"] = number(event.get("first_step_after_s"))
+            return
+
+
+def _warning(state: State, event: Event) -> None:
+    state.warnings.append(event.text("text"))
+
+
+def _ending(state: State, event: Event) -> None:
+    state.ending, state.waiting = event.text("reason") or "ending", None
+
+
+def _run_ended(state: State, event: Event) -> None:
+    status = event.text("status")
+    state.status = status if status in ENDED else "failed"
+    state.reason, state.cause = event.text("reason"), event.text("cause") or None
+    state.ended, state.waiting = event.at, None
+
+
+_CHANGES = {
+    "run-started": _run_started,
+    "waiting": _waiting,
+    "ingest-started": _ingesting,
+    "ingest-done": _ingested,
+    "ingest-skipped": _ingested,
+    "ingest-failed": _ingested,
+    "generation-formed": _formed,
+    "task-started": _task_started,
+    "step": _step,
+    "saved": _saved,
+    "committed": _committed,
+    "evaluated": _evaluated,
+    "task-exited": _task_exited,
+    "stacks": _stacks,
+    "restart": _restart,
+    "recovered": _recovered,
+    "warning": _warning,
+    "ending": _ending,
+    "run-ended": _run_ended,
+}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The status of a run, read from its folder; the lock tells whether it is alive."""
+
+    run: str
+    folder: Path
+    alive: bool
+    info: dict[str, Any]
+    state: State
+    report: dict[str, Any]  # the fields of report.json, even while the run is alive
+
+
+def read(run: run_folders.Run, over: bool = False) -> Standing:
+    """Read everything in the folder. `over`: the caller knows that the run is not alive."""
+    # The lock first: a supervisor writes its report before it releases the lock.
+    alive = not over and run_folders.alive(run.folder)
+    info = run_folders.info(run.folder)
+    state = fold(events.read(run.folder))
+    report = run_folders.read_object(run.folder / "report.json")
+    if report is None and run_folders.abandoned(run.folder):
+        state.status, state.reason = "abandoned", ABANDONED.format(run.name)
+    elif report is None and not alive and state.status not in ENDED and (over or not _just_created(run.folder, state)):
+        state.status, state.reason = "failed", GONE if state.started or info else NEVER
+    return Standing(run.name, run.folder, alive, info, state, {**derive(run, state), **(report or {})})
+
+
+def summary(run: run_folders.Run) -> dict[str, Any]:
+    """Only the fields of report.json; for a run that has ended, without reading its events."""
+    if not run_folders.alive(run.folder):
+        report = run_folders.read_object(run.folder / "report.json")
+        if report is not None:
+            return {**derive(run, State()), **report}
+    return read(run).report
+
+
+def derive(run: run_folders.Run, state: State) -> dict[str, Any]:
+    """The fields of report.json, as far as they follow from events."""
+    return {
+        "run": run.name,
+        "status": state.status,
+        "reason": state.reason or state.ending or _waiting_reason(state),
+        "cause": state.cause,
+        "generations": state.generation,
+        "restarts": state.restarts,
+        "steps": state.steps,
+        "steps_per_s": state.steps_per_s,
+        "metrics": state.metrics,
+        "best": state.best,
+        "started": state.started or run_folders.started(run.folder),
+        "ended": state.ended,
+        "folder": str(run.folder),
+        "stacks": state.stacks,
+    }
+
+
+def _waiting_reason(state: State) -> str:
+    if state.waiting is None:
+        return ""
+    from paceline.view.wording import describe
+
+    return describe(state.waiting)
+
+
+def _just_created(folder: Path, state: State) -> bool:
+    """A new folder has neither a lock nor events for a moment, until the supervisor has started."""
+    if state.started:
+        return False
+    try:
+        return time.time() - folder.stat().st_mtime < _STARTING_S
+    except OSError:
+        return False

@@ -1,0 +1,240 @@
+"""Events, times and numbers as readable text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from paceline.view.events import Event, number, seconds
+
+# Events that are shown to a user who follows a run; `paceline events` shows all.
+IMPORTANT = frozenset(
+    {
+        "waiting", "ingest-started", "ingest-done", "ingest-skipped", "ingest-failed", "generation-formed",
+        "member-lost", "hang", "restart", "recovered", "captain-returned", "note", "warning", "ending", "run-ended",
+    }
+)  # fmt: skip
+
+
+def important(event: Event) -> bool:
+    if event.kind == "task-exited":
+        return not event.get("expected") and event.get("code") != 0
+    return event.kind in IMPORTANT
+
+
+def describe(event: Event) -> str:
+    """One event as a sentence without a full stop."""
+    sentence = _SENTENCES.get(event.kind)
+    if sentence is not None:
+        return sentence(event)
+    fields = {key: value for key, value in event.data.items() if key not in ("at", "event", "generation")}
+    return " ".join([event.kind, *(f"{key}={value}" for key, value in fields.items())])
+
+
+def _run_started(event: Event) -> str:
+    kind = " ".join(word for word in (event.text("framework"), event.text("strategy")) if word not in ("", "none"))
+    tasks, hosts = len(event.names("tasks")), len(event.names("hosts"))
+    return (
+        f"{event.text('run')} started: {count(tasks, 'task')} on {count(hosts, 'host')}{f' ({kind})' if kind else ''}"
+    )
+
+
+def _waiting(event: Event) -> str:
+    missing = join(event.names("missing"))
+    return f"waiting for {missing} ({span(event.number('since_s'))} so far, limit {span(event.number('limit_s'))})"
+
+
+def _ingested(event: Event) -> str:
+    return f"data built in {span(event.number('took_s'))}: {_amount(event)} at {event.text('data')}"
+
+
+def _skipped(event: Event) -> str:
+    return f"data already built by {event.text('run')}: {_amount(event)} at {event.text('data')}"
+
+
+def _amount(event: Event) -> str:
+    return f"{count(int(event.number('files')), 'file')}, {size(event.number('bytes'))}"
+
+
+def _formed(event: Event) -> str:
+    step = step_of(event.get("restore"))
+    origin = (
+        f" from step {step}" if step is not None else f" from {event.get('restore')}" if event.get("restore") else ""
+    )
+    return f"starting {join(event.names('tasks'))}{origin} (generation {event.generation})"
+
+
+def _task_started(event: Event) -> str:
+    warm = ", from a spare" if event.get("warm") else ""
+    return f"{event.text('task')} started on {event.text('host')} (pid {event.get('pid')}{warm})"
+
+
+def _step(event: Event) -> str:
+    speed = number(event.get("steps_per_s"))
+    parts = [f"step {event.get('step')}", metrics(event.get("metrics"))]
+    parts.append(f"{figure(speed)} steps/s" if speed is not None else "")
+    return f"{event.text('task')}: {', '.join(filter(None, parts))}"
+
+
+def _committed(event: Event) -> str:
+    took = span(event.number("took_s"))
+    if origin := event.get("origin"):
+        return f"starts from step {event.get('step')} of {origin}: {size(event.number('bytes'))}, copied in {took}"
+    return f"snapshot of step {event.get('step')} committed: {size(event.number('bytes'))}, {took} after it was saved"
+
+
+def _evaluated(event: Event) -> str:
+    reported = metrics(event.get("metrics")) or "nothing reported"
+    return f"{event.text('task')}: step {event.get('step')} evaluated: {reported}"
+
+
+def _task_exited(event: Event) -> str:
+    task = event.text("task")
+    if event.get("code") == 0:
+        return f"{task} finished"
+    if event.get("expected"):
+        return f"{task} was stopped"
+    if event.text("signal"):
+        return f"{task} was killed by {event.text('signal')}"
+    if event.get("code") is None:
+        return f"{task} is lost"
+    return f"{task} failed with exit code {event.get('code')}"
+
+
+def _hang(event: Event) -> str:
+    progress = "no step" if event.text("progress") == "step" else "no output"
+    tasks = event.names("tasks")
+    verb = "hangs" if len(tasks) == 1 else "hang"
+    return (
+        f"{join(tasks)} {verb}: {progress} for {span(event.number('silent_s'))} (limit {span(event.number('limit_s'))})"
+    )
+
+
+def _stacks(event: Event) -> str:
+    return f"the Python stacks of {event.text('task')} are in its log"
+
+
+def _restart(event: Event) -> str:
+    cause, detail = event.text("cause"), event.text("detail")
+    source = f" of {event.text('task')}" if event.text("task") else ""
+    budget = f"{event.get('count')} of {event.get('limit')} without progress"
+    text = f"restarting after a failure{source} ({cause}, {budget})"
+    text += f": {detail}" if detail else ""
+    delay = event.number("delay_s")
+    return f"{text}; next attempt in {span(delay)}" if delay >= 1 else text
+
+
+def _recovered(event: Event) -> str:
+    return f"training resumed: first step {span(event.number('first_step_after_s'))} after {event.text('task')} failed"
+
+
+def _ended(event: Event) -> str:
+    return f"the run {outcome(event.text('status'))}" + (f": {event.text('reason')}" if event.text("reason") else "")
+
+
+_SENTENCES = {
+    "run-started": _run_started,
+    "member-joined": lambda event: f"{event.text('host')} joined",
+    "member-lost": lambda event: f"{event.text('host')} is lost: {event.text('reason')}",
+    "waiting": _waiting,
+    "ingest-started": lambda event: f"building the data on {event.text('host')}: {event.text('data')}",
+    "ingest-done": _ingested,
+    "ingest-skipped": _skipped,
+    "ingest-failed": lambda event: f"building the data failed ({event.text('cause')}): {event.text('detail')}",
+    "generation-formed": _formed,
+    "task-started": _task_started,
+    "step": _step,
+    "saved": lambda event: f"snapshot of step {event.get('step')} saved",
+    "committed": _committed,
+    "evaluated": _evaluated,
+    "task-exited": _task_exited,
+    "hang": _hang,
+    "stacks": _stacks,
+    "restart": _restart,
+    "recovered": _recovered,
+    "spare-ready": lambda event: f"{event.text('host')} has a spare ready ({span(event.number('took_s'))})",
+    "captain-returned": lambda event: (
+        "the captain has restarted" + ("; training was not interrupted" if event.get("adopted") else "")
+    ),
+    "note": lambda event: f"note: {event.text('text')}",
+    "warning": lambda event: f"warning: {event.text('text')}",
+    "ending": lambda event: f"ending: {event.text('reason')} (tasks have {span(event.number('grace_s'))} to exit)",
+    "run-ended": _ended,
+}
+
+
+def outcome(status: str) -> str:
+    return {"stopped": "was stopped"}.get(status, status)
+
+
+def step_of(restore: Any) -> int | None:
+    """The step in the name of a snapshot: step-<n>-g<generation>."""
+    match = re.search(r"step-(\d+)(-g\d+)?/?$", restore) if isinstance(restore, str) else None
+    return int(match.group(1)) if match else None
+
+
+def count(amount: int, thing: str) -> str:
+    return f"{amount} {thing}{'' if amount == 1 else 's'}"
+
+
+def join(names: Sequence[str]) -> str:
+    if len(names) > 6:
+        names = [*names[:5], f"{len(names) - 5} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "nothing"
+
+
+def natural(name: str) -> tuple[str, int]:
+    """Sort key: worker-2 before worker-10."""
+    role, _, index = name.rpartition("-")
+    return (role, int(index)) if index.isdigit() else (name, -1)
+
+
+def span(duration: float) -> str:
+    """A duration: 0.4 s, 12 s, 1 min 5 s, 30 min, 2 h 10 min, 3 d."""
+    if duration < 0:
+        return "0 s"
+    if duration < 9.95:
+        return f"{duration:.1f}".removesuffix(".0") + " s"
+    remaining, parts = round(duration), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        amount, remaining = divmod(remaining, size)
+        if amount:
+            parts.append(f"{amount} {unit}")
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return " ".join(parts)
+
+
+def figure(value: float) -> str:
+    return f"{value:d}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def metrics(values: Any, most: int = 6) -> str:
+    """loss 0.312, accuracy 0.91; the loss comes first."""
+    if not isinstance(values, dict):
+        return ""
+    ordered = sorted(values.items(), key=lambda item: (item[0] != "loss", "accuracy" not in item[0]))
+    return ", ".join(f"{name} {figure(value)}" for name, value in ordered[:most] if number(value) is not None)
+
+
+def size(amount: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def clock(at: str) -> str:
+    """Local time of day of an event."""
+    moment = seconds(at)
+    return datetime.fromtimestamp(moment).strftime("%H:%M:%S") if moment is not None else at
+
+
+def since(at: str | None, until: float) -> float | None:
+    start = seconds(at) if at else None
+    return max(0.0, until - start) if start is not None else None

@@ -1,0 +1,98 @@
+"""How an agent collects the snapshot parts that tasks have saved, and reports them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.agent import machine
+from paceline.agent.captain import events as ev
+from paceline.agent.net.loop import Loop
+from paceline.agent.options import Options
+from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.storage.snapshots.manifest import SnapshotId
+from support.worlds import make_plan
+
+
+class Host:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.loop = Loop()
+        self.events: list[ev.MemberEvent] = []
+        self.warnings: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """Starts the agent, or its successor."""
+        options = Options("run", "worker-host-0", "", str(self.folder), "", "")
+        self.staging = HostSnapshots(
+            make_plan(1), options, self.loop, self.events.append, lambda text, _: self.warnings.append(text)
+        )
+
+    def save(self, step: int, **files: str) -> None:
+        folder = self.folder / "staging" / "worker-0" / "g1" / f"step-{step}"
+        folder.mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name.replace("_json", ".json")).write_text(text)
+        self.staging.collect()
+
+    def snapshot_ids(self) -> list[SnapshotId]:
+        return [saved.snapshot for saved in self.staging.held_parts()]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    new_host = Host(tmp_path)
+    yield new_host
+    new_host.staging.close()
+    signal.set_wakeup_fd(-1)  # the loop's
+
+
+def test_a_saved_part_is_collected_and_reported(host: Host) -> None:
+    host.save(10, state="x", paceline_json='{"parts": 2, "metrics": {"loss": 0.5}}')
+    [event] = host.events
+    assert event == ev.PartSaved("worker-host-0", "worker-0", SnapshotId(10, 1), 2, {"loss": 0.5})
+    assert host.snapshot_ids() == [SnapshotId(10, 1)] and host.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ("", "cannot read its paceline.json"),
+        ('{"parts": 2', "cannot read its paceline.json"),
+        ("[]", "is not a JSON object"),
+        ('{"parts": "2"}', "parts is '2' in its paceline.json, but must be an integer from 1 to 100000"),
+        ('{"parts": 0}', "parts is 0"),
+        ('{"parts": true}', "parts is True"),
+    ],
+)
+def test_a_part_without_a_valid_part_count_is_ignored(host: Host, metadata: str, reason: str) -> None:
+    host.save(10, state="x", paceline_json=metadata)
+    assert host.events == [] and host.snapshot_ids() == []
+    [warning] = host.warnings
+    assert warning.startswith("worker-0: the snapshot of step 10 is invalid and is ignored: ") and reason in warning
+
+
+def test_an_agent_has_the_parts_that_its_predecessor_had(host: Host) -> None:
+    host.save(10, state="x")
+    host.staging.close()
+    host.start()
+    assert host.snapshot_ids() == [SnapshotId(10, 1)] and host.warnings == []
+
+
+def test_parts_are_ignored_after_the_machine_has_restarted(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their files may not have reached the disk. A test cannot switch the machine off, so it changes the boot ID
+    instead."""
+    host.save(10, state="x")
+    monkeypatch.setattr(machine, "boot_id", lambda: "another")
+    host.staging.close()
+    host.start()
+    assert host.snapshot_ids() == []
+    assert host.warnings == ["worker-0: step-10-g1 was saved before this machine restarted and is ignored"]
+    host.save(20, state="x")
+    host.staging.close()
+    host.start()
+    assert host.snapshot_ids() == [SnapshotId(20, 1)]

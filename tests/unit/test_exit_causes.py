@@ -1,0 +1,134 @@
+"""Why a task ended, from its exit status and the end of its log."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from paceline.agent.tasks import exit_causes
+
+ERROR = """Traceback (most recent call last):
+  File "/code/train.py", line 12, in <module>
+    main()
+  File "/code/train.py", line 8, in main
+    raise ValueError("no such column")
+ValueError: no such column""".splitlines()
+
+CHAINED = """Traceback (most recent call last):
+  File "/code/a.py", line 1, in <module>
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/code/b.py", line 2, in <module>
+    raise my.package.OddError("worse")
+my.package.OddError: worse
+and a second line""".splitlines()
+
+SURVIVOR = """Traceback (most recent call last):
+  File "/code/train.py", line 5, in <module>
+tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: recvmsg:Connection reset by peer""".splitlines()  # noqa: E501
+
+PORT = """Traceback (most recent call last):
+  File "/code/train.py", line 5, in <module>
+OSError: [Errno 98] Address already in use""".splitlines()
+
+
+def exited(code: int) -> int:
+    return code << 8
+
+
+def test_success_has_no_cause() -> None:
+    assert exit_causes.classify(exited(0), ERROR).kind == ""
+
+
+def test_an_exception_is_named_with_its_location() -> None:
+    cause = exit_causes.classify(exited(1), ERROR)
+    assert cause.kind == "program-error" and not cause.survivor
+    assert cause.detail == "ValueError: no such column at /code/train.py:8"
+    assert cause.place == "ValueError /code/train.py:8"
+
+
+def test_the_last_of_chained_exceptions_counts() -> None:
+    assert exit_causes.classify(exited(1), CHAINED).place == "my.package.OddError /code/b.py:2"
+
+
+def test_an_exit_code_without_a_traceback_shows_the_last_line() -> None:
+    cause = exit_causes.classify(exited(3), ["bad learning rate", ""])
+    assert cause.kind == "program-error" and cause.detail == "exit code 3; last line of output: bad learning rate"
+
+
+def test_missing_output_is_reported() -> None:
+    assert exit_causes.classify(exited(3), []).detail == "exit code 3 without any output"
+
+
+def test_the_loss_of_a_peer_is_recognized() -> None:
+    assert exit_causes.classify(exited(1), SURVIVOR).survivor
+
+
+def test_a_port_in_use() -> None:
+    assert exit_causes.classify(exited(1), PORT).kind == "port-in-use"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "detail"),
+    [
+        (signal.SIGKILL, "signal", "killed by SIGKILL"),
+        (signal.SIGSEGV, "signal", "killed by SIGSEGV"),
+        (exited(137), "signal", "killed by SIGKILL"),
+        (signal.SIGTERM, "preempted", "terminated by an external SIGTERM"),
+    ],
+)
+def test_signals(status: int, kind: str, detail: str) -> None:
+    cause = exit_causes.classify(int(status), [])
+    assert (cause.kind, cause.detail) == (kind, detail)
+
+
+def test_a_kill_with_evidence_is_out_of_memory() -> None:
+    assert exit_causes.classify(signal.SIGKILL, [], out_of_memory="killed by the kernel").kind == "out-of-memory"
+
+
+def test_torch_prefixes_are_ignored() -> None:
+    assert (
+        exit_causes.classify(exited(1), [f"[rank1]: {line}" for line in ERROR]).place == "ValueError /code/train.py:8"
+    )
+
+
+def test_an_old_line_does_not_make_a_survivor() -> None:
+    assert not exit_causes.classify(exited(1), ["retrying after: Connection reset by peer", *ERROR]).survivor
+
+
+def test_an_error_that_the_task_reported_is_the_cause_even_if_it_had_to_be_killed() -> None:
+    error = exit_causes.Raised("ValueError", "bad", "/code/train.py:3")
+    cause = exit_causes.classify(signal.SIGKILL, [], raised=error)
+    assert (cause.kind, cause.detail) == ("program-error", "ValueError: bad at /code/train.py:3")
+    own = exit_causes.own_error([], error)
+    assert own is not None and own.place == "ValueError /code/train.py:3"
+
+
+def test_a_killed_task_is_not_a_survivor_whatever_it_printed() -> None:
+    assert not exit_causes.classify(signal.SIGKILL, SURVIVOR).survivor
+
+
+def test_a_task_of_a_host_that_was_asked_to_leave_is_preempted() -> None:
+    assert exit_causes.classify(exited(1), ERROR, asked_to_leave=True).kind == "preempted"
+
+
+def test_a_task_that_was_ended_shows_its_own_error_only_at_the_end_of_its_log() -> None:
+    own = exit_causes.own_error(ERROR)
+    assert own is not None and own.kind == "program-error"
+    assert exit_causes.own_error([*ERROR, "a", "b", "c", "d"]) is None
+
+
+def test_stacks_start_with_the_fault() -> None:
+    lines = [
+        "step 3",
+        "Fatal Python error: Aborted",
+        "",
+        "Current thread 0x1 (most recent call first):",
+        '  File "x.py"',
+    ]
+    assert exit_causes.stacks(lines).startswith("Fatal Python error: Aborted\n")
+    assert exit_causes.stacks(["step 3"]) == ""

@@ -1,0 +1,102 @@
+"""Lines of pods that are received again, over another connection or by another process, are stored once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.backends.kubernetes.runs.pod_lines import Inbox, try_lock
+from paceline.view import run_folders, run_state
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def line(number: int, second: int | None = None) -> str:
+    return f"worker-0 2026-11-15T10:00:{number if second is None else second:02}.000Z g1 | line {number}"
+
+
+def take(inbox: Inbox, *lines: str, captain: bool = False) -> None:
+    reader = inbox.reader(captain)
+    for each in lines:
+        reader.take(each)
+
+
+def numbers(folder: Path) -> list[int]:
+    return [int(each.split()[-1]) for each in (folder / "logs" / "worker-0.log").read_text().splitlines()]
+
+
+def event(kind: str, second: int, **more: str) -> str:
+    return json.dumps({"at": f"2026-11-15T10:00:{second:02}.000Z", "event": kind, "generation": 1, **more})
+
+
+def kinds(folder: Path) -> list[str]:
+    return [json.loads(each)["event"] for each in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_new_connection_adds_only_new_lines(folder: Path) -> None:
+    inbox = Inbox(folder)
+    take(inbox, line(1), line(2), line(3))
+    take(inbox, line(2), line(3), line(4))
+    take(Inbox(folder), line(1), line(2), line(3), line(4), line(5))
+    assert numbers(folder) == [1, 2, 3, 4, 5]
+
+
+def test_lines_with_the_same_timestamp_are_told_apart(folder: Path) -> None:
+    take(Inbox(folder), line(1, 7), line(2, 7))
+    take(Inbox(folder), line(1, 7), line(2, 7), line(3, 7))
+    assert numbers(folder) == [1, 2, 3]
+
+
+def test_a_clock_that_is_set_back_loses_nothing(folder: Path) -> None:
+    take(Inbox(folder), line(1, 30), line(2, 10), line(3, 11))
+    assert numbers(folder) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("width", range(200, 300, 7))
+def test_a_long_file_is_continued(folder: Path, width: int) -> None:
+    """Wherever a block of the file's end happens to start."""
+    lines = [f"{line(number)[:-1]}{'x' * width} {number}" for number in range(1, 60) for _ in range(10)]
+    distinct = [f"{each} {number}" for number, each in enumerate(lines)]
+    take(Inbox(folder), *distinct[:-1])
+    assert (folder / "logs" / "worker-0.log").stat().st_size > 64 * 1024
+    take(Inbox(folder), *distinct)
+    assert numbers(folder) == list(range(len(distinct)))
+
+
+def test_notes_of_this_machine_do_not_hide_events_of_the_captain(folder: Path) -> None:
+    take(Inbox(folder), event("run-started", 1), captain=True)
+    Inbox(folder).note("no node takes it")
+    take(Inbox(folder), event("run-started", 1), event("member-joined", 2, host="worker-host-0"), captain=True)
+    assert kinds(folder) == ["run-started", "note", "member-joined"]
+
+
+def test_messages_of_agents_are_stored_separately_and_once(folder: Path) -> None:
+    for _ in range(2):
+        inbox = Inbox(folder)
+        take(inbox, "paceline: cannot find the captain: no name server answers", line(1))
+        take(inbox, "Traceback (most recent call last):", captain=True)
+    assert (folder / "agents.log").read_text().splitlines() == [
+        "paceline: cannot find the captain: no name server answers",
+        "Traceback (most recent call last):",
+    ]
+
+
+def test_a_task_cannot_write_elsewhere(folder: Path) -> None:
+    take(Inbox(folder), line(1).replace("worker-0", "../../worker-0", 1))
+    assert not (folder / "logs" / "worker-0.log").exists() and not (folder.parent / "worker-0.log").exists()
+
+
+def test_an_interrupted_submission_is_abandoned(folder: Path) -> None:
+    (folder / "run.json").write_text(json.dumps({"on": "kubernetes", "submitted": False, "context": "c"}))
+    run = run_folders.Run(folder.name, folder)
+    with try_lock(folder) as locked:
+        assert locked and run_folders.alive(folder) and run_state.read(run).report["status"] == "starting"
+        with try_lock(folder) as locked_again:
+            assert not locked_again
+    assert not run_folders.alive(folder) and run_state.read(run).report["status"] == "abandoned"
