@@ -41,6 +41,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     agent_end.setblocking(False)
     monkeypatch.setattr(reports, "_descriptor", task_end.fileno())
     monkeypatch.setattr(reports, "_pending", {})
+    monkeypatch.setattr(reports, "_unread", {})
     monkeypatch.setattr(reports, "_due", 0.0)
     monkeypatch.setattr(reports, "_sent", 0)
     os.set_blocking(task_end.fileno(), False)
@@ -80,6 +81,31 @@ def test_helpers_read_numbers_from_a_gpu_only_when_a_message_is_due(
     monkeypatch.setattr(reports, "_due", 0.0)
     reports.report_step(3, {"loss": Tensor(0.25)})
     assert received(agent) == [{"step": 3, "rate": 0.1, "norm": 2.0, "size": 3.0, "loss": 0.25}]
+
+
+def test_the_numbers_of_the_last_step_are_sent_at_the_end(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_due", float("inf"))
+    reports.report_step(1, {"loss": Tensor(0.5), "norm": BackgroundArray(1.0, ready=False)})
+    reports.report_step(2, {"loss": Tensor(0.25), "norm": BackgroundArray(2.0, ready=True)})
+    monkeypatch.setattr(reports, "_due", 0.0)
+    reports.report_last_step()
+    assert received(agent) == [{"step": 2, "norm": 2.0, "loss": 0.25}]
+    reports.report_last_step()
+    assert received(agent) == []
+
+
+def test_a_donated_array_is_not_read_at_the_end(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Donated(BackgroundArray):
+        def item(self) -> float:
+            raise RuntimeError("Array has been deleted.")
+
+    monkeypatch.setattr(reports, "_due", float("inf"))
+    reports.report_step(1, {"loss": Donated(0.5, ready=False), "norm": Tensor(2.0)})
+    monkeypatch.setattr(reports, "_due", 0.0)
+    reports.report_last_step()
+    assert received(agent) == [{"step": 1, "norm": 2.0}]
 
 
 def test_values_that_are_not_numbers_are_omitted(agent: socket.socket) -> None:

@@ -27,7 +27,7 @@ from paceline.jax.host_copy import HostCopy
 from paceline.jax.leaves import describe, flatten, leaves_to_write
 from paceline.runtime import random_state
 from paceline.runtime.group_save import should_save
-from paceline.runtime.report import report_step
+from paceline.runtime.report import report_last_step, report_step
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_folders import Background, in_a_run, restored, writing
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
@@ -122,6 +122,7 @@ class Snapshots:
 
     def close(self) -> None:
         """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
+        report_last_step()
         if self._postponed is not None:
             n, state, metrics = self._postponed
             self.save(n, state, **metrics)

@@ -17,6 +17,7 @@ _UNTHROTTLED = 32  # the first reports are sent immediately, to show the start w
 _EVERY = 0.5  # seconds between later ones: each wakes the agent, which may share a core with the program
 _descriptor = _UNKNOWN
 _pending: dict[str, float] = {}
+_unread: dict[str, Any] = {}  # metrics of the newest step that are still on a device
 _due = 0.0
 _sent = 0
 
@@ -34,6 +35,7 @@ def report(step: int | None = None, **metrics: Any) -> None:
         as_float = number(value)
         if as_float is not None:
             _pending[name] = as_float
+            _unread.pop(name, None)
     if time.monotonic() >= _due:
         _send()
 
@@ -41,8 +43,25 @@ def report(step: int | None = None, **metrics: Any) -> None:
 def report_step(step: int, metrics: Mapping[str, Any]) -> None:
     """For the `step` of helpers, which programs call at every step. Reading a number from a GPU waits for it, so such
     numbers are read only when a message is due: at most twice a second."""
+    if _descriptor == _NONE:
+        return
     is_due = time.monotonic() >= _due
-    report(step, **{name: value for name, value in metrics.items() if is_due or _is_on_host(value)})
+    readable = {name: value for name, value in metrics.items() if is_due or _is_on_host(value)}
+    report(step, **readable)
+    for name, value in metrics.items():
+        if name not in readable:
+            _unread[name] = value.detach().clone() if hasattr(value, "detach") else value  # torch: may change in place
+
+
+def report_last_step() -> None:
+    """For the `close` of helpers, when training is over: sends what `report_step` has not read. May wait for a GPU."""
+    unread = dict(_unread)
+    _unread.clear()
+    for name, value in unread.items():
+        try:
+            report(**{name: value})
+        except RuntimeError:
+            pass  # JAX has deleted the array, because the program donated it
 
 
 def _is_on_host(value: Any) -> bool:

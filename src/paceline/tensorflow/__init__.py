@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from paceline.runtime import snapshot_folders
 from paceline.runtime.group_save import should_save
-from paceline.runtime.report import report_step, warn
+from paceline.runtime.report import report_last_step, report_step, warn
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 from paceline.tensorflow import randomness, state
@@ -200,6 +200,7 @@ class Snapshots:
 
     def close(self) -> None:
         """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
+        report_last_step()
         if self.due:
             self.save(self._step, **self._metrics)
         self._background.wait()

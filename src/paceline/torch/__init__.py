@@ -31,7 +31,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime.group_save import should_save
-from paceline.runtime.report import report_step, warn
+from paceline.runtime.report import report_last_step, report_step, warn
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_folders import Background, from_another_run, in_a_run, restored, writing
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
@@ -170,6 +170,7 @@ class Snapshots:
 
     def close(self) -> None:
         """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
+        report_last_step()
         if self._postponed is not None:
             n, metrics = self._postponed
             self.save(n, **metrics)

@@ -31,7 +31,7 @@ def main() -> int:
     more = verbs.add_parser("images", help="load more images on its nodes")
     more.add_argument("images", nargs="+", choices=sorted(images.IMAGES))
     build = verbs.add_parser("build", help="build everything that clusters need, without starting one")
-    build.add_argument("more", nargs="*", choices=[components.KWOK.name], help="optional components")
+    build.add_argument("--kwok", action="store_true", help="also build what simulates nodes")
     verbs.add_parser("lock", help="update debian.txt and load.txt to the versions that apt offers now")
     options = parser.parse_args()
     try:
@@ -47,7 +47,7 @@ def main() -> int:
             Cluster.join(options.name).images(*options.images)
         elif options.verb == "build":
             cluster.prepare()
-            if options.more:
+            if options.kwok:
                 components.simulator()
         else:
             components.lock_debian()
