@@ -244,3 +244,18 @@ def test_a_malicious_file_is_rejected_quickly(case: str, tmp_path: Path) -> None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
     assert message in error
     assert len(error) < 100_000
+
+
+def test_the_fields_of_an_error_say_what_is_wrong_where_and_what_to_do(tmp_path: Path) -> None:
+    text = "name: line\nframework: none\ncomand: [sh]\ncommand: [sh]\n"
+    with pytest.raises(job.JobError) as caught:
+        job.load_text(text, "job.yaml", tmp_path)
+    fields = caught.value.to_dict()
+    assert (fields["what"], fields["where"]) == ('comand: unknown key "comand"', "job.yaml:3")
+    assert fields["remedy"].startswith('did you mean "command"?; allowed: ')
+    with pytest.raises(job.JobError) as caught:
+        job.load_text(text + "nam: a\n", "job.yaml", tmp_path)
+    fields = caught.value.to_dict()
+    assert (fields["where"], len(fields["problems"])) == ("job.yaml", 2) and "job.yaml:5: nam: unknown" in fields[
+        "what"
+    ]

@@ -401,3 +401,18 @@ def test_a_snapshot_deleted_during_a_listing_is_not_damaged(home: Path) -> None:
     assert snapshot_listing.damages(Vanishing(home, "another"), manifest, lambda _: True) == [
         "step is gone", "variables/weights is gone",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metric", "lowest", "expected"), [("loss", True, "step-20-g2"), ("accuracy", False, "step-10-g1")]
+)
+def test_best_uses_what_an_evaluator_reported(home: Path, metric: str, lowest: bool, expected: str) -> None:
+    """As the captain does, which keeps that snapshot. By its own metrics, step 40 has the lowest loss."""
+    repository = SnapshotRepository(FolderStore(str(snapshots_folder(home).parent)), RUN)
+    repository.evaluate(SnapshotId(40, 2), Evaluation("evaluator-0", {"loss": 0.5, "accuracy": 0.75}, committed.AT))
+    repository.evaluate(SnapshotId(10, 1), Evaluation("evaluator-0", {"accuracy": 0.8}, committed.AT))
+    plan = home / "runs" / RUN / "plan.json"
+    content = json.loads(plan.read_text())
+    content["snapshots"] = {**(content.get("snapshots") or {}), "best": [metric, lowest]}
+    plan.write_text(json.dumps(content))
+    assert call(home, "snapshots", "show", RUN, "best").stdout.splitlines()[0].split()[0] == expected

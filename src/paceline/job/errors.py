@@ -30,9 +30,20 @@ class Problem:
     def is_in_override(self) -> bool:
         return self.file.startswith(OVERRIDE)
 
+    @property
+    def position(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+    @property
+    def what(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+    @property
+    def remedy(self) -> str:
+        return "; ".join(filter(None, [self.hint, self.allowed and f"allowed: {self.allowed}"]))
+
     def __str__(self) -> str:
-        position = self.file if self.line is None else f"{self.file}:{self.line}"
-        text = f"{position}: {self.path}: {self.message}" if self.path else f"{position}: {self.message}"
+        text = f"{self.position}: {self.what}"
         if self.hint:
             text += f"; {self.hint}"
         if self.allowed:
@@ -53,7 +64,14 @@ class JobError(PacelineError):
         super().__init__("\n".join(messages))
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "problems": [asdict(problem) for problem in self.problems]}
+        """With one problem, `what`, `where` and `remedy` are its own; with several, each has them in `problems`."""
+        fields = super().to_dict()
+        if len(self.problems) == 1:
+            only = self.problems[0]
+            fields.update(what=only.what, where=only.position, remedy=only.remedy)
+        elif self.problems:
+            fields.update(where=self.problems[0].file, remedy="correct each of the problems")
+        return {**fields, "problems": [asdict(problem) for problem in self.problems]}
 
 
 @dataclass(frozen=True)

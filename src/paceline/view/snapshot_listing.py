@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import USAGE, PacelineError
-from paceline.storage.snapshots import chain
+from paceline.storage.snapshots import chain, retention
 from paceline.storage.snapshots.evaluation import Evaluation
 from paceline.storage.snapshots.manifest import Damaged, Gone, Manifest, Newer, SnapshotId
 from paceline.storage.snapshots.repository import Inventory
@@ -132,15 +132,13 @@ def best(source: Source, inventory: Inventory) -> SnapshotId:
     if not criterion:
         raise NoSnapshot(f"the best snapshot of {source.run} is not defined here: its job has no snapshots.best")
     metric, lowest = criterion
-    snapshots = look_up(source.reader, inventory, inventory.current())
-    values = {
-        each.id: each.manifest.metrics[metric]
-        for each in snapshots
-        if each.manifest and metric in each.manifest.metrics
-    }
-    if not values:
+    current = inventory.current()
+    snapshots = look_up(source.reader, inventory, current)
+    values = {each.id: each.metrics[metric] for each in snapshots if metric in each.metrics}
+    winner = retention.best(current, values, lowest)
+    if winner is None:
         raise NoSnapshot(f"no snapshot of {source.run} has the metric {metric!r}")
-    return min(values, key=lambda id: (values[id] if lowest else -values[id], -id.step))
+    return winner
 
 
 def none_yet(source: Source, inventory: Inventory) -> str:
