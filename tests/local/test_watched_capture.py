@@ -281,7 +281,7 @@ def test_a_file_that_is_rewritten_in_place_is_never_torn(folder: Folder) -> None
 
 
 def test_a_folder_that_never_rests_is_captured_in_a_pause(folder: Folder) -> None:
-    with subprocess.Popen([sys.executable, "-c", REWRITER, str(folder.path / "model.pt"), "4000", "0.15"]) as process:
+    with subprocess.Popen([sys.executable, "-c", REWRITER, str(folder.path / "model.pt"), "4000", "0.5"]) as process:
         folder.record_task(LEADER, process.pid)
         try:
             began = time.monotonic()
