@@ -111,7 +111,7 @@ def main() -> None:
     )  # fmt: skip
     measure.say(f"at most:  {GOAL:+.2%}\n")
     measure.finish(
-        {"bench": "scaling", "machine": machine_info, "goal": GOAL, "found": results,
+        {"bench": "scaling", "machine": machine_info, "goal": GOAL, "results": results,
          "reached": all(each["slower"] <= GOAL for each in results)}
     )  # fmt: skip
 

@@ -151,7 +151,7 @@ class Member:
     def _check_lease(self) -> None:
         """Once the lease has expired, another generation may be starting: end the tasks of this host."""
         if self._tasks.attempts and self._connection.lease_remaining() < 0:
-            text = f"heard nothing from the captain for {self._connection.lease:g} s and ended its tasks"
+            text = f"received no message from the captain for {self._connection.lease:g} s and ended its tasks"
             self._connection.notify(f"{self._options.host} {text}", True)
             self._tasks.kill_unasked()
         if reason := self._connection.reason_to_leave(self._plan.limits.start):

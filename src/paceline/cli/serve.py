@@ -45,7 +45,12 @@ def main(
     job: JobOption = "",
     code: CodeOption = "",
     on: Annotated[
-        str, typer.Option("--on", metavar="local|kubernetes", help="kubernetes: serve from pods on a cluster.")
+        str,
+        typer.Option(
+            "--on",
+            metavar="local|kubernetes",
+            help="Where to serve: on this machine (default) or from pods on a cluster.",
+        ),
     ] = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,

@@ -195,7 +195,7 @@ async def _forward_port(cluster: Cluster, run: str, section: Any, port: int | No
         while not await _answers(local_port):
             if time.monotonic() > deadline:
                 reason = reported or forward.trouble
-                fail(f"TensorBoard of {run} did not answer within {START_TIMEOUT_S:g} s: {reason}", 1)
+                fail(f"TensorBoard of {run} did not respond within {START_TIMEOUT_S:g} s: {reason}", 1)
             reason = await asyncio.to_thread(tensorboard.why, cluster, run)
             if reason != reported and time.monotonic() > quiet_until:
                 note(f"waiting for TensorBoard: {reason}")

@@ -55,7 +55,7 @@ class RunArchive:
         name = f"{self._below}/{piece}"
         data = self._transfers.read(name, READ_LIMIT)
         if data is None:
-            raise Gone(f"{name} is gone")
+            raise Gone(f"{name} is missing")
         head, _, body = data.partition(b"\n")
         files = read_object(head, name).get("files")
         contents: dict[str, bytes] = {}

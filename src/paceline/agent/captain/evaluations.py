@@ -196,7 +196,7 @@ class Evaluations:
             return True
         limit = f"limits.evaluation of {self.limit():g} s" if now >= self._result_deadline else "limits.runtime"
         steps = ", ".join(str(snapshot.step) for snapshot in (*self._unrecorded, *self.unevaluated()))
-        self._warn("end", f"the run ends before step {steps} was evaluated: {limit} is exceeded")
+        self._warn("end", f"the run ends before step {steps} was evaluated: {limit} was exceeded")
         return False
 
     # ---- progress

@@ -64,7 +64,7 @@ class Shutdown:
         self._closing_until = now + self._limits.grace
         evaluators = [name for name in self._ledger.live if self._ledger.tasks[name].role == "evaluator"]
         if evaluators:
-            text = f"training succeeded; {', '.join(evaluators)} may finish"
+            text = f"training succeeded; waiting for {', '.join(evaluators)} to finish"
             limit = self._evaluations.limit() if self._evaluations.follows else self._limits.grace
             self._emit("ending", reason=text, grace_s=limit)
 

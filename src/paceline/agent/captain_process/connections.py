@@ -110,7 +110,7 @@ class Connections:
 
     def _join(self, connection: Connection, joined: ev.MemberJoined) -> None:
         if joined.host not in self._captain.members:
-            raise WireError(f"host {joined.host!r} is not in this run")
+            raise WireError(f"host {joined.host!r} is not part of this run")
         instances = self._instances.setdefault(joined.host, [])
         if joined.instance in instances[:-1]:
             reason = "another instance has replaced this host"

@@ -93,7 +93,7 @@ class CaptainConnection:
         self._dial_timer = self._loop.after(DIAL_LIMIT, self._dial_again)
 
     def _dial_again(self) -> None:
-        self._failure = f"no answer for {DIAL_LIMIT:g} s"
+        self._failure = f"no response for {DIAL_LIMIT:g} s"
         self.dial()
 
     def _connected(self) -> None:
@@ -255,5 +255,5 @@ class CaptainConnection:
     def _last_failure(self) -> str:
         """Why the captain cannot be reached, if a name server has answered; empty if unknown."""
         if self._lookup.waiting() > UNANSWERED:
-            return f"{endpoint(self._options.captain)[0]} is still being looked up"
+            return f"the name lookup of {endpoint(self._options.captain)[0]} has not finished"
         return f"{self._options.captain}: {self._failure}" if self._failure else ""

@@ -164,7 +164,7 @@ class Spare:
             if name.startswith(("PYTHON", "LD_")) and environment.get(name) != self._environment.get(name)
         }
         if different:
-            raise ValueError(f"{', '.join(sorted(different))} cannot be set late: Python reads it at startup")
+            raise ValueError(f"{', '.join(sorted(different))} cannot be changed in a spare: Python reads it at startup")
         again = _hooked(environment, "cold", -1)
         added = {name: value for name, value in again.items() if environment.get(name) != value}
         self._send("start", {"environment": dict(environment), "again": added}, stdout_fd, stderr_fd, report_fd)

@@ -279,7 +279,7 @@ class HostTasks:
         self._evaluators.attempt_ended(name)
         self.reached = max(self.reached, attempt.step or 0)
         if attempt.cold_because:
-            self._launcher.disable_spares(f"{name} starts cold from now on: {attempt.cold_because}")
+            self._launcher.disable_spares(f"{name} starts without a spare from now on: {attempt.cold_because}")
         if attempt.state:
             self._states[name] = attempt.state
         if attempt.requested_end == ins.ABORT:

@@ -150,7 +150,7 @@ class TaskLauncher:
         need = machine.resident(first.pid) + MARGIN
         if memory.free() < need:
             shortage = f"{need >> 20} MiB of memory needed, {memory.free() >> 20} MiB free"
-            self.disable_spares(f"{self._options.host} keeps no spare: {shortage}")
+            self.disable_spares(f"{self._options.host} does not use spares: {shortage}")
             return
         try:
             record = spare.read_record(Path(self._record_path))
@@ -159,7 +159,7 @@ class TaskLauncher:
                 return
             self._spare = spare.Spare.spawn(self.python, self._static, self._work, record, nice=SPARE_NICE)
         except (OSError, ValueError) as error:
-            self.disable_spares(f"{self._options.host} keeps no spare: {error}")
+            self.disable_spares(f"{self._options.host} does not use spares: {error}")
             return
         self._loop.watch(self._spare, selectors.EVENT_READ, self._read_spare)
 
@@ -197,7 +197,7 @@ class TaskLauncher:
                 os.killpg(self._spare.pid, signal.SIGKILL)  # including forks that are not tasks yet
             except ProcessLookupError:
                 pass
-            self._on_spare_failed(f"it did not answer for {SPARE_ANSWERS:g} s")
+            self._on_spare_failed(f"the spare did not respond for {SPARE_ANSWERS:g} s")
 
     def awaits_spare(self) -> bool:
         """Whether a spare is forking a task whose pid is not known yet."""
@@ -214,12 +214,12 @@ class TaskLauncher:
         self._spare_deaths += 1
         self._drop_spare()
         if self._spare_deaths >= SPARE_DEATHS:
-            self.disable_spares(f"{self._options.host} keeps no spare: it ended {self._spare_deaths} times")
+            self.disable_spares(f"{self._options.host} does not use spares: they ended {self._spare_deaths} times")
         self._start_pending_cold()
 
     def _on_spare_failed(self, reason: str) -> None:
         self._drop_spare()
-        self.disable_spares(f"{self._options.host} keeps no spare: {reason}")
+        self.disable_spares(f"{self._options.host} does not use spares: {reason}")
         self._start_pending_cold()
 
     def _start_pending_cold(self) -> None:

@@ -168,7 +168,7 @@ def kill(folder: Path) -> None:
         try:
             info = json.loads((folder / "run.json").read_text())
             if info["machine"] != platform.node():
-                raise CannotRun(f"{folder.name} runs on {info['machine']}", remedy="stop it there")
+                raise CannotRun(f"{folder.name} is running on {info['machine']}", remedy="stop it there")
             os.kill(info["supervisor"], signal.SIGTERM)
         except (OSError, ValueError, KeyError):
             pass

@@ -138,4 +138,4 @@ def _compare(sent: Part, committed: Part, folder: str) -> None:
     files: dict[str, File] = {file.path: file for file in sent.files}
     for file in committed.files:
         if files.get(file.path) != file:
-            raise Damaged(f"{folder}/{file.path} is {'damaged' if file.path in files else 'gone'}")
+            raise Damaged(f"{folder}/{file.path} is {'damaged' if file.path in files else 'missing'}")

@@ -89,7 +89,7 @@ class SnapshotRepository:
         name = self._manifest(id)
         data = self._store.read(name, manifest.MOST_BYTES)
         if data is None:
-            raise Gone(f"{name} is gone")
+            raise Gone(f"{name} is missing")
         parsed = manifest.parse(data, name)
         if (parsed.run, parsed.id) != (self.run, id):
             raise Damaged(f"{name} is the manifest of another snapshot: {parsed.run} {parsed.id}")
@@ -177,7 +177,7 @@ class SnapshotRepository:
         """Record the result and return the valid one: the first of two evaluations of a snapshot wins. Gone: the
         snapshot was deleted in the meantime."""
         if not self.has(id):
-            raise Gone(f"{self._manifest(id)} is gone")
+            raise Gone(f"{self._manifest(id)} is missing")
         name = f"{self.run}/{id}/{evaluation.NAME}"
         return result if self._store.create(name, result.to_bytes()) else self.evaluation(id) or result
 
@@ -227,7 +227,7 @@ class SnapshotRepository:
         try:
             digest = self._store.fetch(name, target, should_continue)
         except KeyError:
-            raise Gone(f"{name} is gone") from None
+            raise Gone(f"{name} is missing") from None
         _check_digest(name, digest, file)
 
     def check(self, id: SnapshotId, task: str, file: File, should_continue: ContinueCheck = always) -> None:
@@ -236,7 +236,7 @@ class SnapshotRepository:
         try:
             digest = self._store.digest(name, should_continue)
         except KeyError:
-            raise Gone(f"{name} is gone") from None
+            raise Gone(f"{name} is missing") from None
         _check_digest(name, digest, file)
 
     # ---- retention

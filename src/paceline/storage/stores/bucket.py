@@ -308,7 +308,7 @@ class BucketStore:
             "403": f"the credentials are not accepted, or lack the permission to {verb} there",
             "404": "the bucket does not exist",
             "501": "the server does not support the request",
-            "503": "the server is overloaded or unavailable: it answers 503",
+            "503": "the server is overloaded or unavailable: it returned 503",
         }.get(status, _no_answer(text) or _first_line(error))
         reason = "the server has lost the parts of the upload" if code in _LOST_PARTS else reason
         reason = "the clock of this machine is wrong" if code == _CLOCK_SKEW else reason
@@ -374,7 +374,7 @@ def _is_known(from_url: Any, url: str, name: str, value: str) -> bool:
 def _no_answer(text: str) -> str:
     """The library's own text about an unreachable server is long, and does not start with the server."""
     match = _NO_REPLY.search(text)
-    return f"no answer from {match[1]}" if match else ""
+    return f"no response from {match[1]}" if match else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -249,7 +249,7 @@ def of_job(event: Object, what: str, advice: Advice = FOR_HOST) -> Reason | None
     if violates_policy(message):
         return Reason(what, "admission", f"refused: {text}; change the job file to comply", final=True)
     if "failed calling webhook" in message:
-        return Reason(what, "admission", f"{text}; wait until that webhook answers, or {_ASK}")
+        return Reason(what, "admission", f"{text}; wait until that webhook responds, or {_ASK}")
     match = re.search(r'serviceaccount "([^"]+)" not found', message)
     if match:
         text = f"there is no ServiceAccount {match[1]}: create it, or correct kubernetes.service_account"
@@ -272,7 +272,7 @@ def remedy(reason: str, message: str, namespace: str) -> str:
     if "exceeded quota" in message:
         return f"`kubectl describe quota -n {namespace}` shows what is in use"
     if "failed calling webhook" in message:
-        return f"that webhook must answer first: {_ASK}"
+        return f"that webhook must respond first: {_ASK}"
     if violates_policy(message):
         return "change the job file to comply"
     if reason == "Forbidden":

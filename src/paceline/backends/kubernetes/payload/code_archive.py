@@ -341,7 +341,7 @@ def _check_links(code: Code) -> None:
     for path, target in links.items():
         if leads_outside(path, links):
             raise CodeError(
-                f"the link {_shown(path)} leads out of the folder, to {_shown(target)}",
+                f"the link {_shown(path)} points outside the folder, to {_shown(target)}",
                 where=_shown(code.folder),
                 remedy=f"replace it with a copy or a relative link inside the folder, or list it in {OWN}",
             )

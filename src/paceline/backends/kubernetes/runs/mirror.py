@@ -27,7 +27,7 @@ from paceline.view.events import seconds
 from paceline.view.run_folders import info
 
 RETRY_S = 1.0
-AWAY = "away"  # key of the last time a note was written that the cluster does not answer
+AWAY = "away"  # key of the last time a note was written because the cluster did not respond
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, *LOG_IN_ERRORS)
 LONGEST_RETRY_S = 60.0
 REPEAT_S = 60.0  # until a recurring reason is reported again
@@ -106,7 +106,7 @@ class Mirror:
             is_new = AWAY not in self._reported
             self._reported[AWAY] = time.monotonic()
         if is_new:
-            self.inbox.note(f"the cluster does not answer ({error}): the run continues, and Paceline keeps retrying")
+            self.inbox.note(f"the cluster does not respond ({error}): the run continues, and Paceline keeps retrying")
 
     def _watch_jobs(self) -> None:
         def replace(jobs: list[Any]) -> None:
@@ -223,7 +223,7 @@ class Mirror:
         return timeout if have_left else next((reason for reason in self.waiting if reason.final), None)
 
     def _report_missing(self) -> None:
-        """One note for new reasons: 2 of 4 pods run; worker-3: no node fits (0 of 3): ..."""
+        """One note for new reasons: 2 of 4 pods are running; worker-3: no node fits (0 of 3): ..."""
         now = time.monotonic()
         waiting = self.waiting
         with self._lock:
@@ -235,7 +235,7 @@ class Mirror:
             running = sum(map(_is_running, self._pods.values()))
         if new:
             reasons = "; ".join(map(str, new[:3]))
-            self.inbox.note(f"{running} of {len(self.hosts) + 1} pods run; {reasons}")
+            self.inbox.note(f"{running} of {len(self.hosts) + 1} pods are running; {reasons}")
 
     def save_pods(self) -> None:
         """Write pods.json if something has changed, at most every SAVE_S seconds."""
@@ -274,7 +274,7 @@ class Mirror:
         if "not-followed" not in self._reported:
             self._reported["not-followed"] = time.monotonic()
             self.inbox.note(
-                f"only the output of {MAX_STREAMS} pods is shown; for another task, stop following the run and call: "
+                f"only the output of {MAX_STREAMS} pods is shown; for another task, stop following the run and use: "
                 f"paceline logs {self._run} --task NAME"
             )
 

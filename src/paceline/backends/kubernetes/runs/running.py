@@ -95,7 +95,7 @@ class Running:
         (self.folder / STOP_REASON).write_text(reason)
         return self.end_jobs()
 
-    def kill(self, reason: str = "killed immediately, without grace") -> None:
+    def kill(self, reason: str = "killed immediately, without a grace period") -> None:
         """Kill all pods immediately, without their grace period."""
         (self.folder / STOP_REASON).write_text(reason)
         self.end_jobs()

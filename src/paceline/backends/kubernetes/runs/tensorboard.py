@@ -32,7 +32,7 @@ def ensure_started(cluster: Cluster, run: str) -> None:
     deployment = cluster.find(Deployment, name)
     if deployment is None:
         raise NoTensorBoard(
-            f"there is no TensorBoard of {run} in {cluster.namespace}: it ends with the run, when that is deleted or "
+            f"no TensorBoard for {run} in {cluster.namespace}: TensorBoard is removed when the run is deleted or "
             "limits.keep_finished has passed"
         )
     if deployment.spec and deployment.spec.replicas == 0:
@@ -44,7 +44,7 @@ def pod(cluster: Cluster, run: str) -> str:
     for each in _pods(cluster, run):
         if each.status and each.status.phase == "Running" and not each.metadata.deletionTimestamp:
             return str(each.metadata.name)
-    raise Refused(f"no pod of {names.board(run)} runs", "NotFound")
+    raise Refused(f"no pod of {names.board(run)} is running", "NotFound")
 
 
 def published(cluster: Cluster, run: str, section: Any) -> str:
