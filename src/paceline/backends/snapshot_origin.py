@@ -35,7 +35,7 @@ def resolved(plan: Plan, cluster: bool = False) -> Plan:
 
 
 def check(plan: Plan) -> None:
-    """Check that the snapshot exists and the store answers; for local runs, whose agents use the same credentials.
+    """Check that the snapshot exists and the store responds; for local runs, whose agents use the same credentials.
     Raises StoreError."""
     from paceline.storage.snapshots.origin import PATIENCE, candidates, find
     from paceline.storage.snapshots.repository import SnapshotRepository

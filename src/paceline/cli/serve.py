@@ -148,7 +148,7 @@ class ModelExporter:
 def _serve(command: list[str], exporter: ModelExporter | None) -> int:
     from paceline.agent.machine import die_with_parent
 
-    # In a session of its own: Ctrl-C reaches only this process, which lets the server answer pending requests.
+    # In a separate session: Ctrl-C reaches only this process, which lets the server answer pending requests.
     server = subprocess.Popen(
         command, start_new_session=True, stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(signal.SIGTERM)
     )

@@ -232,7 +232,9 @@ def rm(
         chosen = list(dict.fromkeys(snapshot_listing.find(source, inventory, each) for each in snapshot))
         if (newest := inventory.current()[:1]) and newest[0] in chosen:
             if source.alive:
-                fail(f"{newest[0]} is the newest snapshot of {source.run}, which is running and would resume from it", 1)
+                fail(
+                    f"{newest[0]} is the newest snapshot of {source.run}, which is running and would resume from it", 1
+                )
             if not force and (doubt := source.doubt()):
                 fail(f"{doubt}, and would resume from {newest[0]}", 1, remedy="--force deletes it anyway")
         infos = snapshot_listing.look_up(source.reader, inventory, chosen)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from paceline.view.snapshot_locations import Source
 
 DEFAULT_PORT = 6006
-START_TIMEOUT_S = 600.0  # until TensorBoard first answers: its image may be large
+START_TIMEOUT_S = 600.0  # seconds until TensorBoard first responds: its image may be large
 POLL_S = 0.5
-RESPONSE_TIMEOUT_S = 10.0  # for the first bytes of a page
-QUIET_S = 5.0  # before the user is told why TensorBoard does not answer yet
+RESPONSE_TIMEOUT_S = 10.0  # seconds for the first bytes of a page
+QUIET_S = 5.0  # seconds before the user is told why TensorBoard does not respond yet
 
 
 def main(

@@ -3,7 +3,7 @@
 A program that resumes from step N writes the steps after N again; a program that starts from scratch writes all steps
 again. Values of earlier generations are then dropped: for each tag, those at or after the first step that a later
 generation has written; and immediately those after N, if the tag counts training steps. So values that are not written
-again stay, even if a program has restored state that Paceline does not know of, and if steps are epochs or examples.
+again are kept, even if a program restores state that Paceline does not know about, and if steps are epochs or examples.
 Files that a live process writes are never changed.
 """
 
@@ -167,7 +167,7 @@ class EventFiles:
                 for begin, end in ranges:
                     _copy(file.fileno(), copy.fileno(), begin, end)
         os.chmod(trimmed, stat.S_IMODE(os.stat(target).st_mode))
-        mark_cut(self._shown)  # before the rename: if this process is killed in between, the mark is already there
+        mark_cut(self._shown)  # before the rename: if this process is killed in between, the mark already exists
         os.rename(trimmed, target)
 
     # ---- the copy in the store

@@ -51,7 +51,7 @@ def indices(order: Shards) -> tf.data.Dataset:
     task.
     """
     options = tf.data.Options()
-    # TensorFlow's autotuning thread may miss the end of a pipeline; training, which waits for it, then stands still for
+    # TensorFlow's autotuning thread may miss the end of a pipeline; training, which waits for it, then stalls for
     # up to a minute at the end of an epoch.
     options.autotune.enabled = False
     data = tf.data.Dataset.from_generator(order.ahead, output_signature=tf.TensorSpec([None], tf.int64))

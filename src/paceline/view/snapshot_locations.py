@@ -159,7 +159,7 @@ def origin_of(folder: Path) -> str:
 
 def holds_committed(run: Run) -> bool:
     """Whether the run's own folder contains a committed snapshot, which would be deleted with it. A folder that cannot
-    be read is an error: it must not pass for an empty one."""
+    be read is an error: it must not be treated as empty."""
     try:
         with os.scandir(run.folder / "snapshots" / run.name) as entries:
             return any(is_of_a_run(entry.name) and (Path(entry.path) / "manifest.json").exists() for entry in entries)

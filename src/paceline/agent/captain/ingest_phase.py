@@ -32,7 +32,7 @@ class IngestPhase:
         return self._ledger.ingest is not None and self._ledger.ingest.phase in (RUNNING, STOPPING)
 
     def advance(self, now: float, not_before: float) -> bool:
-        """Whether training may start: the data is ready, or the job has none."""
+        """Whether training may start: the data is ready, or the job has no `ingest`."""
         unit = self._ledger.ingest
         if unit is None or unit.phase == DONE:
             return True
@@ -43,7 +43,7 @@ class IngestPhase:
             self.ready_since = now
             return True
         if unit.phase == RUNNING and INGEST in self._ledger.succeeded:
-            unit.enter(WAITING, now)  # it succeeded, but its location was not reported: another attempt finds it
+            unit.enter(WAITING, now)  # it succeeded, but did not report the location: another attempt will find it
         if unit.phase == WAITING and not unit.not_ready and now >= max(unit.not_before, not_before):
             self._start(now)
         return False

@@ -56,7 +56,7 @@ class Shutdown:
         self._end_deadline = now + grace + self._lease + LEAVE_TIMEOUT
 
     def close(self, now: float) -> None:
-        """Training has succeeded: servers are ended now, evaluators and other tasks may finish."""
+        """Training has succeeded: end servers now, and let evaluators and other tasks finish."""
         self._ledger.phase = CLOSING
         self.outcome = ("succeeded", "training succeeded", None)
         self._end_tasks(self._servers, ins.TERMINATE, self._limits.grace)

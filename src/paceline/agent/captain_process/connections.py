@@ -1,4 +1,4 @@
-"""The captain's connections: members, the current instance of each host, and instances that wait to succeed it."""
+"""The captain's connections: members, the current instance of each host, and instances that wait to replace it."""
 
 from __future__ import annotations
 
@@ -120,12 +120,12 @@ class Connections:
         previous = self._members.get(joined.host)
         if joined.instance not in instances:
             if self._is_present(joined.host) and not self._displaces(joined):
-                # The present instance trains, or its tasks are ending: when it leaves, it reports how they ended.
+                # The current instance trains, or its tasks are ending: before it leaves, it reports how they ended.
                 self._successors[joined.host] = connection, joined
                 connection.send_message(messages.Wait())
                 return
             if previous is not None and joined.running:
-                del instances[-1]  # it joined first after the captain returned, and has to wait now
+                del instances[-1]  # it joined first after a captain restart, and has to wait now
             instances.append(joined.instance)
         if previous is not None:
             self.drop(previous)

@@ -17,7 +17,7 @@ from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import NO_CAPTAIN, Options, endpoint
 from paceline.agent.run_files import Echo
 
-OWN_SHARE = 0.9  # of a lease: tasks end before the captain assumes that they have
+OWN_SHARE = 0.9  # fraction of a lease: tasks end before the captain assumes that they have
 DIAL_LIMIT = 10.0
 NOTICE_LIMIT = 2000  # characters
 MOST_NOTICES = 100  # queued while there is no captain
@@ -38,8 +38,8 @@ class CaptainConnection:
         beat: Callable[[int], ev.Heartbeat],
         receive: Callable[[messages.CaptainMessage], None],
     ) -> None:
-        """`join` and `beat` create the messages to send; heartbeats are numbered. `receive` is called with messages
-        that are not about the connection itself."""
+        """`join` and `beat` create the messages to send; heartbeats are numbered. `receive` is called with all messages
+        except those about the connection itself."""
         self._options, self._loop, self._echo = options, loop, echo
         self._join, self._heartbeat, self._receive = join, beat, receive
         self._tls = context(options.tls, "member", server=False)

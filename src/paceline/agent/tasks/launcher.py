@@ -21,9 +21,9 @@ from paceline.frameworks import amx, environment, tensorflow_server
 from paceline.plan import Plan
 
 SETTLED = 3.0  # seconds without an import, after which a program has imported what it needs
-SPARE_DEATHS = 3  # after which no more spares are started
+SPARE_DEATHS = 3  # spares that may end before no more are started
 SPARE_ANSWERS = 10.0  # seconds that a spare may take to fork
-SPARE_NICE = 5  # training has priority, but the spare must become ready at some point
+SPARE_NICE = 5  # training has priority, but the spare must become ready eventually
 MARGIN = 256 * 1024 * 1024  # bytes of memory to leave free
 
 
@@ -53,7 +53,7 @@ class TaskLauncher:
         self.python = parse_command(self._command, self._interpreter)
         self._static = self._static_environment(len(host.tasks))
         self._record_path = f"{options.folder}/logs/.{options.host}.imports"
-        self._record_mtime = 0, 0.0  # of the record, in ns, and when it was first observed
+        self._record_mtime = 0, 0.0  # modification time of the record, in ns, and when it was first observed
         self._spare: spare.Spare | None = None
         self._spare_ready = False
         self._spare_deaths = 0
@@ -210,7 +210,7 @@ class TaskLauncher:
         return False
 
     def _on_spare_ended(self) -> None:
-        """It is started again, up to SPARE_DEATHS times in all."""
+        """The spare is restarted, until SPARE_DEATHS spares have ended."""
         self._spare_deaths += 1
         self._drop_spare()
         if self._spare_deaths >= SPARE_DEATHS:

@@ -36,7 +36,7 @@ class GenerationNotes:
             return Notes()
 
     def begin(self, generation: int, after: tuple[int, int] | None, files: Callable[[], Iterable[str]]) -> bool:
-        """Returns whether this is the first host to begin it. `files`: lists the files that have no writer any more."""
+        """Returns whether this is the first host to begin it. `files`: lists the files that no longer have a writer."""
         with alone(os.path.dirname(self._path)):
             notes = self.read()
             if generation <= notes.generation:

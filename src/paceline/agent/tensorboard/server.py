@@ -30,7 +30,7 @@ LIGHT = (
     "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf'); "
     "sys.argv[0] = 'tensorboard'; from tensorboard.main import run_main; run_main()"
 )
-NOT_INSTALLED = "TensorBoard is not installed"  # a pod's message begins with it; clients then stop waiting
+NOT_INSTALLED = "TensorBoard is not installed"  # a pod's message that begins with this text makes clients stop waiting
 _PROBE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorboard') is None)"
 
 

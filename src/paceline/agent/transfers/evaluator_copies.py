@@ -89,7 +89,7 @@ class EvaluatorCopies:
             self._remove([f"{folder}/{name}" for name in os.listdir(folder)])
 
     def _finish(self, result: ev.SnapshotEvaluated) -> None:
-        """Writes the result to disk first: the snapshot is not evaluated again, whatever dies now."""
+        """Writes the result to disk first: the snapshot is not evaluated again, whichever process dies now."""
         self._unacknowledged[result.snapshot] = result
         with contextlib.suppress(OSError):  # a full disk: this agent still has the result in memory
             os.makedirs(self._results, exist_ok=True)

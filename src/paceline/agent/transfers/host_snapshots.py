@@ -1,4 +1,4 @@
-"""Snapshots on a host: collects those that tasks save, uploads them when the captain says so, fetches those to restore.
+"""Snapshots on a host: collects those that tasks save, uploads them on request, fetches those to restore.
 
 <folder>/staging/<task>/g<generation>/step-<n>     written by the task
 <folder>/held/<task>/step-<n>-g<generation>        collected by the agent, until the captain has it deleted
@@ -55,7 +55,7 @@ class HostSnapshots:
         send: Callable[[ev.MemberEvent], None],
         notify: Callable[..., None],
     ) -> None:
-        """`send`: to the captain. `notify`: shows a text to the user."""
+        """`send`: sends an event to the captain. `notify`: shows a text to the user."""
         self._plan, self._options, self._loop = plan, options, loop
         self._send, self._notify = send, notify
         host = plan.host(options.host)

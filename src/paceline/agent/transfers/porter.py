@@ -65,7 +65,7 @@ class Porter:
         scratch: str = "",
     ) -> None:
         """`rate`: limit in bytes per second for uploads. `lanes`: each has its own thread. `origin`: the snapshot that
-        the run starts from, shown to users as `called`; it is copied by way of the folder `scratch`."""
+        the run starts from, shown to users as `called`; it is copied through the folder `scratch`."""
         self._short, self._transfers, self._archive = short, transfers, archive
         self._answer = answer
         self._rate = rate
@@ -110,7 +110,7 @@ class Porter:
             return req.Failure(
                 kind, str(error), bool(getattr(error, "is_transient", False)), getattr(error, "reason", "")
             )
-        except OSError as error:  # of this machine, such as a full disk
+        except OSError as error:  # an error of this machine, such as a full disk
             path, reason = error.filename or getattr(request, "folder", ""), error.strerror or str(error)
             return req.Failure(req.HERE, f"{path}: {reason}", True, reason)
         except Exception as error:  # every request must be answered

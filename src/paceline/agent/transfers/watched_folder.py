@@ -25,8 +25,8 @@ from paceline.plan import Plan
 from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.storage.watched.restore import TASKS, tidy
 
-RUN = "$PACELINE_RUN"  # in the folder's name: runs with the same working folder then watch different folders
-WARN_AFTER_S = 120.0  # of captures that fail because files keep changing
+RUN = "$PACELINE_RUN"  # allowed in the folder's name, so that runs with the same working folder watch different folders
+WARN_AFTER_S = 120.0  # seconds of captures that fail because files keep changing
 RETRY_S = 0.2  # seconds until the last capture is retried
 
 
@@ -95,7 +95,7 @@ class WatchedFolder:
             self._request_capture(attempt, self._leader, self._warn)
 
     def _request_capture(self, attempt: Attempt, leader: str, then: Callable[[req.Failure | None], None]) -> None:
-        """`leader`: empty once the leading task has ended well. `then`: receives the reason why nothing could be
+        """`leader`: empty once the leading task has succeeded. `then`: receives the reason why nothing could be
         captured; None if there is nothing left to capture."""
         to, step = f"{self._copies}/taken-{os.urandom(4).hex()}", attempt.step
 

@@ -1,4 +1,4 @@
-"""The snapshots of one run in one store: parts first, the manifest last. Without it, a snapshot does not exist."""
+"""The snapshots of one run in one store: the manifest is written last; without it, a snapshot does not exist."""
 
 from __future__ import annotations
 

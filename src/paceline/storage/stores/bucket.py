@@ -47,7 +47,7 @@ class BucketStore:
         import obstore.store
 
         self._url = url.rstrip("/")
-        self._refuses_existing = False  # whether the server is known to refuse to create a name that exists
+        self._refuses_existing = False  # whether the server is known to reject the creation of an existing name
         limits = {
             "timeout": timedelta(seconds=min(ANSWER_S, patience)),
             "connect_timeout": timedelta(seconds=min(CONNECT_S, patience / 2)),
@@ -297,7 +297,7 @@ class BucketStore:
             start, reply = offset, self._get(name, offset, end)
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
-        """Refusals get a text of our own; the rest of the server's text is for its developers."""
+        """Known errors get our own text, because the server's text is meant for its developers."""
         text = str(error)
         status = next(iter(_STATUS.findall(text)), "")
         status = status or {"UnauthenticatedError": "401", "PermissionDeniedError": "403"}.get(type(error).__name__, "")
@@ -372,7 +372,7 @@ def _is_known(from_url: Any, url: str, name: str, value: str) -> bool:
 
 
 def _no_answer(text: str) -> str:
-    """The library's own text about an unreachable server is long, and does not start with the server."""
+    """A short text for an unreachable server: the library's own text is long, and names the server last."""
     match = _NO_REPLY.search(text)
     return f"no response from {match[1]}" if match else ""
 

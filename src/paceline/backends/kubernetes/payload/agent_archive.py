@@ -61,8 +61,8 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 
 def strip_comments(source: str) -> str:
-    """Without docstrings and most comments; line numbers stay the same. A fast heuristic for Paceline's own sources,
-    since each run waits for it.
+    """The source without docstrings and most comments; line numbers stay the same. A fast heuristic for Paceline's
+    own sources, since each run waits for it.
     """
     lines = source.split("\n")
     within, docstring, before = False, False, ":"

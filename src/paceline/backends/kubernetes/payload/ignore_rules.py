@@ -86,13 +86,13 @@ class Rules:
     own: tuple[Lines, ...] = ()
 
     def within(self, base: str, git: tuple[Pattern, ...], own: tuple[Pattern, ...]) -> Rules:
-        """The rules in a folder with ignore files of its own."""
+        """The rules in a folder that has its own ignore files."""
         if not git and not own:
             return self
         return Rules((*self.git, (base, git)), (*self.own, (base, own)))
 
     def fate(self, path: str, folder: bool, above: Fate, hidden: bool = False) -> Fate:
-        """The fate of `path` in a folder whose own fate is `above`. `hidden`: a built-in rule applies to it."""
+        """Whether `path` is sent, if `above` applies to its folder. `hidden`: a built-in rule applies to the path."""
         own = _last_match(self.own, path, folder)
         if own is not None and not own.reincludes:
             return Fate.CLOSED

@@ -30,17 +30,17 @@ RETRY_S = 1.0
 AWAY = "away"  # key of the last time a note was written because the cluster did not respond
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, *LOG_IN_ERRORS)
 LONGEST_RETRY_S = 60.0
-REPEAT_S = 60.0  # until a recurring reason is reported again
-SAVE_S = 1.0  # between two updates of pods.json
+REPEAT_S = 60.0  # seconds until a recurring reason is reported again
+SAVE_S = 1.0  # seconds between two updates of pods.json
 MAX_STREAMS = 64  # pods whose output is followed; each is a connection to the cluster
 PAGE_SIZE = 250  # objects in a response
-LEFT_S = 60.0  # how long the captain may run after all members have left
+LEFT_S = 60.0  # seconds that the captain may run after all members have exited
 FETCHERS = 8
 OVERLAP_S = 10  # seconds of a log that are read twice after a broken connection, as clocks differ
 
 
 class Mirror:
-    """Runs in threads of its own until the run has ended. Its state is the folder and these attributes."""
+    """Runs in separate threads until the run has ended. Its state is the folder and these attributes."""
 
     def __init__(self, cluster: Cluster, run: str, folder: Path, plan: Plan) -> None:
         self._cluster = cluster
@@ -62,10 +62,10 @@ class Mirror:
         self._without_captain: dict[str, Reason] = {}  # why a running pod cannot find its captain
         self._reported: dict[str, float] = {}  # when a note was last written
         self._finished_jobs: set[str] = set()  # of members
-        self._left_at: float | None = None  # when all of them had finished
+        self._left_at: float | None = None  # when all members had finished
         self._changed = True
         self._saved_at = 0.0
-        self.last_reasons = pod_records.load_reasons(folder)  # why hosts were missing, the last time some were
+        self.last_reasons = pod_records.load_reasons(folder)  # the last reasons why hosts were missing
         self.inbox = Inbox(folder)
         self.over = threading.Event()  # the captain's Job has finished or was deleted
         self.job_deleted = False
@@ -96,7 +96,7 @@ class Mirror:
                 yield from client.watch(kind, resource_version=listed.resourceVersion, **selectors)
             except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN_ERRORS) as error:
                 is_denied = isinstance(error, ApiError) and error.status.code in (401, 403)
-                # Connections end now and then; report only that a new one cannot be opened.
+                # Connections end from time to time; report only that a new one cannot be opened.
                 if kind is not Event and (is_denied or isinstance(error, UNREACHABLE)):
                     self._report_away(error)
                 self.over.wait(LONGEST_RETRY_S if is_denied else RETRY_S)

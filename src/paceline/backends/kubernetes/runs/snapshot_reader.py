@@ -27,8 +27,8 @@ from paceline.plan import CAPTAIN
 from paceline.view import run_folders
 from paceline.view.snapshot_locations import NoClaim, OutOfReach, in_claim
 
-START_S = 600.0  # until a pod with the claim runs: its image may be large, its volume on another node
-QUIET_S = 5.0  # until the user is told why it does not run yet
+START_S = 600.0  # seconds to wait for a pod with the claim: its image may be large, its volume on another node
+QUIET_S = 5.0  # seconds until the user is told why it does not run yet
 POLL_S = 0.5
 
 # The agent in the pod may have another version or be missing: the program is sent through its standard input.

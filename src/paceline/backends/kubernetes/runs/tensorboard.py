@@ -1,4 +1,4 @@
-"""TensorBoard of a run on a cluster: its pod, its address, and why it does not answer."""
+"""TensorBoard of a run on a cluster: its pod, its address, and why it does not respond."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def published(cluster: Cluster, run: str, section: Any) -> str:
 
 
 def why(cluster: Cluster, run: str) -> str:
-    """Why it does not answer, from the cluster and its own log. NoTensorBoard: it never will."""
+    """Why it does not respond, from the cluster and its own log. NoTensorBoard: it never will."""
     ensure_started(cluster, run)
     for each in _pods(cluster, run):
         reason = pending_reasons.of_pod(each.to_dict(), TENSORBOARD)

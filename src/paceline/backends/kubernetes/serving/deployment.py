@@ -23,7 +23,7 @@ Object = dict[str, Any]
 
 POLL_S = 1.0
 RESPONSE_S = 30.0
-DELETION_S = TERMINATION_S + 60.0  # for pods to end, and for the cluster to delete objects without an owner
+DELETION_S = TERMINATION_S + 60.0  # seconds for pods to end, and for the cluster to delete objects without an owner
 # Names and owners only: the content is megabytes.
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
