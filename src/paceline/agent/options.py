@@ -38,9 +38,7 @@ class Options:
     origin: str = ""  # snapshot that the run starts from; empty: the plan's
     ingest: str = ""  # location of ingested data; empty: the plan's
     serve: str = ""  # host:port that serves the snapshot store, or the library for buckets, to other hosts
-    obstore: str = (
-        ""  # source of the library for buckets, if this interpreter has none: an archive, or peer://host:port
-    )
+    obstore: str = ""  # source of the library for buckets, if it is not installed: an archive, or peer://host:port
     token: str = ""  # captain only: distinguishes runs with the same id; a restart does not change it
     starter: int = 0  # the host ends when this process does; 0: its parent
 

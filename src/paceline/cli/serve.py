@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from paceline.storage.snapshots.manifest import SnapshotId
 
 PORT, HOST = 8501, "127.0.0.1"
-POLL_S = 5.0  # between two checks for a newer snapshot
-STOP_TIMEOUT_S = 60.0  # for the server to answer pending requests after SIGTERM
+POLL_S = 5.0  # seconds between two checks for a newer snapshot
+STOP_TIMEOUT_S = 60.0  # seconds for the server to answer pending requests after SIGTERM
 _FIND_MISSING = "import sys, importlib.util as u; m = [n for n in sys.argv[1:] if u.find_spec(n) is None]; print(*m)"
 _REQUIRED_MODULES = ("httptools", "numpy", "orjson", "starlette", "uvicorn", "uvloop")
 

@@ -21,7 +21,7 @@ from paceline.storage.local_files import write_all
 from paceline.storage.snapshots.manifest import is_safe_path
 from paceline.storage.stores.protocol import ContinueCheck, Store
 
-FOLDER = "tensorboard"  # of a run, in its store
+FOLDER = "tensorboard"  # folder of a run's event files in its store
 MOST_FILES = 20_000
 GROWN = 1.05  # a store cannot append: a file is sent again once it has grown by this factor, and at the end
 _COPY_BYTES = 1 << 20
@@ -153,7 +153,7 @@ class EventFiles:
     def _rewrite(self, path: str, first: Mapping[str, int]) -> None:
         """Drop the values at or after the step `first` of their tag."""
         target, trimmed = f"{self._folder}/{path}", f"{self._scratch}.trimmed"
-        ranges: list[tuple[int, int]] = []  # of bytes to keep
+        ranges: list[tuple[int, int]] = []  # ranges of bytes to keep
         with open(target, "rb") as file:
             with contextlib.suppress(tfrecord.Torn):
                 for begin, record in tfrecord.records(file):

@@ -103,7 +103,7 @@ class Snapshots:
         self.checkpoint = checkpoint
         self.every = every
         self.order = order
-        self.settings = None if settings is None else json.loads(json.dumps(settings))  # as it will be read
+        self.settings = None if settings is None else json.loads(json.dumps(settings))  # as restored from a snapshot
         self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
         self._background = snapshot_folders.Background()
         self._state = State(checkpoint)

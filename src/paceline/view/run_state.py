@@ -78,7 +78,7 @@ class State:
     cause: str | None = None
     generation: int = 0
     steps: int = 0
-    last_metrics: dict[str, float] = field(default_factory=dict)  # of the newest report that had any
+    last_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the newest report that had any
     speed: float | None = None  # steps per second, as last reported by the leading task
     pace: Pace = field(default_factory=Pace)
     tasks: dict[str, Task] = field(default_factory=dict)

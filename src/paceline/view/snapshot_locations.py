@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.storage.snapshots.repository import Inventory
     from paceline.storage.stores.protocol import ContinueCheck
 
-PATIENCE_S = 8.0  # for one request to a store with all retries: a user waits
+PATIENCE_S = 8.0  # seconds for one request to a store with all retries: a user is waiting
 _IN_POD = "captain:/paceline/run/snapshots"  # the notation of `kubectl cp` for a folder in a pod
 
 

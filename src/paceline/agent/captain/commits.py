@@ -44,7 +44,7 @@ class Draft:
     versions: dict[str, str] = field(default_factory=dict)
     tries: int = 0
     not_before: float = 0.0
-    failure: str = ""  # of the last attempt
+    failure: str = ""  # why the last attempt failed
     is_hopeless: bool = False  # a retry will not help soon
     is_resend: bool = False  # the store had it and lost it
 
@@ -92,7 +92,7 @@ class Commits:
         self.tickets = itertools.count(1)  # tickets of requests while a generation starts
         self._store_is_empty = False  # it has lost the data of this run
         self._restoring: SnapshotId | None = None  # the snapshot that is sent again to an empty store
-        self._copies: dict[SnapshotId, Draft] = {}  # on hosts, of committed snapshots or of earlier generations
+        self._copies: dict[SnapshotId, Draft] = {}  # on hosts: committed snapshots, or those of earlier generations
 
     # ---- queries
 

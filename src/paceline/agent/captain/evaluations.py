@@ -48,9 +48,9 @@ class Evaluations:
         self._unrecorded: dict[SnapshotId, ev.SnapshotEvaluated] = {}
         self._record_at: dict[SnapshotId, float | None] = {}  # when to record the result; None: being recorded
         self._warned: set[Any] = set()
-        self._needed: set[SnapshotId] = set()  # at the last advance()
-        self._training_is_over = False  # and its last snapshot is committed
-        self._result_deadline: float | None = None  # for the next result, after training
+        self._needed: set[SnapshotId] = set()  # result of needed_snapshots() in the last advance()
+        self._training_is_over = False  # training has ended, and its last snapshot is committed
+        self._result_deadline: float | None = None  # when the next result is due, after training
         self.run_deadline: float | None = None  # limits.runtime
 
     # ---- events

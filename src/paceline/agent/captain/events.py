@@ -228,7 +228,7 @@ class MemberDisconnected:
 class StoreAnswered:
     request: Request
     answer: Answer
-    ticket: int = 0  # of the AskStore that was answered
+    ticket: int = 0  # ticket of the AskStore instruction that was answered
 
 
 @record

@@ -41,7 +41,7 @@ class GenerationStart:
         self.stage = SETTLING
         self.snapshot: SnapshotId | None = None
         self.failure: tuple[str, bool] | None = None  # an error of the store, and whether it may be temporary
-        self.owed_record: tuple[req.BeginGeneration, str] | None = None  # and why the store rejected it
+        self.owed_record: tuple[req.BeginGeneration, str] | None = None  # to write later, and why the store rejected it
         self._settle_until = now + settle
         self._prepared: set[str] = set()
         self._unreadable: set[SnapshotId] = set()

@@ -25,7 +25,7 @@ class IngestPhase:
         self.data = ""  # its location; empty: not ready yet
         self.ready_since = 0.0
         self._deadline: float | None = None
-        self._build_started = 0.0  # of the attempt that builds the data
+        self._build_started = 0.0  # when the attempt that builds the data started
         self._building_run = ""  # another run that builds the data
 
     def is_busy(self) -> bool:

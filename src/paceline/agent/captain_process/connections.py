@@ -64,7 +64,8 @@ class Connections:
         self.tls = context(options.tls, "captain", server=True)
         self.open: set[Connection] = set()
         self._members: dict[str, Connection] = {}
-        self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}  # of hosts that are still present
+        # Instances that wait until the current instance of their host leaves.
+        self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}
         self._instances: dict[str, list[str]] = {}  # host -> instances in order of arrival; the last is current
         self._delayed_frames: dict[str, tuple[bytes, ...]] = {}
         self._listener = self._listen()

@@ -52,7 +52,7 @@ class Attempt:
         self.raised: Raised | None = None
         self.ingest_failure: tuple[str, str] | None = None  # cause and detail, as reported by an ingest process
         self.raised_at = 0.0
-        self.exited = False  # and was reaped: its pid may be reused
+        self.exited = False  # the process has ended and was reaped: its pid may be reused
         self._deadline: tuple[float, Timer] | None = None
         self.gives_up: Callable[[], None] | None = None  # cancels the work that remains after its process has ended
         self.state = ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.storage.event_files import After, EventFiles, find, is_event_file, mark_cut
 
-MOST_BYTES = 4 * 1024 * 1024 * 1024  # of all files: the node's disk is shared
+MOST_BYTES = 4 * 1024 * 1024 * 1024  # total size of all files: the node's disk is shared
 MOST_FILES = 20_000
 PATH_LIMIT = 1024
 DEPTH_LIMIT = 32

@@ -18,7 +18,7 @@ from paceline.agent.options import Options, endpoint
 from paceline.plan import TENSORBOARD
 from paceline.storage.event_files import FileStamps, event_files, last_cut
 
-MIN_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # between two starts
+MIN_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds between two starts
 STEADY_S = 60.0  # once it has run that long, the delay is reset
 PROBE_S = 60.0  # time limit for an interpreter on a busy machine to start
 CHECK_S = 3.0

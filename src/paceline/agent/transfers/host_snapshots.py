@@ -34,7 +34,7 @@ from paceline.storage.watched.folder_contents import ABOUT
 
 ABOUT_LIMIT = 8 * 1024 * 1024
 MAX_PARTS = 100_000
-MAX_ENTRIES = 100  # of metrics and versions
+MAX_ENTRIES = 100  # entries of `metrics` and of `versions`
 MAX_COPIES = 3  # kept for evaluators
 RETRY_S = 2.0  # seconds until a failed fetch is retried
 BOOT = "boot"  # a file next to the held parts: the boot id of the machine that wrote them
@@ -74,7 +74,7 @@ class HostSnapshots:
         self._preparing: tuple[SnapshotId | None, int] | None = None
         self._prepared: tuple[SnapshotId | None] | None = None  # not used by a task yet
         self._is_fetching = False  # a copy for evaluators
-        self._newest: SnapshotId | None = None  # for evaluators
+        self._newest: SnapshotId | None = None  # the newest snapshot to copy for evaluators
         self._next_fetch: SnapshotId | None = None  # for evaluators, once the current fetch has ended
         self._discard_other_boots()
 

@@ -54,7 +54,7 @@ class LogUpload:
             state = {"life": life, "number": 1, "begins": dict.fromkeys(files, 0)}
         self._life, self._number = str(state["life"]), int(state["number"])
         self._begins: dict[str, int] = state["begins"]
-        self._ends: dict[str, int] = dict(self._begins)  # of the current piece as last sent
+        self._ends: dict[str, int] = dict(self._begins)  # file -> end of the current piece as last sent
         if self._write_state(self._number, self._begins):
             # A random delay, so that hosts that start together do not upload at the same time.
             loop.after(EVERY * os.urandom(1)[0] / 256, self._upload_regularly)

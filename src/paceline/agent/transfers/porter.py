@@ -75,7 +75,7 @@ class Porter:
         self._canceled: set[int] = set()
         self._capture: FolderCapture | None = None
         self._event_files: EventFiles | None = None
-        self._has_event_files = False  # those of an earlier instance of the host have been fetched
+        self._has_event_files = False  # whether event files of an earlier instance of the host have been fetched
         self._lanes: dict[str, queue.Queue[tuple[int, Request] | None]] = {lane: queue.Queue() for lane in lanes}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
         for thread in self._threads:

@@ -52,7 +52,7 @@ class WatchedFolder:
         self._copies = f"{self._own}/{options.host}" if self._leader else ""
         self._inner = [work, options.folder, *filter(os.path.isabs, [options.snapshots, plan.snapshots.to])]
         self._request: int | None = None  # number of the current capture
-        self._step = 0  # of the last snapshot that was restored or captured
+        self._step = 0  # step of the last snapshot that was restored or captured
         self._late_since: float | None = None
         self._doubtful: req.Signatures = {}  # files that a task may have been writing when it died
         self._warned: set[str] = set()

@@ -39,7 +39,7 @@ class Lease:
     def __init__(
         self, store: Store, folder: str, run: str, clock: Callable[[], float] = time.monotonic, process: str = ""
     ) -> None:
-        """`folder`: of the records. `process`: the holder's; empty: this process."""
+        """`folder`: contains the records. `process`: the holder's process; empty: this process."""
         self._store, self._folder = store, folder
         self._run, self._by, self._process = run, os.urandom(8).hex(), process or this_process()
         self._clock = clock

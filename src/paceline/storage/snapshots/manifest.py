@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import PacelineError
 
 VERSION = 1
-MOST_BYTES = 64 * 1024 * 1024  # of a manifest
+MOST_BYTES = 64 * 1024 * 1024  # bytes of a manifest
 FILE_BYTES = 100  # bytes of a file in a manifest, besides its path
 PATH_LIMIT = 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -72,7 +72,7 @@ class SnapshotRepository:
         self._token, self._location = token, location
         self._records: dict[str, Record] = {}  # records never change
         self._sending: SnapshotId | None = None  # the snapshot that was sent last,
-        self._sent: dict[str, Sent] = {}  # and by task, the files that were sent before it failed
+        self._sent: dict[str, Sent] = {}  # and the files that were sent before it failed, by task
 
     # ---- reading
 
@@ -115,7 +115,7 @@ class SnapshotRepository:
         if data is None:
             if not self.taken():
                 self._store.create(name, Record(0, None, self._token).to_bytes())
-            data = self._store.read(name, _RECORD_BYTES)  # of the run that was first
+            data = self._store.read(name, _RECORD_BYTES)  # the record of the run that came first
         if data is None or chain.parse(data, name).by != self._token:
             raise run_exists(self._location, self.run)
 

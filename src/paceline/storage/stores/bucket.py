@@ -19,19 +19,19 @@ AT_ONCE = 4  # pieces of a file in parallel
 SMALL = 8  # files in parallel that take one request each
 LARGE = 2  # files in parallel that take more; all pieces in flight are in memory
 IN_PARTS = PIECE  # bytes; larger files are sent in parts
-MOST_PARTS = 10_000  # of one file; the limit of all stores
+MOST_PARTS = 10_000  # parts of one file; the limit of all stores
 WHOLE = 256 * 1024 * 1024  # bytes; larger files are fetched in parts
 PART = 64 * 1024 * 1024
 CHUNK = 128 * 1024  # bytes: small enough to stay in the processor's cache until written and hashed
 ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests and records
-RETRY_S = 60.0  # for one request with all retries
+RETRY_S = 60.0  # seconds for one request with all retries
 CONDITIONAL_WRITES = "use a server that supports conditional writes (If-None-Match)"
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 _TRANSIENT = ("GenericError", "JoinError")
 _RETRY = ("408", "429")
-_LOST_PARTS = ("InvalidBlockList", "NoSuchUpload")  # of a multipart upload; the reply to an earlier attempt was lost
+_LOST_PARTS = ("InvalidBlockList", "NoSuchUpload")  # after a lost reply to a request of a multipart upload
 _CLOCK_SKEW = "RequestTimeTooSkewed"  # requests are signed with the time
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _NO_REPLY = re.compile(r"Error performing [A-Z]+ (https?://[^/?\s]+).*error sending request", re.DOTALL)
@@ -302,7 +302,7 @@ class BucketStore:
         status = next(iter(_STATUS.findall(text)), "")
         status = status or {"UnauthenticatedError": "401", "PermissionDeniedError": "403"}.get(type(error).__name__, "")
         code = next(("".join(groups) for groups in _CODE.findall(text)), "")
-        status = status or ("403" if code == "AccessDenied" else "")  # for one name in a request for several
+        status = status or ("403" if code == "AccessDenied" else "")  # an error for one name in a request for several
         reason = {
             "401": "the credentials are not accepted",
             "403": f"the credentials are not accepted, or lack the permission to {verb} there",

@@ -23,7 +23,7 @@ MODELS = "/models"
 MONITORING = f"{MODELS}/.monitoring"  # configures the metrics of TensorFlow Serving; not a valid model name
 DRAIN_S = 5  # seconds between SIGTERM and the exit, until no new requests arrive
 TERMINATION_S = 45  # includes DRAIN_S and the longest request
-LOAD_S = 600  # for a server to load its model
+LOAD_S = 600  # seconds for a server to load its model
 _DIGITS = 10  # characters of the digest in names
 
 
@@ -31,7 +31,7 @@ _DIGITS = 10  # characters of the digest in names
 class Model:
     """The model to serve."""
 
-    name: str  # in paths
+    name: str  # used in URLs
     snapshot: str
     location: str  # location of the run's snapshots: a bucket, or a folder in a claim
     pinned: bool = False  # serve only this snapshot, even if it no longer exists

@@ -55,13 +55,13 @@ class Mirror:
         self._listed = threading.Event()  # all pods were listed once
         self.output_incomplete = False  # some output was not read
         self._pods: dict[str, PodRecord] = {}
-        self._uid = str(info(folder).get("uid") or "")  # of the captain's Job
-        self._uids: dict[str, str] = {}  # of all Jobs, by name
+        self._uid = str(info(folder).get("uid") or "")  # uid of the captain's Job
+        self._uids: dict[str, str] = {}  # uids of all Jobs, by name
         self._jobs: dict[str, Reason] = {}  # why a Job creates no pods, by uid: an earlier run may have had its name
         self._mounts: dict[str, Reason] = {}  # why a pod's volumes cannot be mounted
         self._without_captain: dict[str, Reason] = {}  # why a running pod cannot find its captain
         self._reported: dict[str, float] = {}  # when a note was last written
-        self._finished_jobs: set[str] = set()  # of members
+        self._finished_jobs: set[str] = set()  # Jobs of members
         self._left_at: float | None = None  # when all members had finished
         self._changed = True
         self._saved_at = 0.0

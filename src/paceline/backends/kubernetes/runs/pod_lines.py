@@ -40,7 +40,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._last: dict[str, tuple[str, set[str]]] = {}  # by file: the newest time, and its lines with that time
         self.formed = False  # a generation has been formed
-        self.complete = False  # and no host has been lost since
+        self.complete = False  # a generation has been formed, and no host has been lost since
         self.joined: set[str] = set()  # hosts that have joined their captain
 
     def reader(self, captain: bool) -> Reader:

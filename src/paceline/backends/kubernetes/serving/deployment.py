@@ -159,10 +159,10 @@ def wait(cluster: Cluster, run: str, deployment: Object, limit: float, notify: C
     while True:
         connection_error = ""
         try:
-            found = _find_deployment(cluster, run)
-            if found is None:
+            current = _find_deployment(cluster, run)
+            if current is None:
                 raise NotServed(f"{names.server(run)} was deleted in the meantime")
-            live = found.to_dict()
+            live = current.to_dict()
             if _template(live) != _template(deployment):
                 raise NotServed("another update has replaced this one")
             if rolled_out(live):
