@@ -176,7 +176,7 @@ def _by_turns(example: Example, data: Path, folder: Path, workers: int) -> dict[
 
 
 def _signal(side: str, number: signal.Signals) -> None:
-    """Send a signal to all processes of a side, also to those started meanwhile."""
+    """Send a signal to all processes of a side, including those started in the meantime."""
     signaled: set[int] = set()
     mark = f"BENCH_SIDE={side}".encode()
     while new := {pid for pid in measure.descendants(os.getpid()) if mark in measure.environment_of(pid)} - signaled:

@@ -1,4 +1,4 @@
-"""`paceline snapshots`: reads the snapshots of one run where they are stored, also while it trains."""
+"""`paceline snapshots`: reads the snapshots of one run where they are stored, even while it trains."""
 
 from __future__ import annotations
 

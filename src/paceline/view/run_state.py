@@ -279,7 +279,7 @@ _CHANGES = {
 
 @dataclass(frozen=True)
 class Standing:
-    """The status of a run, read from its folder; the lock tells whether it is alive."""
+    """The status of a run, read from its folder; the lock shows whether it is still running."""
 
     run: str
     folder: Path

@@ -66,7 +66,7 @@ class Source:
     reader: Reader  # with a short timeout
     transfers: Reader  # with a long timeout, for transfers: a slow connection is not a failure
     archive: RunArchive  # logs and events
-    folder: Path | None = None  # of the run on this machine, if it is known here
+    folder: Path | None = None  # the run's folder, if this machine knows the run
     close: Callable[[], None] = lambda: None
 
     @property
@@ -126,7 +126,7 @@ def open_source(run: Run) -> Source:
 
 
 def source_of(run: str, location: str, folder: Path | None, settings: Mapping[str, str] | None = None) -> Source:
-    """`folder`: of the run on this machine, if it is known here. `settings`: variables for access to the bucket."""
+    """`folder`: the run's folder, if this machine knows the run. `settings`: variables for access to the bucket."""
     from paceline.storage.run_archive import RunArchive
     from paceline.storage.snapshots.repository import SnapshotRepository
     from paceline.storage.stores.locations import open_store

@@ -32,7 +32,7 @@ class GenerationStart:
         now: float,
         settle: float,
     ) -> None:
-        """`number`: of the generation. `settle`: how long to wait until saved snapshots are committed."""
+        """`number`: the generation number. `settle`: how long to wait until saved snapshots are committed."""
         self._commits, self._settings = commits, settings
         self._instruct, self._emit = instruct, emit
         self.number = number

@@ -47,7 +47,7 @@ class Captain:
         keeps_copies: bool = False,
         clock_offset: float = 0.0,
     ) -> None:
-        """`wall`: the time of day, only for display: it may jump. `notes`: of the previous captain. `keeps_copies`:
+        """`wall`: the time of day, only for display: it may jump. `notes`: from the previous captain. `keeps_copies`:
         hosts keep the newest snapshot. `clock_offset`: how far `now` is ahead of the previous captain's clock."""
         self.plan = plan
         self.run = run

@@ -1,4 +1,4 @@
-"""A file that says which generation wrote which TensorBoard files; hosts on one machine share file and folder."""
+"""A file that records which generation wrote which TensorBoard files; hosts on one machine share file and folder."""
 
 from __future__ import annotations
 

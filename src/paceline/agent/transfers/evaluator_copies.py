@@ -48,7 +48,7 @@ class EvaluatorCopies:
         remove: Callable[[Iterable[str]], None],
         reply: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """`send`: to the captain. `reply`: to a task. `remove`: deletes folders on this machine."""
+        """`send`: to the captain. `reply`: sends a message to a task. `remove`: deletes folders on this machine."""
         self._host = options.host
         self._parents = [f"{options.folder}/evaluating", f"{options.folder}/evaluated"]
         self._copies, self._results = self._parents[0], f"{self._parents[1]}/{options.host}"

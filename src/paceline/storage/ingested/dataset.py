@@ -131,7 +131,7 @@ class DatasetStore:
         return folder
 
     def put(self, folder: str, name: str, sent: Sent, should_continue: ContinueCheck = always) -> tuple[File, ...]:
-        """Move or send all files of the folder; the data is not complete yet. `sent`: from an earlier attempt."""
+        """Move or send all files of the folder; the data is not complete yet. `sent`: files sent earlier."""
         paths = sorted(files_of(folder, "data"))
         if not paths:
             raise Unfit("the command succeeded, but PACELINE_INGEST_DIR is empty")

@@ -1,4 +1,4 @@
-"""agent.pyz: one file with everything an agent needs in any image with Python 3.9, also for `import paceline`.
+"""agent.pyz: one file with everything an agent needs in any image with Python 3.9, including `import paceline`.
 
 It is a program (`python agent.pyz '{"run": ...}'`, `python agent.pyz pod`, `python agent.pyz export`) and, on
 PYTHONPATH, a library.

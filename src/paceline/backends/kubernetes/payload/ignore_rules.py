@@ -1,12 +1,12 @@
 """Which files are not sent: .gitignore as git itself reads it, .pacelineignore, and built-in rules.
 
-- `.gitignore` files apply at every level, also those of the repository above the folder.
+- `.gitignore` files apply at every level, including those of the repository above the folder.
 - `.pacelineignore` has the same syntax and takes precedence over .gitignore, wherever the two files are. Its
   `!data/words.txt` also re-includes a file in a folder that .gitignore excludes; a folder that .pacelineignore excludes
   stays excluded, as in git.
 - Keys, credentials, caches and the like (`SECRETS`, `NEVER`) are excluded whatever .gitignore says. Only a `!` line of
-  .pacelineignore that ends in the exact name re-includes one, such as `!certs/ca.pem`: `!*` or `!*.json` names what a
-  program needs, which must not send a key by accident.
+  .pacelineignore that ends in the exact name re-includes one, such as `!certs/ca.pem`: `!*` or `!*.json`, written
+  to include other files, must not send a key by accident.
 
 Patterns are translated here because they decide what leaves the machine, so they must be exact: pathspec 1.1.1 does not
 support `[[:digit:]]` or `[\\]]`, so it would send files that git ignores, and it fails on `[z-a]`.

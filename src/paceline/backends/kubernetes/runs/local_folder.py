@@ -50,7 +50,7 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
 
 
 def save_job_uid(folder: Path, uid: str) -> None:
-    """`uid`: of the captain's Job, since a later Job may have the same name."""
+    """`uid`: that of the captain's Job, saved because a later Job may have the same name."""
     replace(str(folder / "run.json"), {**run_folders.info(folder), "uid": uid})
 
 

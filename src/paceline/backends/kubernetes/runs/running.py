@@ -147,7 +147,7 @@ class Running:
         return {names.RUN_LABEL: self.run}
 
     def write_report(self) -> None:
-        """From the termination message of the captain, also if its events are missing."""
+        """From the termination message of the captain, even if its events are missing."""
         outcome = self._captain_report()
         current = run_state.read(run_folders.Run(self.run, self.folder))
         if outcome is None and self._given_up is not None:

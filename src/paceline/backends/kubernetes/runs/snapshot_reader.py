@@ -51,7 +51,7 @@ _NO_PYTHON = "there is no Python 3.9 or newer in its image"
 
 
 def command(folder: str, run: str, length: int) -> list[str]:
-    """`folder`: with the snapshots. `length`: of the archive that is sent first."""
+    """`folder`: contains the snapshots. `length`: size of the archive that is sent first."""
     script = f'{pods.EXEC_PYTHON} -I -c "$@"; done; echo "{_NO_PYTHON}" >&2; exit 1'
     return ["/bin/sh", "-c", script, "sh", _BEGIN, str(length), folder, run]
 

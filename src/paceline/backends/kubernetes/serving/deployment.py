@@ -41,7 +41,7 @@ class Before:
     """What existed before an update."""
 
     served: bool  # some pods were available
-    maps: frozenset[str]  # ConfigMaps, also those of an interrupted update
+    maps: frozenset[str]  # ConfigMaps, including those of an interrupted update
 
 
 # ---- apply
