@@ -71,7 +71,7 @@ def _is_on_host(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """The value, which may be a tensor or array of one number, as a float. (For torch, float() without item() warns.)"""
+    """The value, which may be a tensor or array of one number, as a float. (For torch, float() alone warns.)"""
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):
