@@ -250,7 +250,7 @@ def _first_step_after(times: Times, first: int) -> int:
 
 
 def _spares_ready(folder: Path) -> list[float]:
-    """When the spares were ready: before, processes are starting that do not exist in training by hand."""
+    """When the spares were ready: until then, processes are starting that do not exist in training by hand."""
     events = [json.loads(line) for path in folder.rglob("events.jsonl") for line in path.read_text().splitlines()]
     return [datetime.fromisoformat(each["at"]).timestamp() for each in events if each["event"] == "spare-ready"]
 

@@ -81,7 +81,7 @@ def _mark(folder: str) -> str:
 
 @dataclass
 class _Scan:
-    """Steps of a file, as far as it has been read."""
+    """The steps in the part of a file that has been read so far."""
 
     inode: int
     offset: int = 0

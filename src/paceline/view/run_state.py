@@ -313,7 +313,7 @@ def summary(run: run_folders.Run) -> dict[str, Any]:
 
 
 def derive(run: run_folders.Run, state: State) -> dict[str, Any]:
-    """The fields of report.json, as far as they follow from events."""
+    """The fields of report.json that can be derived from events."""
     return {
         "run": run.name,
         "status": state.status,

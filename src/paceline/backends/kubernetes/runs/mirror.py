@@ -325,7 +325,7 @@ class Mirror:
             self._report_missing()
 
     def fetch(self, hosts: set[str]) -> bool:
-        """Fetch the output of these hosts' pods that the folder does not have yet. Whether all of it was fetched."""
+        """Fetch the output of these hosts' pods that the folder does not have yet. Return whether all was fetched."""
         pods_by_host: dict[str, list[PodRecord]] = {}
         for pod in sorted(self._pods.values(), key=lambda pod: pod.created):
             if pod.began and pod.host in hosts:

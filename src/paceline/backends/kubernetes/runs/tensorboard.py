@@ -48,7 +48,7 @@ def pod(cluster: Cluster, run: str) -> str:
 
 
 def published(cluster: Cluster, run: str, section: Any) -> str:
-    """Its published address, as far as known; empty: it is not published. `section`: `tensorboard` of the plan."""
+    """Its published address, if known; empty: it is not published. `section`: `tensorboard` of the plan."""
     if not isinstance(section, dict) or not (section.get("service") or section.get("ingress")):
         return ""
     if ingress := section.get("ingress"):

@@ -201,7 +201,7 @@ def _counts(deployment: Object) -> tuple[int, ...]:
 
 
 def address(cluster: Cluster, run: str, path: str) -> str:
-    """Its address from outside the cluster, as far as known; empty: it is reachable only within the cluster."""
+    """Its address from outside the cluster, if known; empty: it is reachable only within the cluster."""
     name = names.server(run)
     service = cluster.request(f"read the Service {name}", partial(cluster.client.get, Service, name))
     kind = service.spec.type if service.spec else ""
