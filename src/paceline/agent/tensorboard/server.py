@@ -120,7 +120,7 @@ def main(options: Options, beat: Callable[[Loop], None]) -> int:
     loop = Loop()
 
     def report(problem: str) -> None:
-        print(f"TensorBoard ended ({problem}) and is restarted", flush=True)
+        print(f"TensorBoard ended ({problem}) and is being restarted", flush=True)
 
     folder = f"{options.folder}/{TENSORBOARD}"
     server = TensorBoardServer(loop, options.interpreter, folder, endpoint(options.listen), memory or MEMORY, report)
