@@ -1,5 +1,5 @@
-# Two commands matter: `make demo` trains a real model on this machine, `make test` shows that Paceline works on it. Both
-# set up what they need.
+# Start with these two: `make demo` trains a real model on this machine, `make test` runs the tests. Both install what
+# they need.
 PYTHON ?= python3
 UV := .tools/bin/uv
 BIN := .venv/bin
@@ -25,8 +25,8 @@ $(UV): requirements/uv.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Everything: all frameworks and the tools of development. Compiled here: where many processes do it at once at their
-# first import, it takes a minute, and tests that wait for a hang would see one.
+# Everything: all frameworks and development tools. Byte code is compiled here: if many processes did this at the same
+# time, on their first import, it would take a minute, and tests of hang detection would fail.
 .venv/dev: .venv/bin/python requirements/dev.txt pyproject.toml
 	$(UV) pip sync --quiet --python .venv --require-hashes --compile-bytecode requirements/dev.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
@@ -35,20 +35,20 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
-# While one writes code: no process is started.
+# For use during development: starts no process.
 check: lint
 	$(PYTEST) -n 2 --dist worksteal tests/unit
 
-# Each behaviour once, with real frameworks. Needs Linux, Python, make and git, nothing else.
+# Tests each behavior once, with real frameworks. Needs Linux, Python, make and git, nothing else.
 test: lint
 	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m "not long"
 
-# Hundreds of faults, repeated kills, the same with other frameworks, and all that needs an object store, which is built
-# the first time. Needs root, Go, npm and a C compiler.
+# Hundreds of faults, repeated kills, the same with other frameworks, and everything that needs an object store, which is
+# built the first time. Needs root, Go, npm and a C compiler.
 test-long: .venv/dev
 	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m long
 
-# Not beside the others: frameworks take so long to start there that tests of hangs would see one. Needs root.
+# Not together with the other tests: frameworks start so slowly there that tests of hang detection would fail. Needs root.
 test-cluster: .venv/dev
 	$(PYTEST) -n 3 --dist loadgroup tests/cluster
 
@@ -71,7 +71,7 @@ bench-cluster: .venv/dev
 	for framework in tensorflow torch; do $(BIN)/python bench/cluster_restart.py --framework $$framework || exit 1; done
 	for script in cluster_scale cluster_follow; do $(BIN)/python bench/$$script.py || exit 1; done
 
-# A Kubernetes of three nodes on this machine, for a person to try things on; needs root.
+# A Kubernetes cluster of three nodes on this machine, for manual tests; needs root.
 cluster: .venv/dev
 	@PYTHONPATH=tests $(BIN)/python -m support.lab up
 

@@ -111,7 +111,7 @@ def main() -> None:
     )  # fmt: skip
     measure.say(f"at most:  {GOAL:+.2%}\n")
     measure.finish(
-        {"bench": "scaling", "machine": machine_info, "goal": GOAL, "found": results,
+        {"bench": "scaling", "machine": machine_info, "goal": GOAL, "results": results,
          "reached": all(each["slower"] <= GOAL for each in results)}
     )  # fmt: skip
 
@@ -176,7 +176,7 @@ def _by_turns(example: Example, data: Path, folder: Path, workers: int) -> dict[
 
 
 def _signal(side: str, number: signal.Signals) -> None:
-    """Send a signal to all processes of a side, also to those started meanwhile."""
+    """Send a signal to all processes of a side, including those started in the meantime."""
     signaled: set[int] = set()
     mark = f"BENCH_SIDE={side}".encode()
     while new := {pid for pid in measure.descendants(os.getpid()) if mark in measure.environment_of(pid)} - signaled:
@@ -250,7 +250,7 @@ def _first_step_after(times: Times, first: int) -> int:
 
 
 def _spares_ready(folder: Path) -> list[float]:
-    """When the spares were ready: before, processes are starting that do not exist in training by hand."""
+    """When the spares were ready: until then, processes are starting that do not exist in training by hand."""
     events = [json.loads(line) for path in folder.rglob("events.jsonl") for line in path.read_text().splitlines()]
     return [datetime.fromisoformat(each["at"]).timestamp() for each in events if each["event"] == "spare-ready"]
 

@@ -44,7 +44,7 @@ def main() -> None:
                         delays[method] += _session(folder, framework, method, mib, args.saves, args.gpu)
                         measure.progress(f"{framework}, {mib} MiB, {method}: {1000 * delays[method][-1]:.1f} ms")
                 results[f"{framework} {mib} MiB"] = _report(framework, mib, delays, args.gpu)
-    print(json.dumps({"bench": "snapshot_stall", "gpu": args.gpu, "machine": machine_info, "held_s": results}))
+    print(json.dumps({"bench": "snapshot_stall", "gpu": args.gpu, "machine": machine_info, "delay_s": results}))
 
 
 def _session(folder: Path, framework: str, method: str, mib: int, saves: int, gpu: bool) -> list[float]:
@@ -56,7 +56,7 @@ def _session(folder: Path, framework: str, method: str, mib: int, saves: int, gp
     )  # fmt: skip
     if result.returncode:
         raise SystemExit(f"{framework} {method} failed:\n{result.stderr[-2000:]}")
-    delays: list[float] = json.loads(result.stdout.splitlines()[-1])["held"]
+    delays: list[float] = json.loads(result.stdout.splitlines()[-1])["delays"]
     return delays
 
 

@@ -1,4 +1,4 @@
-"""The peer: starts a group of workers the simple way, and starts all of it again when one of them fails."""
+"""The peer: starts a group of workers in the simplest way, and restarts all of them when one fails."""
 
 import json
 import os
@@ -16,12 +16,12 @@ while status != 0:
     group = {}
     for rank in range(count):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-        given = {"TF_CONFIG": json.dumps(task)}
+        variables = {"TF_CONFIG": json.dumps(task)}
         if framework == "torch":
             address, port = addresses[0].split(":")
-            given = {"MASTER_ADDR": address, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(count)}
-            given["LOCAL_RANK"] = str(rank)
-        process = subprocess.Popen(command, env={**os.environ, **given}, start_new_session=True)
+            variables = {"MASTER_ADDR": address, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(count)}
+            variables["LOCAL_RANK"] = str(rank)
+        process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)
         group[process.pid] = process
     status = 0
     while group and status == 0:

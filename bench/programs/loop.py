@@ -1,4 +1,4 @@
-"""Steps of fixed work, each with a `paceline.report`: writes its step times, and what a report costs by itself."""
+"""Steps of fixed work, each with a `paceline.report`: writes the duration of each step and of each report."""
 
 import argparse
 import hashlib
@@ -11,9 +11,9 @@ import paceline
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--work", type=int, required=True, help="kilobytes to hash a step")
+parser.add_argument("--work", type=int, required=True, help="kilobytes to hash per step")
 parser.add_argument("--output", required=True)
-given = parser.parse_args()
+args = parser.parse_args()
 
 block = bytes(1024)
 
@@ -25,17 +25,17 @@ def work(kilobytes: int) -> None:
 
 
 for _ in range(20):
-    work(given.work)
-taken, calls, cpu = [], [], 0.0
+    work(args.work)
+times, calls, cpu = [], [], 0.0
 before = time.perf_counter()
-for step in range(1, given.steps + 1):
-    work(given.work)
+for step in range(1, args.steps + 1):
+    work(args.work)
     cpu_before, called = time.thread_time(), time.perf_counter()
     paceline.report(step=step, loss=1.0 / step)
     now = time.perf_counter()
     cpu += time.thread_time() - cpu_before
     calls.append(now - called)
-    taken.append(now - before)
+    times.append(now - before)
     before = now
-found = {"steps": taken, "calls": calls, "call_cpu_s": cpu / given.steps}
-Path(f"{given.output}.{os.getpid()}").write_text(json.dumps(found))
+result = {"steps": times, "calls": calls, "call_cpu_s": cpu / args.steps}
+Path(f"{args.output}.{os.getpid()}").write_text(json.dumps(result))

@@ -1,7 +1,7 @@
-"""Simulates many members of a run in one process: the real protocol over real TLS, with as little Python as it takes.
+"""Simulates many members of a run in one process: the real protocol over real TLS, with as little Python as possible.
 
-Orders come as lines on standard input ("dial", "fail", "quit"), what happened goes out as JSON lines. A member decodes
-the messages that it has to answer; of the roster, which all get alike, one in a hundred members decodes the whole.
+Reads commands from standard input ("dial", "fail", "quit"), and prints events as JSON lines. A member decodes only the
+messages that it has to answer. All members receive the same roster, and one in a hundred decodes it.
 """
 
 import collections
@@ -20,8 +20,8 @@ from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.agent.options import endpoint
 
 PACKED = 0x80000000
-DIALLING = 256  # handshakes in flight
-DECODES = 100  # one in so many decodes the roster
+DIALING = 256  # handshakes in flight
+DECODES = 100  # one member in this many decodes the roster
 
 
 class Member:
@@ -47,42 +47,42 @@ class Members:
         self.poll = select.epoll()
         self.poll.register(0, select.EPOLLIN)
         self.to_dial: collections.deque[Member] = collections.deque()
-        self.dialling = self.welcomed = self.started = self.ended = 0
+        self.dialing = self.welcomed = self.started = self.ended = 0
         self.last_ended = self.end_seen = 0.0
         self.beat_every, self.next_beat, self.beats = 0.0, 0.0, collections.deque()  # type: ignore[var-annotated]
         self.lost = self.decoded = self.beats_sent = 0
         self.step = 1
         self.memory = bytearray(1 << 16)
 
-    def say(self, event: str, **words: float) -> None:
-        print(json.dumps({"event": event, "at": time.monotonic(), **words}), flush=True)
+    def say(self, event: str, **fields: float) -> None:
+        print(json.dumps({"event": event, "at": time.monotonic(), **fields}), flush=True)
 
     def serve(self) -> None:
         self.say("ready")
         while True:
             for fd, events in self.poll.poll(self._until_beat(), 512):
                 if fd == 0:
-                    if not self._order(os.read(0, 4096).decode().split()):
+                    if not self._handle(os.read(0, 4096).decode().split()):
                         return
                 elif fd in self.by_fd:
                     self._ready(self.by_fd[fd], events)
             self._beat()
 
-    def _order(self, words: list[str]) -> bool:
-        for word in words:
-            if word == "dial":
+    def _handle(self, commands: list[str]) -> bool:
+        for command in commands:
+            if command == "dial":
                 self.to_dial.extend(self.members)
                 self._dial()
-            elif word == "fail":
+            elif command == "fail":
                 self._fail(self.members[0])
-            elif word == "quit":
+            elif command == "quit":
                 return False
-        return bool(words)
+        return bool(commands)
 
-    # ---- coming
+    # ---- connecting
 
     def _dial(self) -> None:
-        while self.to_dial and self.dialling < DIALLING:
+        while self.to_dial and self.dialing < DIALING:
             member = self.to_dial.popleft()
             plain = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             plain.setblocking(False)
@@ -91,7 +91,7 @@ class Members:
             self.by_fd[plain.fileno()] = member
             self.poll.register(plain.fileno(), select.EPOLLOUT)
             member.sock = plain  # type: ignore[assignment]  # until it is connected
-            self.dialling += 1
+            self.dialing += 1
 
     def _handshake(self, member: Member) -> None:
         sock = member.sock
@@ -110,7 +110,7 @@ class Members:
             return
         member.open = True
         self.poll.modify(sock.fileno(), select.EPOLLIN)
-        self.dialling -= 1
+        self.dialing -= 1
         join = {
             "type": "join", "protocol": PROTOCOL, "run": self.run, "host": member.host,
             "instance": f"{member.index:016x}", "agent": 1, "replaces": True, "generation": 0, "running": {},
@@ -123,7 +123,7 @@ class Members:
         index = member.index
         return {member.task: f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}:{random.randrange(20000, 30000)}"}
 
-    # ---- bytes
+    # ---- sending and receiving
 
     def _ready(self, member: Member, events: int) -> None:
         try:
@@ -146,12 +146,12 @@ class Members:
         assert member.sock is not None
         while True:
             try:
-                got = member.sock.recv_into(self.memory)
+                size = member.sock.recv_into(self.memory)
             except ssl.SSLWantReadError:
                 break
-            if not got:
+            if not size:
                 raise EOFError("the captain has closed the connection")
-            member.buffer += self.memory[:got]
+            member.buffer += self.memory[:size]
         buffer, at = member.buffer, 0
         while len(buffer) - at >= 4:
             (header,) = struct.unpack_from(">I", buffer, at)
@@ -180,7 +180,7 @@ class Members:
             pass
         self.poll.modify(member.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if member.outbox else 0))
 
-    # ---- what a member does
+    # ---- messages
 
     def _take(self, member: Member, message: dict) -> None:  # type: ignore[type-arg]
         kind = message["type"]
@@ -197,8 +197,8 @@ class Members:
                 self.say("started", last_ended=self.last_ended, end_seen=self.end_seen, decoded=self.decoded)
                 self.started = self.ended = self.decoded = 0
                 self.step += 1
-            words = {"task": member.task, "attempt": member.attempt, "pid": 1000 + member.index, "warm": True}
-            self._send(member, encode({"type": "started", **words}))
+            fields = {"task": member.task, "attempt": member.attempt, "pid": 1000 + member.index, "warm": True}
+            self._send(member, encode({"type": "started", **fields}))
         elif kind == "end":
             self.end_seen = time.monotonic()
             self._ended(member, message["tasks"])
@@ -213,14 +213,14 @@ class Members:
         self._ended(member, {})
 
     def _ended(self, member: Member, tasks: dict[str, int]) -> None:
-        words = {"offers": self._offers(member), "states": {}, "stacks": {}}
-        self._send(member, self._beat_of(member) + encode({"type": "ended", "tasks": tasks, **words}))
+        fields = {"offers": self._offers(member), "states": {}, "stacks": {}}
+        self._send(member, self._beat_of(member) + encode({"type": "ended", "tasks": tasks, **fields}))
         self.last_ended = time.monotonic()
 
     def _beat_of(self, member: Member) -> bytes:
         self.beats_sent += 1
-        words = f'{{"type":"beat","n":{self.beats_sent},"tasks":{{"{member.task}":[{self.step},0.02,0.5,{{}}]}},'
-        payload = (words + '"memory":0.41}').encode()
+        head = f'{{"type":"beat","n":{self.beats_sent},"tasks":{{"{member.task}":[{self.step},0.02,0.5,{{}}]}},'
+        payload = (head + '"memory":0.41}').encode()
         return struct.pack(">I", len(payload)) + payload
 
     def _until_beat(self) -> float:
@@ -234,7 +234,7 @@ class Members:
                 try:
                     self._send(member, self._beat_of(member))
                 except OSError:
-                    continue  # shows when it is read
+                    continue  # _read reports it
                 self.beats.append((due + self.beat_every, member))
 
 

@@ -23,8 +23,8 @@ returned = [0.0] * count
 
 def member(index: int) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=300))
-    given = RendezvousParameters("c10d", f"127.0.0.1:{port}", "bench", count, count, local_addr="127.0.0.1")
-    handler = create_handler(store, C10dRendezvousBackend(store, "bench"), given)
+    parameters = RendezvousParameters("c10d", f"127.0.0.1:{port}", "bench", count, count, local_addr="127.0.0.1")
+    handler = create_handler(store, C10dRendezvousBackend(store, "bench"), parameters)
     for _ in range(rounds):
         barrier.wait()
         handler.next_rendezvous()

@@ -1,4 +1,4 @@
-"""Runs a captain and writes where it spends its CPU time: the stack every two milliseconds, by SIGPROF."""
+"""Profiles a captain: samples its stack with SIGPROF, and writes the functions that use the most CPU time."""
 
 import collections
 import os
@@ -32,7 +32,7 @@ def sample(_: int, frame: FrameType | None) -> None:
 def write(*_: object) -> None:
     total = max(1, sum(inner.values()))
     with open(path, "w") as file:
-        for title, counted in (("self", inner), ("with what it calls", outer)):
+        for title, counted in (("self", inner), ("including callees", outer)):
             file.write(f"{title}, of {total * EVERY:.1f} s CPU\n")
             for name, count in counted.most_common(25):
                 file.write(f"  {100 * count / total:5.1f}%  {name}\n")

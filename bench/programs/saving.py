@@ -1,4 +1,4 @@
-"""A program whose state is of a given size: the most that it has in memory, without snapshots and with."""
+"""Trains a state of a given size; prints the peak memory without snapshots and with them."""
 
 import argparse
 import gc
@@ -13,10 +13,10 @@ from pathlib import Path
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("framework", choices=["torch", "tensorflow", "jax"])
 parser.add_argument("--mib", type=int, default=400)
-parser.add_argument("--arrays", type=int, default=4, help="that the state is made of")
+parser.add_argument("--arrays", type=int, default=4, help="number of arrays in the state")
 parser.add_argument("--snapshots", type=int, default=3)
-given = parser.parse_args()
-numbers = given.mib * 2**20 // 4 // given.arrays
+args = parser.parse_args()
+numbers = args.mib * 2**20 // 4 // args.arrays
 every = 4  # steps
 
 
@@ -25,7 +25,7 @@ def torch() -> tuple[Callable[[], None], Callable[[int], None], Callable[[], boo
 
     from paceline.torch import Snapshots
 
-    model = torch.nn.ParameterList(torch.zeros(numbers) for _ in range(given.arrays))
+    model = torch.nn.ParameterList(torch.zeros(numbers) for _ in range(args.arrays))
     snapshots = Snapshots({"model": model}, every=every)
 
     def step() -> None:
@@ -41,7 +41,7 @@ def tensorflow() -> tuple[Callable[[], None], Callable[[int], None], Callable[[]
 
     from paceline.tensorflow import Snapshots
 
-    variables = [tf.Variable(tf.zeros([numbers])) for _ in range(given.arrays)]
+    variables = [tf.Variable(tf.zeros([numbers])) for _ in range(args.arrays)]
     snapshots = Snapshots({"variables": variables}, every=every)
     snapshots.restore()
     one = tf.constant(1.0)
@@ -59,7 +59,7 @@ def jax() -> tuple[Callable[[], None], Callable[[int], None], Callable[[], bool]
 
     from paceline.jax import Snapshots
 
-    state = [jax.numpy.zeros([numbers]) for _ in range(given.arrays)]
+    state = [jax.numpy.zeros([numbers]) for _ in range(args.arrays)]
     snapshots = Snapshots(every=every)
     add = jax.jit(lambda state: [each + 1.0 for each in state], donate_argnums=0)
 
@@ -71,19 +71,19 @@ def jax() -> tuple[Callable[[], None], Callable[[int], None], Callable[[], bool]
 
 
 def memory(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024
 
 
 def peak(work: Callable[[], None]) -> int:
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     work()
     return memory("VmHWM")
 
 
-step, taken, busy, close = {"torch": torch, "tensorflow": tensorflow, "jax": jax}[given.framework]()
+step, after_step, busy, close = {"torch": torch, "tensorflow": tensorflow, "jax": jax}[args.framework]()
 
 
 def steps(count: int) -> None:
@@ -94,16 +94,16 @@ def steps(count: int) -> None:
 def steps_with_snapshots(count: int) -> None:
     for n in range(1, count + 1):
         step()
-        taken(n)
-        while busy() and n % every == every - 1:  # training has gone on meanwhile: let it be written
+        after_step(n)
+        while busy() and n % every == every - 1:  # it overlapped with training for long enough: wait for the write
             time.sleep(0.005)
 
 
-steps(given.snapshots * every)
-without = peak(lambda: steps(given.snapshots * every))
-with_snapshots = peak(lambda: steps_with_snapshots(given.snapshots * every))
+steps(args.snapshots * every)
+without = peak(lambda: steps(args.snapshots * every))
+with_snapshots = peak(lambda: steps_with_snapshots(args.snapshots * every))
 close()
 written = sum(1 for _ in Path(os.environ["PACELINE_SNAPSHOT_DIR"]).glob("step-*/paceline.json"))
-if written != given.snapshots:
-    sys.exit(f"{written} of {given.snapshots} snapshots were written")
-print(json.dumps({"without": without, "with": with_snapshots, "state": numbers * given.arrays * 4}))
+if written != args.snapshots:
+    sys.exit(f"{written} of {args.snapshots} snapshots were written")
+print(json.dumps({"without": without, "with": with_snapshots, "state": numbers * args.arrays * 4}))

@@ -1,4 +1,4 @@
-"""The digits network of examples/digits as a SavedModel, and a server of it that calls the model once a request."""
+"""The digits network of examples/digits as a SavedModel, and a naive server that calls the model once per request."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def write(folder: Path) -> None:
 
 
 def bare(folder: Path, seconds: float) -> None:
-    """Examples a second of `model(...)` in one process: one at a time, and 64 at a time."""
+    """Examples per second of `model(...)` in one process: one at a time, and 64 at a time."""
     import keras
 
     model = keras.saving.load_model(folder / "model.keras")
-    found = {}
+    rates = {}
     for rows in (1, 64):
         images = np.random.default_rng(0).random((rows, *PIXELS), dtype="float32")
         model(images)
@@ -47,12 +47,12 @@ def bare(folder: Path, seconds: float) -> None:
         while time.perf_counter() - begin < seconds:
             np.asarray(model(images))
             calls += 1
-        found[str(rows)] = calls * rows / (time.perf_counter() - begin)
-    print(json.dumps(found), flush=True)
+        rates[str(rows)] = calls * rows / (time.perf_counter() - begin)
+    print(json.dumps(rates), flush=True)
 
 
 def naive(folder: Path) -> None:
-    """The same libraries as the server's, one call a request."""
+    """The same libraries as the server's, one call per request."""
     import keras
     import orjson
     import uvicorn
@@ -85,10 +85,10 @@ if __name__ == "__main__":
     options.add_argument("what", choices=["write", "bare", "naive"])
     options.add_argument("folder", type=Path)
     options.add_argument("--seconds", type=float, default=5.0)
-    given = options.parse_args()
-    if given.what == "write":
-        write(given.folder)
-    elif given.what == "bare":
-        bare(given.folder, given.seconds)
+    args = options.parse_args()
+    if args.what == "write":
+        write(args.folder)
+    elif args.what == "bare":
+        bare(args.folder, args.seconds)
     else:
-        naive(given.folder)
+        naive(args.folder)

@@ -1,4 +1,4 @@
-"""Trains a state of a given size and saves it now and then; says how long training was held by each save."""
+"""Trains a state of a given size and saves it from time to time; prints how long each save delayed training."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def main() -> None:
     parser.add_argument("--arrays", type=int, default=50)
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--gpu", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="stall-", dir=os.environ.get("STALL_FOLDER")))
     os.environ["PACELINE_SNAPSHOT_DIR"] = str(folder / "snapshots")
     try:
-        make = {"torch": with_torch, "tensorflow": with_tensorflow}[given.framework]
-        print(json.dumps(measured(*make(given, folder), given.saves, folder)))
+        make = {"torch": with_torch, "tensorflow": with_tensorflow}[args.framework]
+        print(json.dumps(measured(*make(args, folder), args.saves, folder)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if given.framework == "torch" and given.how == "async":
+        if args.framework == "torch" and args.how == "async":
             os._exit(0)  # its process group has threads that do not end
 
 
 def measured(
     step: Callable[[], Any], save: Save, settle: Callable[[], Any], saves: int, folder: Path
 ) -> dict[str, Any]:
-    """Held: from before the save until the step after it is done, without what such a step takes else. A copy that is
-    put off until values change is paid for in that step."""
+    """The delay is measured from before the save until the step after it is done, minus the usual duration of a step.
+    This includes a copy that is postponed until values change."""
     steps: list[float] = []
 
     def timed(act: Callable[[], Any]) -> float:
@@ -51,7 +51,7 @@ def measured(
     for _ in range(5):
         steps.append(timed(step))
     plain = statistics.median(steps[1:])
-    held, calls = [], []
+    delays, calls = [], []
     for number in range(saves + 1):
         call = timed(lambda number=number: save(number))  # type: ignore[misc]
         after = timed(step)
@@ -59,36 +59,36 @@ def measured(
         for old in folder.iterdir():
             shutil.rmtree(old, ignore_errors=True)
         step()
-        if number:  # the first one takes memory that all later ones use again
-            held.append(max(0.0, call + after - plain))
+        if number:  # the first save allocates memory that later ones reuse
+            delays.append(max(0.0, call + after - plain))
             calls.append(call)
         else:
             first = call + after - plain
-    return {"held": held, "calls": calls, "step": plain, "first": first}
+    return {"delays": delays, "calls": calls, "step": plain, "first": first}
 
 
-def with_torch(given: argparse.Namespace, folder: Path) -> tuple[Callable[[], Any], Save, Callable[[], Any]]:
+def with_torch(args: argparse.Namespace, folder: Path) -> tuple[Callable[[], Any], Save, Callable[[], Any]]:
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda" if given.gpu else "cpu")
-    count = given.mib * 2**20 // 4 // given.arrays
-    model = torch.nn.ParameterList([torch.rand(count, device=device) for _ in range(given.arrays)])
+    device = torch.device("cuda" if args.gpu else "cpu")
+    count = args.mib * 2**20 // 4 // args.arrays
+    model = torch.nn.ParameterList([torch.rand(count, device=device) for _ in range(args.arrays)])
 
     def step() -> None:
         with torch.no_grad():
             for parameter in model:
                 parameter.mul_(0.999)
-        if given.gpu:
+        if args.gpu:
             torch.cuda.synchronize()
 
-    if given.how == "paceline":
+    if args.how == "paceline":
         from paceline.torch import Snapshots
 
         snapshots = Snapshots({"model": model}, every=10**9)
         snapshots.step(1)
         return step, lambda number: snapshots.save(number + 1), snapshots._background.wait
-    if given.how == "sync":
+    if args.how == "sync":
         return step, lambda number: torch.save(model.state_dict(), _new(folder, number) / "state.pt"), lambda: None
     import torch.distributed.checkpoint as dcp
 
@@ -101,11 +101,11 @@ def with_torch(given: argparse.Namespace, folder: Path) -> tuple[Callable[[], An
     return step, save, lambda: pending[-1].result()
 
 
-def with_tensorflow(given: argparse.Namespace, folder: Path) -> tuple[Callable[[], Any], Save, Callable[[], Any]]:
+def with_tensorflow(args: argparse.Namespace, folder: Path) -> tuple[Callable[[], Any], Save, Callable[[], Any]]:
     import tensorflow as tf
 
-    count = given.mib * 2**20 // 4 // given.arrays
-    values = [tf.Variable(tf.random.uniform([count])) for _ in range(given.arrays)]
+    count = args.mib * 2**20 // 4 // args.arrays
+    values = [tf.Variable(tf.random.uniform([count])) for _ in range(args.arrays)]
     checkpoint = tf.train.Checkpoint(**{f"value_{number}": value for number, value in enumerate(values)})
 
     @tf.function
@@ -113,23 +113,23 @@ def with_tensorflow(given: argparse.Namespace, folder: Path) -> tuple[Callable[[
         for value in values:
             value.assign(value * 0.999)
 
-    if given.how == "paceline":
+    if args.how == "paceline":
         from paceline.tensorflow import Snapshots
 
         snapshots = Snapshots(checkpoint, every=10**9)
         return train, lambda number: snapshots.save(number + 1), snapshots._background.wait
-    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=given.how == "async")
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=args.how == "async")
 
     def save(number: int) -> None:
         checkpoint.save(str(_new(folder, number) / "state"), options=options)
 
-    return train, save, checkpoint.sync if given.how == "async" else lambda: None
+    return train, save, checkpoint.sync if args.how == "async" else lambda: None
 
 
 def _new(folder: Path, number: int) -> Path:
-    made = folder / f"save-{number}"
-    made.mkdir()
-    return made
+    path = folder / f"save-{number}"
+    path.mkdir()
+    return path
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lets a program write when it has done a step: one line, appended at once, with the time of CLOCK_REALTIME."""
+"""Records when a program has done a step: appends one line with the time of CLOCK_REALTIME."""
 
 import os
 import time
@@ -12,7 +12,7 @@ def stamp(rank: int, step: int) -> None:
 
 
 def last_step(rank: int) -> int:
-    """Where an earlier process of this rank stopped: stands for the step of a checkpoint."""
+    """The last step of an earlier process of this rank, used as if it came from a checkpoint."""
     try:
         with open(os.environ["BENCH_STAMPS"]) as file:
             return max((int(line.split()[1]) for line in file if line.startswith(f"{rank} ")), default=0)

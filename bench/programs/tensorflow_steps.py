@@ -13,7 +13,7 @@ import paceline
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=1)
 parser.add_argument("--sleep", type=float, default=0.0, help="seconds between two steps")
-given = parser.parse_args()
+args = parser.parse_args()
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -36,8 +36,8 @@ def train_step() -> None:
 
 
 before = stamps.last_step(rank)
-for step in range(before + 1, before + given.steps + 1):
+for step in range(before + 1, before + args.steps + 1):
     train_step()
     stamps.stamp(rank, step)
     paceline.report(step=step)
-    time.sleep(given.sleep)
+    time.sleep(args.sleep)

@@ -1,4 +1,4 @@
-"""Makes demo.svg, the output of a real run of examples/digits with a worker that is killed. `make picture` runs it."""
+"""Generates demo.svg: the output of a run of examples/digits in which a worker is killed. `make picture` runs it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def record() -> list[str]:
 
 
 def shorten(lines: list[str]) -> list[str]:
-    """Dots for what TensorFlow's C++ code says about the lost connection, and for some of the steps."""
+    """Replace TensorFlow's messages about the lost connection, and some of the steps, by dots."""
     shown: list[str] = []
     for line in lines:
         if CONNECTION_LOST.search(line):

@@ -60,7 +60,7 @@ def train(
         """Bypasses the session's hooks: it is not a step, and the last test runs after they have requested the stop."""
         feed = {x: test_images, y: test_labels}
         global_step, share = session.run_step_fn(lambda step_context: step_context.session.run([step, accuracy], feed))
-        print(f"step {global_step}: {share:.1%} of {len(test_labels)} held-out digits read", flush=True)
+        print(f"step {global_step}: {share:.1%} of {len(test_labels)} held-out digits read correctly", flush=True)
         return int(global_step)
 
     with tf1.device(f"/job:worker/task:{index}/cpu:0"):

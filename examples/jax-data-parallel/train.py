@@ -95,8 +95,8 @@ def main(epochs: int, every: int) -> None:
             accuracy = float(count_correct(state["weights"], x, y)) / len(test[1])
             paceline.report(accuracy=accuracy)
             if jax.process_index() == 0:
-                words = f"{accuracy:.1%} of {len(test[1])} held-out digits read"
-                print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
+                result = f"{accuracy:.1%} of {len(test[1])} held-out digits read correctly"
+                print(f"epoch {order.epoch} of {epochs}: {result}", flush=True)
         if step % every:
             snapshots.save(step, state)  # otherwise the loop has just taken it
 

@@ -22,4 +22,4 @@ if args.export:
 if args.numbers:
     probabilities = tf.nn.softmax(model(images[args.numbers], training=False)).numpy()
     for number, row in zip(args.numbers, probabilities, strict=True):
-        print(f"digit {number} reads {row.argmax()} ({row.max():.1%}), and is {labels[number]}")
+        print(f"digit {number}: predicted {row.argmax()} ({row.max():.1%}), actual {labels[number]}")

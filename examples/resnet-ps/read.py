@@ -34,4 +34,4 @@ if args.numbers:
     images, labels = cifar.testing(paceline.fetch(args.data))
     probabilities = tf.nn.softmax(classify(images[args.numbers])["logits"]).numpy()
     for number, row in zip(args.numbers, probabilities, strict=True):
-        print(f"image {number} is of class {row.argmax()} ({row.max():.1%}), and its label is {labels[number]}")
+        print(f"image {number}: predicted class {row.argmax()} ({row.max():.1%}), actual {labels[number]}")

@@ -76,7 +76,7 @@ def lead(args: argparse.Namespace) -> None:
         model = resnet(args.depth)
         velocities = [colocated_velocity(strategy, weights) for weights in model.trainable_variables]
     devices = sorted({weights.value.device for weights in model.variables})
-    print(f"{model.count_params():,} numbers are on {', '.join(devices)}", flush=True)
+    print(f"{model.count_params():,} weights are stored on {', '.join(devices)}", flush=True)
 
     @tf.function
     def train_step(images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -143,7 +143,7 @@ def lead(args: argparse.Namespace) -> None:
                 accuracy = test()
                 tf.summary.scalar("accuracy", accuracy, step=step)
                 paceline.report(step=step, accuracy=accuracy)
-                print(f"epoch {order.epoch} of {args.epochs}: {accuracy:.1%} of the test images", flush=True)
+                print(f"epoch {order.epoch} of {args.epochs}: test accuracy {accuracy:.1%}", flush=True)
         if step % args.every:
             snapshots.save(step)
 
@@ -163,7 +163,7 @@ def follow(args: argparse.Namespace) -> None:
         tf.train.Checkpoint(model=model).read(str(snapshot.path / "ckpt")).expect_partial()
         accuracy = sum(int(test_step(*part)) for part in parts(images, labels)) / len(labels)
         snapshot.report(accuracy=accuracy)
-        print(f"step {snapshot.step}: {accuracy:.1%} of the test images", flush=True)
+        print(f"step {snapshot.step}: test accuracy {accuracy:.1%}", flush=True)
 
 
 def augmented(images: tf.Tensor, seed: tf.Tensor, flip: bool) -> tf.Tensor:

@@ -25,4 +25,4 @@ if args.numbers:
     with torch.no_grad():
         probabilities = model(images[args.numbers]).softmax(dim=1)
     for number, row in zip(args.numbers, probabilities, strict=True):
-        print(f"digit {number} reads {int(row.argmax())} ({row.max():.1%}), and is {labels[number]}")
+        print(f"digit {number}: predicted {int(row.argmax())} ({row.max():.1%}), actual {labels[number]}")

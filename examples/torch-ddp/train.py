@@ -78,8 +78,8 @@ def main(epochs: int, every: int) -> None:
             accuracy = evaluate(model, test, rank, world, device)
             paceline.report(accuracy=accuracy)
             if rank == 0:
-                words = f"{accuracy:.1%} of {len(test)} held-out digits read"
-                print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
+                result = f"{accuracy:.1%} of {len(test)} held-out digits read correctly"
+                print(f"epoch {order.epoch} of {epochs}: {result}", flush=True)
         if step % every:
             snapshots.save(step)  # otherwise the loop has just taken it
     dist.destroy_process_group()

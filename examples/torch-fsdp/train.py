@@ -78,9 +78,8 @@ def main(epochs: int, every: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding: its state is sharded with the weights
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     own_weights = sum(weights.to_local().numel() for weights in model.parameters())
-    print(
-        f"{device.type}: {own_weights:,} of {sum(weights.numel() for weights in model.parameters()):,} weights are here"
-    )
+    all_weights = sum(weights.numel() for weights in model.parameters())
+    print(f"{device.type}: this task has {own_weights:,} of {all_weights:,} weights")
 
     order = paceline.Shards(size=len(train), batch=BATCH)
     loader = DataLoader(train, batch_sampler=order.sampler(), generator=torch.Generator())
@@ -103,8 +102,8 @@ def main(epochs: int, every: int) -> None:
             accuracy = evaluate(model, test, rank, world, device)
             paceline.report(accuracy=accuracy)
             if rank == 0:
-                words = f"{accuracy:.1%} of {len(test)} held-out digits read"
-                print(f"epoch {order.epoch} of {epochs}: {words}", flush=True)
+                result = f"{accuracy:.1%} of {len(test)} held-out digits read correctly"
+                print(f"epoch {order.epoch} of {epochs}: {result}", flush=True)
         if step % every:
             snapshots.save(step)  # otherwise the loop has just taken it
     dist.destroy_process_group()

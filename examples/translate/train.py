@@ -123,7 +123,7 @@ state = {"model": model, "optimizer": optimizer, "so_far": so_far}
 settings = {"model": model.config(), "source": data.source.tokens, "target": data.target.tokens}
 every = max(1, round(args.snapshot_every * len(order)))
 if chief:
-    print(f"{model.count_params():,} parameters, {len(order)} steps an epoch of {batch} pairs", flush=True)
+    print(f"{model.count_params():,} parameters, {len(order)} steps per epoch, {batch} pairs per step", flush=True)
 
 with writer.as_default(), Snapshots(state, every, order, settings=settings) as snapshots:
     step = snapshots.restore()  # 0 if there is nothing to restore

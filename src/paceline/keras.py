@@ -123,9 +123,8 @@ class Snapshots(_Callback):
             checkpoint = tf.train.Checkpoint(model=self.model)  # its optimizer too
             self._snapshots = tensorflow.Snapshots(checkpoint, every=self._every, order=self._position)
             self._step = self._snapshots.restore(self._partial)
-        if order is not None and hasattr(
-            self.model, "_training_state"
-        ):  # of tf_keras, which queries it for the first batch
+        # tf_keras queries this attribute for the first batch.
+        if order is not None and hasattr(self.model, "_training_state"):
             self._first_batch = _steps(order) - len(order)
             self.model._training_state = SimpleNamespace(maybe_load_initial_counters_from_ckpt=self._initial_counters)
 

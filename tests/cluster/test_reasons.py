@@ -190,7 +190,7 @@ def test_a_run_waits_during_a_temporary_problem_and_reports_the_reason(
         )
         wait_for_output(runs["selector"], "3 didn't match Pod's node affinity/selector", "kubernetes.node_selector")
         wait_for_output(runs["quota"], f"{runs['quota'].name}-worker: exceeded quota", "wait until the quota allows it")
-        wait_for_output(runs["blue"], 'failed calling webhook "budget.example.com"', "wait until that webhook answers")
+        wait_for_output(runs["blue"], 'failed calling webhook "budget.example.com"', "wait until that webhook responds")
         remedy = "in this namespace: create it, or correct the job file"
         wait_for_output(runs["env"], f"worker-host-0: there is no Secret absent {remedy}")
         wait_for_output(runs["claim"], f"worker-host-0: there is no PersistentVolumeClaim absent {remedy}")

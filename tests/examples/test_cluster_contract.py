@@ -14,7 +14,7 @@ from paceline.job import load
 from support.example_runs import EXAMPLES, LIMIT_S, job, survived
 from support.runs import Run, Starter, eventually, kill
 
-ACCURACY = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read")
+ACCURACY = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read correctly")
 KILLS = (("worker-1", 200), ("worker-0", 400), ("ps-0", 600))
 STEPS = 1200
 FEW = 300  # steps of another run of it, at the same time and in the same folder

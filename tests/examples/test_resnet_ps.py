@@ -99,7 +99,7 @@ def test_it_learns_with_an_evaluator(example: Begin, tmp_path: Path) -> None:
     report = run.succeeds(LIMIT_S)
     assert report["restarts"] == []
     devices = ", ".join(f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2))
-    assert f"75,770 numbers are on {devices}\n" in run.log("chief-0")
+    assert f"75,770 weights are stored on {devices}\n" in run.log("chief-0")
     assert f"step {report['steps']}: " in run.log("evaluator-0").splitlines()[-1]
     assert report["metrics"]["evaluator-0"]["accuracy"] >= MIN_ACCURACY
     board = EventAccumulator(str(run.folder / "tensorboard" / "evaluator-0")).Reload()
@@ -118,7 +118,7 @@ def test_it_learns_although_a_worker_a_parameter_server_and_the_chief_are_killed
     assert survived(report, KILLS)
     assert report["steps"] == 3 * 63
     assert report["metrics"]["chief-0"]["accuracy"] >= MIN_ACCURACY
-    assert run.log("chief-0").count("numbers are on /job:ps/replica:0/task:0/device:CPU:0\n") == 3
+    assert run.log("chief-0").count("weights are stored on /job:ps/replica:0/task:0/device:CPU:0\n") == 3
     restored = [event["restore"] for event in run.events("generation-formed") if "chief-0" in event["tasks"]]
     assert len(restored) == 3 and None not in restored[1:]
     scopes = [event["scope"] for event in run.events("restart")]

@@ -95,7 +95,7 @@ def test_an_existing_file_is_not_overwritten(me: Person) -> None:
     result = me.call("run", "--save", "job.yaml", "--", "true")
     assert (result.returncode, result.stderr) == (
         2,
-        "error: job.yaml already exists; delete it, or save to another name\n",
+        "error: job.yaml already exists; delete it, or use another file name\n",
     )
     assert not (me.home / "runs").exists()
 

@@ -126,7 +126,7 @@ def test_the_termination_message_says_why_an_export_failed(pod: Pod) -> None:
     code, message = outcome("model", format="saved_model")
     assert code == 66 and "wrote model.pt2, but TensorFlow Serving needs a SavedModel" in message
     code, message = outcome("model", snapshot="step-20-g1", pinned=True)
-    missing = f"paceline: step-20-g1 of {RUN} no longer exists ({RUN}/step-20-g1/manifest.json is gone)"
+    missing = f"paceline: step-20-g1 of {RUN} no longer exists ({RUN}/step-20-g1/manifest.json is missing)"
     assert (code, message) == (66, f"{missing}; serve another snapshot")
     assert outcome("waits", limit="2s") == (66, "paceline: the job's export did not end within 2 s (limits.start)")
     damaged = next((pod.folder / "place").rglob("weights"))

@@ -141,7 +141,7 @@ def unreachable(server: Server) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda server: {"to": server.url, "env": unreachable(server)}, "no answer from http://127.0.0.1:9"),
+        (lambda server: {"to": server.url, "env": unreachable(server)}, "no response from http://127.0.0.1:9"),
         (
             lambda server: {"to": server.url, "env": {**server.options, "AWS_SECRET_ACCESS_KEY": "wrong"}},
             "credentials are not accepted",

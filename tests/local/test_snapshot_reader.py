@@ -77,7 +77,7 @@ def test_snapshots_in_a_pod_are_read_as_if_they_were_local(
     assert remote.manifest(NEWEST) == local.manifest(NEWEST)
     assert remote.fetch(remote.manifest(NEWEST), str(tmp_path / "got")) == local.manifest(NEWEST).size
     assert (tmp_path / "got" / "variables" / "weights").read_bytes() == committed.weights(40)
-    with pytest.raises(Damaged, match=r"step-99-g2/manifest.json is gone"):
+    with pytest.raises(Damaged, match=r"step-99-g2/manifest.json is missing"):
         remote.manifest(SnapshotId(99, 2))
     assert len(pod.processes) == 1
 
@@ -96,7 +96,7 @@ def test_every_byte_is_checked_in_the_pod(peer: PeerStore, location: Path) -> No
     with pytest.raises(Damaged, match=r"step-40-g2/worker-0/variables/weights is damaged: its SHA-256 differs"):
         remote.check(NEWEST, part.task, changed)
     weights.unlink()
-    with pytest.raises(Damaged, match="weights is gone"):
+    with pytest.raises(Damaged, match="weights is missing"):
         remote.check(NEWEST, part.task, changed)
 
 

@@ -285,7 +285,7 @@ def spoil_file(location: Place, name: str, tmp_path: Path) -> str:
 
 def remove_file(location: Place, name: str, tmp_path: Path) -> str:
     location.store.delete(f"{name}/worker-0/sum-0")
-    return f"{name}/worker-0/sum-0 is gone"
+    return f"{name}/worker-0/sum-0 is missing"
 
 
 def spoil_manifest(location: Place, name: str, tmp_path: Path) -> str:

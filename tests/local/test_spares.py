@@ -453,8 +453,8 @@ CHANGING = """
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("environment", "numpy is imported with other values of COLOUR than last time"),
-        ("path", "numpy is imported with another sys.path than last time"),
+        ("environment", "numpy is imported with different values of COLOUR than last time"),
+        ("path", "numpy is imported with a different sys.path than last time"),
     ],
 )
 def test_a_program_that_prepares_its_imports_differently_restarts_cold(tmp_path: Path, how: str, reason: str) -> None:
@@ -504,7 +504,7 @@ def test_a_module_that_reads_a_late_variable_when_imported_is_not_reused(tmp_pat
         ended = warm.run({**env, **LATE})
         assert (ended.code, ended.out, ended.err) == (0, "1\n", "")
         assert ended.reports == [{"_": "cold", "why": "curious reads RANK when it is imported"}]
-        with pytest.raises(ValueError, match="PYTHONPATH cannot be set late"):
+        with pytest.raises(ValueError, match="PYTHONPATH cannot be changed in a spare"):
             warm.spare.start({**env, "PYTHONPATH": "/x"}, 1, 2, 3)
 
 

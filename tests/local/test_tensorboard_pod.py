@@ -275,7 +275,7 @@ def test_a_tensorboard_that_dies_is_restarted(
         pod.loop.once(0.05)
     pod._listener.close()
     assert pod.loop.now() < until
-    assert "TensorBoard in a/b ended (exit code 3) and is restarted" in capsys.readouterr().out
+    assert "TensorBoard in a/b ended (exit code 3) and is being restarted" in capsys.readouterr().out
 
 
 def test_a_tensorboard_that_uses_too_much_memory_or_has_read_deleted_data_is_restarted(

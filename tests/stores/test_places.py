@@ -138,7 +138,7 @@ def test_files_changed_after_the_commit_are_not_restored(snapshot_store: Store, 
     with pytest.raises(Damaged, match=rf"{name} is damaged: it has 5 bytes instead of {BIG}"):
         snapshots.fetch(manifest, str(tmp_path / "restored"))
     snapshot_store.delete(name)
-    with pytest.raises(Damaged, match=f"{name} is gone"):
+    with pytest.raises(Damaged, match=f"{name} is missing"):
         snapshots.fetch(manifest, str(tmp_path / "restored"))
     assert not list(tmp_path.glob("*restored*"))
 
@@ -189,7 +189,7 @@ def test_every_byte_can_be_checked_in_the_store(snapshot_store: Store, saved: Pa
     with pytest.raises(Damaged, match=f"{name} is damaged: its SHA-256 differs"):
         snapshots.check(manifest.id, "worker-0", weights)
     snapshot_store.delete(name)
-    with pytest.raises(Gone, match=f"{name} is gone"):
+    with pytest.raises(Gone, match=f"{name} is missing"):
         snapshots.check(manifest.id, "worker-0", weights)
 
 
@@ -232,7 +232,7 @@ def test_an_unreachable_store_is_a_transient_error(
     snapshots = SnapshotRepository(bucket(store.through(link)), RUN)
     with link.down(), pytest.raises(StoreError) as failed:
         snapshots.begin(1, None)
-    assert failed.value.is_transient and str(failed.value).endswith(f": no answer from {link.endpoint}")
+    assert failed.value.is_transient and str(failed.value).endswith(f": no response from {link.endpoint}")
     snapshots.begin(1, None)
 
 

@@ -83,7 +83,7 @@ def test_a_server_that_is_too_busy_once_for_every_request_does_no_harm(
 def test_a_server_that_stays_too_busy_is_a_transient_error(s3: Server) -> None:
     with proxy(s3.port) as server_proxy, server_proxy.wrong(lambda _: BUSY), pytest.raises(StoreError) as failed:
         SnapshotRepository(BucketStore(s3.url, patience=1.0, **s3.through(server_proxy).config), RUN).begin(1, None)
-    reason = "the server is overloaded or unavailable: it answers 503 (SlowDown)"
+    reason = "the server is overloaded or unavailable: it returned 503 (SlowDown)"
     assert str(failed.value) == f"cannot list {s3.url}/{RUN}/generations/: {reason}" and failed.value.is_transient
 
 

@@ -75,7 +75,7 @@ def test_all_snapshot_verbs_work_with_a_bucket(s3: Store, home: Path, location: 
     assert call(home, s3, "snapshots", "verify", location, "--all").returncode == 0
     bucket(s3).delete(f"{RUN}/step-40-g2/worker-0/step")
     result = call(home, s3, "snapshots", "verify", location)
-    assert (result.returncode, result.stdout) == (1, f"step-40-g2: {RUN}/step-40-g2/worker-0/step is gone\n")
+    assert (result.returncode, result.stdout) == (1, f"step-40-g2: {RUN}/step-40-g2/worker-0/step is missing\n")
     refused = call(home, s3, "snapshots", "rm", location, "40", "--yes")
     assert (refused.returncode, refused.stderr) == (
         1,
@@ -158,7 +158,7 @@ def test_errors_of_a_bucket_are_reported_soon_in_one_line(
     server, message = {
         "credentials": (s3.stranger(), "the credentials are not accepted"),
         "bucket": (s3.bucket("nowhere-to-be-found"), "the bucket does not exist"),
-        "away": (s3.through(link), f"no answer from {link.endpoint}"),
+        "away": (s3.through(link), f"no response from {link.endpoint}"),
     }[trouble]
     verb, *options = arguments
     began = time.monotonic()
@@ -177,7 +177,8 @@ def test_a_server_that_never_answers_is_reported_soon(s3: Store, home: Path) -> 
         began = time.monotonic()
         result = recorded.call(home, "snapshots", "ls", f"{s3.url}/{RUN}", env=env)
         assert time.monotonic() - began < SOON_S
-    assert (result.returncode, result.stderr) == (1, f"error: cannot list {s3.url}/{RUN}/: no answer from {endpoint}\n")
+    message = f"error: cannot list {s3.url}/{RUN}/: no response from {endpoint}\n"
+    assert (result.returncode, result.stderr) == (1, message)
 
 
 def test_a_slow_link_is_no_failure_and_ctrl_c_does_not_wait_for_it(

@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 300.0  # enough for a framework to start a few times on a busy machine
 TRIED = range(20)  # indices of held-out images
 
-_ANSWER = re.compile(r"\w+ (\d+) \D+ (\d) \(\d+\.\d%\), and \D+ (\d)")
+_ANSWER = re.compile(r"\w+ (\d+): \D+ (\d) \(\d+\.\d%\), actual (\d)")
 
 Begin = Callable[..., Run]
 

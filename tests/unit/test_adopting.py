@@ -93,7 +93,7 @@ def test_a_snapshot_in_a_volume_is_reported_by_its_claim_address(
 def test_an_error_says_that_all_snapshots_are_damaged(own: SnapshotRepository, other_run: Path) -> None:
     for file in other_run.glob("step-*/worker-0/epoch"):
         file.unlink()
-    with pytest.raises(Damaged, match=r"no snapshot at .* can be read: .*/worker-0/epoch is gone"):
+    with pytest.raises(Damaged, match=r"no snapshot at .* can be read: .*/worker-0/epoch is missing"):
         adopt(own, str(other_run), "")
 
 

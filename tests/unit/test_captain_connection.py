@@ -569,7 +569,7 @@ def test_a_captain_that_sends_nothing_is_dialed_again(host: Host, captain: Capta
     clock.until(lambda: first.close_reason)
     await_join(host, captain, 1)
     clock.pass_time(5.0)
-    assert host.connection.reason_to_leave(10.0).endswith(f"127.0.0.1:{captain.port}: no answer for 10 s")
+    assert host.connection.reason_to_leave(10.0).endswith(f"127.0.0.1:{captain.port}: no response for 10 s")
 
 
 def test_a_captain_that_has_sent_a_welcome_is_not_dialed_again(host: Host, captain: Captain, clock: Clock) -> None:
@@ -792,7 +792,7 @@ def test_a_lookup_that_takes_longer_than_the_limit_is_the_reason(named: Host, na
     clock.pass_time(10.0)
     assert (
         named.connection.reason_to_leave(8.0)
-        == f"could not reach the captain for 8 s (limits.start): {NAME} is still being looked up"
+        == f"could not reach the captain for 8 s (limits.start): the name lookup of {NAME} has not finished"
     )
 
 
@@ -981,7 +981,7 @@ def test_a_member_without_a_captain_records_why_it_left(
     clock.pass_time(9.0)
     clock.until(lambda: not clock._running)
     assert agent.run() == 0
-    reason = f"could not reach the captain for 8 s (limits.start): {NAME} is still being looked up"
+    reason = f"could not reach the captain for 8 s (limits.start): the name lookup of {NAME} has not finished"
     assert last_words(tmp_path) == {"status": "left", "reason": reason}
 
 
@@ -1024,6 +1024,6 @@ def test_a_member_that_receives_nothing_for_a_lease_kills_its_tasks(
     assert killed == [(5001, signal.SIGKILL)]
     clock.until(lambda: "said" in peer.kinds())
     notice = next(message for message in peer.received if message["type"] == "said")
-    assert notice["text"] == "worker-host-0 heard nothing from the captain for 10 s and ended its tasks"
+    assert notice["text"] == "worker-host-0 received no message from the captain for 10 s and ended its tasks"
     agent._tasks.child_ended(5001, signal.SIGKILL)
     clock.until(lambda: "ended" in peer.kinds())

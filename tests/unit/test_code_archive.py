@@ -374,7 +374,7 @@ def test_a_link_that_leads_out_is_refused_by_name(tmp_path: Path, links: dict[st
         (folder / name).symlink_to(target)
     name, target = list(links.items())[-1]
     assert collect_error(folder) == (
-        f"{folder}: the link {name} leads out of the folder, to {target}; replace it with a copy or a relative link"
+        f"{folder}: the link {name} points outside the folder, to {target}; replace it with a copy or a relative link"
         " inside the folder, or list it in .pacelineignore"
     )
     write(folder, {".pacelineignore": "out"})

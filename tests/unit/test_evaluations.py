@@ -219,7 +219,7 @@ def test_the_run_waits_for_the_last_evaluation_and_tells_the_evaluator_that_it_w
     world = committed(following(), 10, 20)
     world.exit("worker-0", "")
     world.deliver_all()
-    assert "training succeeded; evaluator-0 may finish" in world.last("ending")["reason"]
+    assert "training succeeded; waiting for evaluator-0 to finish" in world.last("ending")["reason"]
     for _ in range(2):
         world.pass_time(500)
         assert world.over is None and world.no_more == []
@@ -241,7 +241,7 @@ def test_an_evaluator_that_takes_too_long_does_not_block_the_run_forever() -> No
         world.pass_time(LEASE + 20)
         world.deliver_all()
         assert world.over is not None and world.over.status == "succeeded"
-        reason = f"limits.evaluation of {limit or 600:g} s is exceeded"
+        reason = f"limits.evaluation of {limit or 600:g} s was exceeded"
         assert warnings(world) == [f"the run ends before step 10, 20 was evaluated: {reason}"]
 
 
@@ -251,7 +251,7 @@ def test_limits_runtime_ends_evaluations_after_training() -> None:
     world.pass_time(101 + world.plan.limits.grace)
     world.deliver_all()
     assert world.over is not None and world.over.status == "succeeded"
-    assert warnings(world) == ["the run ends before step 10 was evaluated: limits.runtime is exceeded"]
+    assert warnings(world) == ["the run ends before step 10 was evaluated: limits.runtime was exceeded"]
 
 
 def test_an_evaluator_that_dies_after_training_restarts_for_the_remaining_snapshots() -> None:

@@ -621,7 +621,7 @@ def test_a_spare_that_does_not_answer_is_given_up_and_its_tasks_start_cold(host:
     host.machine.alive[warm_spare.pid] = warm_spare.requests[0]
     host.clock.pass_time(SPARE_ANSWERS)
     [started] = host.connection.take("started")
-    assert started["warm"] is False and "it did not answer for 10 s" in host.connection.texts[-1]
+    assert started["warm"] is False and "the spare did not respond for 10 s" in host.connection.texts[-1]
     del host.machine.alive[warm_spare.pid]
 
 
@@ -637,7 +637,7 @@ def test_a_program_that_no_spare_can_run_gets_no_more_spares(host: Host) -> None
     process = host.start_one()
     process.reports(_="cold", why="it reads its own frames")
     host.exits(process, 0)
-    assert host.connection.texts == ["worker-0 starts cold from now on: it reads its own frames"]
+    assert host.connection.texts == ["worker-0 starts without a spare from now on: it reads its own frames"]
     again = host.start_one(attempt=2)
     again.reports(step=1)
     host.clock.run_ready()

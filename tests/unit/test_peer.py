@@ -72,7 +72,7 @@ def test_missing_files_are_reported(peer: PeerStore, tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         peer.fetch(f"{RUN}/nothing", str(tmp_path / "here"), always)
     assert not (tmp_path / "here").exists()
-    with pytest.raises(Damaged, match="is gone"):
+    with pytest.raises(Damaged, match="is missing"):
         SnapshotRepository(peer, RUN).manifest(SnapshotId(10, 1))
 
 

@@ -222,7 +222,7 @@ JOBS = {
     'Error creating: Internal error occurred: failed calling webhook "budget.example.com": connection refused': (
         "admission", False,
         'Internal error occurred: failed calling webhook "budget.example.com": connection refused; '
-        "wait until that webhook answers, or ask an administrator of the cluster",
+        "wait until that webhook responds, or ask an administrator of the cluster",
     ),
     FORBIDDEN + 'error looking up service account team-a/trainer: serviceaccount "trainer" not found': (
         "missing", False,
@@ -287,7 +287,7 @@ def test_an_agent_that_cannot_find_its_captain_is_recognized_by_its_output() -> 
         ("Forbidden", 'secrets is forbidden: User "bob" cannot create', "`paceline doctor --on kubernetes` shows"),
         ("Forbidden", 'services "loop-1" is forbidden: exceeded quota: small', "`kubectl describe quota -n team-a`"),
         ("Forbidden", "ValidatingAdmissionPolicy 'budget' denied request: no", "change the job file to comply"),
-        ("InternalError", 'failed calling webhook "budget.example.com"', "that webhook must answer first"),
+        ("InternalError", 'failed calling webhook "budget.example.com"', "that webhook must respond first"),
         ("NotFound", 'namespaces "team-a" not found', "create it, or choose another with -n"),
         ("Unauthorized", "Unauthorized", "log in to the cluster again"),
         ("Invalid", "spec: Invalid value", ""),

@@ -80,7 +80,7 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
             event(1, "task-exited", task="worker-1", code=3, signal=None, expected=False),
             "worker-1 failed with exit code 3",
         ),
-        (event(1, "task-exited", task="worker-1", code=None, signal=None, expected=False), "worker-1 is lost"),
+        (event(1, "task-exited", task="worker-1", code=None, signal=None, expected=False), "worker-1 was lost"),
         (event(1, "task-exited", task="worker-1", code=0, signal=None, expected=False), "worker-1 finished"),
         (event(1, "task-exited", task="worker-1", code=None, signal="SIGTERM", expected=True), "worker-1 was stopped"),
         (

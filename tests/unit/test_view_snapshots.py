@@ -304,7 +304,7 @@ def test_every_damaged_file_is_named(home: Path) -> None:
     lines = result.stdout.splitlines()
     assert (result.returncode, len(lines)) == (1, 6)
     assert lines[:2] == [
-        "step-40-g2: digits-3f9a/step-40-g2/worker-0/step is gone",
+        "step-40-g2: digits-3f9a/step-40-g2/worker-0/step is missing",
         "step-40-g2: digits-3f9a/step-40-g2/worker-0/variables/weights is damaged: its SHA-256 differs",
     ]
     assert call(home, "snapshots", "verify", RUN, "step-20-g2", "10").returncode == 0
@@ -343,8 +343,9 @@ def test_the_newest_snapshot_of_a_running_run_is_not_deleted(home: Path, by: str
     with recorded.supervised(home / "runs" / RUN):
         result = call(home, "snapshots", "rm", run, "10", "40", "--yes")
         assert (result.returncode, result.stderr) == (
-            1, "error: step-40-g2 is the newest snapshot of digits-3f9a, which still runs and would resume from it\n",
-        )  # fmt: skip
+            1,
+            "error: step-40-g2 is the newest snapshot of digits-3f9a, which is running and would resume from it\n",
+        )
         assert call(home, "snapshots", "ls", "-o", "name").stdout.split() == NAMES
         assert call(home, "snapshots", "rm", run, "10", "--yes").returncode == 0
     assert call(home, "snapshots", "rm", run, "40", "--yes").returncode == 0

@@ -17,8 +17,8 @@ from paceline.agent import machine
 from paceline.agent.options import FAILED, LEAVING, Options, parse
 
 DELIBERATE = (0, FAILED, LEAVING)
-SILENCE = 0.7  # of a lease: the tasks of a stuck agent end before the captain assumes that they have
-CRASHES = 5  # in a minute; after more, the host ends
+SILENCE = 0.7  # fraction of a lease: the tasks of a stuck agent end before the captain assumes that they have
+CRASHES = 5  # crashes within a minute; after more, the host exits
 
 
 def main(options: Options) -> int:
@@ -79,7 +79,7 @@ def _wait(pid: int, beats: int, wake: int, lease: float, received: list[int], pa
 
 
 def _kill_descendants() -> None:
-    """Orphans are adopted by this process, so all descendants have ended when it has no children."""
+    """Kills all descendants: this process adopts orphans, so when it has no children, all descendants have ended."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         for child in machine.children(os.getpid()):

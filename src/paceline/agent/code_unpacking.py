@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, NamedTuple, Union, cast
 
 MOST_ENTRIES = 50_000
-MOST_BYTES = 200 << 20  # of all files together
+MOST_BYTES = 200 << 20  # total size of all files
 MOST_PACKED = 64 << 20
 PARTIAL = ".paceline-partial"  # the file being written, in the target folder
 
@@ -75,7 +75,7 @@ def leads_outside(name: str, links: Mapping[str, str]) -> bool:
                 if link.startswith("/"):
                     return True
                 if followed > _MOST_LINKS:
-                    return False  # a cycle: it points nowhere
+                    return False  # a cycle: it has no target
                 resolved.pop()
                 remaining += link.split("/")[::-1]
     return False

@@ -24,7 +24,7 @@ from paceline.storage.stores.locations import open_store
 from paceline.storage.stores.protocol import StoreError
 
 RETRY = 1  # exit code if a retry may help
-TRIES = 3  # snapshots: the newest may be deleted before it is fetched
+TRIES = 3  # snapshots to try: the newest may be deleted before it is fetched
 # The path of the metrics of Paceline's own server.
 MONITORING = 'prometheus_config { enable: true, path: "/metrics" }\n'
 
@@ -55,7 +55,7 @@ def export(settings: dict[str, Any]) -> None:
     if settings["code"]:
         parts = sorted(name for name in os.listdir(settings["code"]) if not name.startswith("."))
         unpack([f"{settings['code']}/{name}" for name in parts], settings["work"])
-    shutil.rmtree(settings["to"], ignore_errors=True)  # from an earlier try
+    shutil.rmtree(settings["to"], ignore_errors=True)  # left by an earlier attempt
     model = f"{settings['to']}/{id.step}"  # the step is the version of the model
     os.makedirs(model)
     environment["PACELINE_RUN"] = settings["run"]

@@ -1,4 +1,4 @@
-"""The process of `ingest-0`: uses the data at its location if it exists, else runs the command and uploads the result.
+"""The process of `ingest-0`: uses existing data at its location, or runs the command and uploads the result.
 
 Runs of one job take turns, so that the data is built only once. The process reports its progress to the agent on the
 report descriptor; its output and the command's go to the log of the task.
@@ -72,7 +72,7 @@ class Runner:
     def run(self) -> None:
         while True:
             dataset = self._retrying(self._data.newest)
-            # A dataset built by this run is never rebuilt: the captain may have died before it heard of it.
+            # A dataset built by this run is never rebuilt: the captain may have died before it learned of it.
             if dataset is not None and (dataset.run == self._options.run or not self._ingest.again):
                 self._report_dataset(dataset, built=False)
                 return
@@ -159,7 +159,7 @@ class Runner:
                 self._lost = error
                 return
             except StoreError:
-                continue  # the store cannot be reached; the next successful renewal shows whether the turn is lost
+                continue  # the store cannot be reached; the next successful renewal shows whether the lease is lost
 
     def _renew(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Queries of the operating system: memory, ports, the state of processes; best effort if there is no /proc."""
+"""Queries to the operating system: memory, ports, the state of processes; best effort if there is no /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member: starts and ends the tasks of its host on the captain's instructions, and leaves when it is asked to."""
+"""A member: starts and ends the tasks of its host on the captain's instructions, and shuts down when asked."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Member:
     def _check_lease(self) -> None:
         """Once the lease has expired, another generation may be starting: end the tasks of this host."""
         if self._tasks.attempts and self._connection.lease_remaining() < 0:
-            text = f"heard nothing from the captain for {self._connection.lease:g} s and ended its tasks"
+            text = f"received no message from the captain for {self._connection.lease:g} s and ended its tasks"
             self._connection.notify(f"{self._options.host} {text}", True)
             self._tasks.kill_unasked()
         if reason := self._connection.reason_to_leave(self._plan.limits.start):
@@ -162,7 +162,7 @@ class Member:
             delay = max(delay, self._connection.lease_remaining())
         self.loop.after(delay, self._check_lease)
 
-    # ---- leaving
+    # ---- shutting down
 
     def _on_sigterm(self) -> None:
         if self._leaving or self._run_over:
@@ -195,7 +195,7 @@ class Member:
 
     def _upload_and_leave(self) -> None:
         """If the run is over, upload the last output first: the captain waits for it, and may serve the store.
-        Otherwise leave immediately: another instance of this host may be waiting."""
+        Otherwise exit immediately: another instance of this host may be waiting."""
         if self._run_over:
             self._curves.close(lambda: self._upload.close(self._leave))
         else:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 LEASE = 10.0
 NO_CAPTAIN = "cannot find the captain: "  # begins a line that a member prints, after "paceline: "
 FAILED = 64  # exit code of a captain whose run has failed
-PAGE_PORT = 6006  # of TensorBoard, only on the loopback address of its pod: users connect through a forwarded port
-LEAVING = 75  # exit code of a host that was asked to leave: the backend may replace it
-SAVING_SHARE = 0.7  # of limits.grace: for a last snapshot of the group; the remainder is for tasks to end
+PAGE_PORT = 6006  # TensorBoard's port, only on the loopback address of its pod: users connect through a forwarded port
+LEAVING = 75  # exit code of a host that was asked to shut down: the backend may replace it
+SAVING_SHARE = 0.7  # fraction of limits.grace for a last snapshot of the group; the rest is for tasks to end
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Options:
     run: str
     host: str  # a host of the plan, or "captain"
     plan: str  # path of plan.json
-    folder: str  # for events, logs and snapshots
+    folder: str  # folder for events, logs and snapshots
     tls: str  # folder of certificates
     captain: str  # host:port that members dial and the captain listens on
-    address: str = "127.0.0.1"  # that other hosts use to reach this one
+    address: str = "127.0.0.1"  # address that other hosts use to reach this one
     listen: str = ""  # address to listen on, if it differs from the one that members dial
     work: str = ""  # working folder of tasks; empty: the plan's
     library: str = ""  # added to PYTHONPATH, so that tasks can `import paceline`
@@ -38,8 +38,8 @@ class Options:
     origin: str = ""  # snapshot that the run starts from; empty: the plan's
     ingest: str = ""  # location of ingested data; empty: the plan's
     serve: str = ""  # host:port that serves the snapshot store, or the library for buckets, to other hosts
-    obstore: str = ""  # source of that library, if this interpreter has none: an archive, or peer://host:port
-    token: str = ""  # of the captain: distinguishes runs with the same id; a restart does not change it
+    obstore: str = ""  # source of the library for buckets, if it is not installed: an archive, or peer://host:port
+    token: str = ""  # captain only: distinguishes runs with the same id; a restart does not change it
     starter: int = 0  # the host ends when this process does; 0: its parent
 
     def to_json(self) -> str:

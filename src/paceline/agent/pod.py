@@ -20,7 +20,7 @@ from paceline.plan import CAPTAIN, TENSORBOARD, Plan, from_data
 SETTINGS = "PACELINE_POD"  # environment variable with the settings of this pod, as JSON
 ADDRESS = "PACELINE_POD_IP"
 UID = "PACELINE_POD_UID"
-TOKEN = "PACELINE_JOB_UID"  # of the captain: its pods belong to one Job, which no other run shares
+TOKEN = "PACELINE_JOB_UID"  # the captain's pods belong to one Job, which no other run shares
 INDEX = "JOB_COMPLETION_INDEX"
 CANNOT = 66  # exit code of a pod that cannot become a host
 CANNOT_WORDS = "paceline: "  # begins its termination message

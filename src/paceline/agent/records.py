@@ -9,8 +9,8 @@ Class = TypeVar("Class", bound=type)
 
 
 def _define(cls: Class) -> Class:
-    """`dataclass(frozen=True)` compiles six methods a class, 0.5 ms each time an agent starts. Here only `__init__` is
-    compiled, which runs often; the others are the same for all records."""
+    """`dataclass(frozen=True)` compiles six methods per class, which takes 0.5 ms whenever an agent starts. Here only
+    `__init__` is compiled, which runs often; the others are the same for all records."""
     cls.__doc__ = cls.__doc__ or cls.__name__  # otherwise dataclass() imports inspect to write one
     dataclass(init=False, repr=False, eq=False)(cls)
     scope: dict[str, Any] = {}

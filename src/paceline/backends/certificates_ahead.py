@@ -10,7 +10,7 @@ _generators: list[tuple[int, int]] = []  # pid and pipe of the process that gene
 
 
 def begin() -> None:
-    """Fork now, while this process has imported very little. Unused certificates are discarded."""
+    """Start generating them in a child process, forked now because this process has imported very little so far."""
     source, sink = os.pipe()
     pid = os.fork()
     if pid == 0:

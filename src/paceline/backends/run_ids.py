@@ -11,7 +11,7 @@ from paceline.errors import USAGE, PacelineError
 from paceline.plan import NAME, Plan
 
 _LETTERS = "0123456789bcdfghjkmnpqrstvwxz"  # no vowels, so they spell no words
-_SUFFIX_LENGTH = 6  # long enough that 10,000 runs of one job in one bucket hardly ever collide
+_SUFFIX_LENGTH = 6  # long enough that 10,000 runs of one job in one bucket almost never collide
 LONGEST_RUN = 45  # followed by the longest role, group and index, it is still a valid DNS label
 
 

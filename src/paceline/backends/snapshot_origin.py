@@ -15,27 +15,27 @@ def resolved(plan: Plan, cluster: bool = False) -> Plan:
     if not origin or "/" in origin:
         return plan
     run = run_folders.find(origin, remaining=True)
-    place = snapshot_locations.location_of(run)
+    store = snapshot_locations.location_of(run)
     copy_one = f"`paceline snapshots get {run.name} --to FOLDER` copies one"
     if snapshot_locations.in_pod(run):
         raise snapshot_locations.OutOfReach(
             f"the snapshots of {run.name} are in its captain's pod", where="snapshots.from", remedy=copy_one
         )
-    if cluster and place.startswith("/"):
+    if cluster and store.startswith("/"):
         raise snapshot_locations.OutOfReach(
-            f"the snapshots of {run.name} are in {place} on this machine, where pods cannot read them",
+            f"the snapshots of {run.name} are in {store} on this machine, where pods cannot read them",
             where="snapshots.from",
         )
-    if not cluster and place.startswith(CLAIM):
+    if not cluster and store.startswith(CLAIM):
         raise snapshot_locations.OutOfReach(
-            f"the snapshots of {run.name} are at {place} on its cluster", where="snapshots.from", remedy=copy_one
+            f"the snapshots of {run.name} are at {store} on its cluster", where="snapshots.from", remedy=copy_one
         )
-    location = f"{place.rstrip('/')}/{run.name}"
+    location = f"{store.rstrip('/')}/{run.name}"
     return replace(plan, snapshots=replace(plan.snapshots, origin=location))
 
 
 def check(plan: Plan) -> None:
-    """Check that the snapshot exists and the store answers; for local runs, whose agents use the same credentials.
+    """Check that the snapshot exists and the store responds; for local runs, whose agents use the same credentials.
     Raises StoreError."""
     from paceline.storage.snapshots.origin import PATIENCE, candidates, find
     from paceline.storage.snapshots.repository import SnapshotRepository

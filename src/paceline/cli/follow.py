@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _POLL_S = 0.1
-_QUIET_POLL_S = 0.4  # when nothing new has come for a while: leave the cores to training
-_PATIENCE_S = 10.0  # beyond the grace period, before the run is killed
+_QUIET_POLL_S = 0.4  # polling interval if nothing is new for a while: leave the cores to training
+_PATIENCE_S = 10.0  # seconds after the grace period until the run is killed
 _ONE_PRESS_S = 0.3
 _PROGRESS_LINES = 4
 _HUNG_UP = 128 + signal.SIGHUP
@@ -154,7 +154,7 @@ class Stopping:
             self._kill(f"still running {span(self._grace + _PATIENCE_S)} after the stop request: killing all tasks")
 
     def _request_stop(self, reason: str) -> None:
-        """Repeats the request until the captain accepts it: one that has just started does not answer yet."""
+        """Repeats the request until the captain accepts it: one that has just started does not respond yet."""
 
         def request() -> None:
             while self._killed_at is None and not self._running.stop(reason):

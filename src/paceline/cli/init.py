@@ -22,7 +22,7 @@ def main(
                        show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing job file.")] = False,
-    workers: Annotated[int | None, typer.Option("--workers", "-w", metavar="N", help="Number of workers.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-w", metavar="N", help="Number of worker hosts.")] = None,
 ) -> int:  # fmt: skip
     """Write job.yaml for a training script.
 
@@ -45,7 +45,7 @@ def main(
     try:
         load_text(text, str(target), inspected.path.parent, [])
     except JobError as error:
-        fail(f"cannot make a valid job file for {inspected.path}:\n{error}")
+        fail(f"cannot write a valid job file for {inspected.path}:\n{error}")
     target.write_text(text, encoding="utf-8")
     _explain(inspected, gpus)
     relative_path = os.path.relpath(target)

@@ -36,15 +36,18 @@ def main(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            "--task", "-t", metavar="NAME", help="Only this task or role (repeatable).", show_default=False,
+            "--task", "-t", metavar="NAME", help="Only output of this task or role (repeatable).", show_default=False,
             autocompletion=complete_tasks,
         ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only newer lines: 90s, 10m, 2h, 1d, or a date.")
+        str | None,
+        typer.Option(
+            "--since", metavar="TIME", help="Only lines newer than an age (90s, 10m, 2h, 1d) or a date and time."
+        ),
     ] = None,
     generation: Annotated[
-        int | None, typer.Option("--generation", "-g", metavar="N", help="Only this generation.")
+        int | None, typer.Option("--generation", "-g", metavar="N", help="Only output of this generation.")
     ] = None,
     times: Annotated[bool, typer.Option("--times", help="Show the time of each line.")] = False,
     output: Annotated[str, typer.Option("-o", "--output", metavar="json", help="Print one JSON object per line.")] = "",

@@ -28,7 +28,7 @@ def main(
         typer.Option(
             "--on",
             metavar="local|kubernetes",
-            help="kubernetes: all runs in a namespace, including other users' runs.",
+            help="local (default): runs known to this machine. kubernetes: all runs in a namespace, of all users.",
         ),
     ] = "",
     context: ContextOption = None,

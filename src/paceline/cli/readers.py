@@ -25,7 +25,7 @@ def readable(run: str | None, on: str, context: str | None, namespace: str | Non
     if run is not None and is_location(run):
         if follow:
             fail("--follow requires a run id, not a location", where=run)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # dying by it would leave the fetched files behind
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # being killed by it would leave the fetched files behind
     fetched = ExitStack()
     atexit.register(fetched.close)
     return fetched.enter_context(readable_run(run, Target(on, context, namespace), note))

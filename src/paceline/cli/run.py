@@ -257,7 +257,7 @@ def _from_text(text: str, overrides: list[str], save: str | None, cluster: bool)
     if save:
         path = Path(save)
         if path.exists() and path.read_text(errors="replace") != loaded.text:
-            fail(f"{save} already exists", remedy="delete it, or save to another name")
+            fail(f"{save} already exists", remedy="delete it, or use another file name")
         path.write_text(loaded.text, encoding="utf-8")
         tell(f"wrote {save}; to run it again: paceline run {save}")
     return loaded

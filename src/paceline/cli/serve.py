@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from paceline.storage.snapshots.manifest import SnapshotId
 
 PORT, HOST = 8501, "127.0.0.1"
-POLL_S = 5.0  # between two checks for a newer snapshot
-STOP_TIMEOUT_S = 60.0  # for the server to answer pending requests after SIGTERM
+POLL_S = 5.0  # seconds between two checks for a newer snapshot
+STOP_TIMEOUT_S = 60.0  # seconds for the server to answer pending requests after SIGTERM
 _FIND_MISSING = "import sys, importlib.util as u; m = [n for n in sys.argv[1:] if u.find_spec(n) is None]; print(*m)"
 _REQUIRED_MODULES = ("httptools", "numpy", "orjson", "starlette", "uvicorn", "uvloop")
 
@@ -45,7 +45,12 @@ def main(
     job: JobOption = "",
     code: CodeOption = "",
     on: Annotated[
-        str, typer.Option("--on", metavar="local|kubernetes", help="kubernetes: serve from pods on a cluster.")
+        str,
+        typer.Option(
+            "--on",
+            metavar="local|kubernetes",
+            help="Where to serve: on this machine (default) or from pods on a cluster.",
+        ),
     ] = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
@@ -143,7 +148,7 @@ class ModelExporter:
 def _serve(command: list[str], exporter: ModelExporter | None) -> int:
     from paceline.agent.machine import die_with_parent
 
-    # In a session of its own: Ctrl-C reaches only this process, which lets the server answer pending requests.
+    # In a separate session: Ctrl-C reaches only this process, which lets the server answer pending requests.
     server = subprocess.Popen(
         command, start_new_session=True, stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with_parent(signal.SIGTERM)
     )

@@ -1,4 +1,4 @@
-"""`paceline snapshots`: reads the snapshots of one run where they are stored, also while it trains."""
+"""`paceline snapshots`: reads the snapshots of one run where they are stored, even while it trains."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(context: typer.Context) -> int:
     Examples:
       paceline snapshots ls                      List the snapshots of the newest run
       paceline snapshots show digits-3f9a 120    Show the details of the snapshot at step 120
-      paceline snapshots get s3://bucket/path/digits-3f9a --to best
+      paceline snapshots get s3://bucket/path/digits-3f9a best --to best-model
 
     Snapshots are read where they are stored. This works while the run trains, after it was deleted, and for runs
     started on other machines.
@@ -190,7 +190,7 @@ def verify(
                     problems = snapshot_listing.damages(source.transfers, manifest, advance)
                 amount = _amount(manifest)
             except Gone:
-                tell(f"{id} was deleted meanwhile")
+                tell(f"{id} was deleted in the meantime")
                 continue
             except (Damaged, Newer) as error:
                 problems = [str(error)]
@@ -233,7 +233,7 @@ def rm(
         if (newest := inventory.current()[:1]) and newest[0] in chosen:
             if source.alive:
                 fail(
-                    f"{newest[0]} is the newest snapshot of {source.run}, which still runs and would resume from it", 1
+                    f"{newest[0]} is the newest snapshot of {source.run}, which is running and would resume from it", 1
                 )
             if not force and (doubt := source.doubt()):
                 fail(f"{doubt}, and would resume from {newest[0]}", 1, remedy="--force deletes it anyway")

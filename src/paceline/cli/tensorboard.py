@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from paceline.view.snapshot_locations import Source
 
 DEFAULT_PORT = 6006
-START_TIMEOUT_S = 600.0  # until TensorBoard first answers: its image may be large
+START_TIMEOUT_S = 600.0  # seconds until TensorBoard first responds: its image may be large
 POLL_S = 0.5
-RESPONSE_TIMEOUT_S = 10.0  # for the first bytes of a page
-QUIET_S = 5.0  # before the user is told why TensorBoard does not answer yet
+RESPONSE_TIMEOUT_S = 10.0  # seconds for the first bytes of a page
+QUIET_S = 5.0  # seconds before the user is told why TensorBoard does not respond yet
 
 
 def main(
@@ -195,7 +195,7 @@ async def _forward_port(cluster: Cluster, run: str, section: Any, port: int | No
         while not await _answers(local_port):
             if time.monotonic() > deadline:
                 reason = reported or forward.trouble
-                fail(f"TensorBoard of {run} did not answer within {START_TIMEOUT_S:g} s: {reason}", 1)
+                fail(f"TensorBoard of {run} did not respond within {START_TIMEOUT_S:g} s: {reason}", 1)
             reason = await asyncio.to_thread(tensorboard.why, cluster, run)
             if reason != reported and time.monotonic() > quiet_until:
                 note(f"waiting for TensorBoard: {reason}")

@@ -45,9 +45,9 @@ def main(
       paceline try translate-3f9a -- "este é um problema"
       paceline try s3://bucket/path/translate-3f9a --snapshot 1200 --job job.yaml < sentences.txt
 
-    The command runs in the job's code folder. The environment variable PACELINE_RESTORE names the folder with the
-    snapshot's files. Standard input, output and the exit code are those of the command. Snapshots are cached on this
-    machine.
+    The command runs in the job's code folder. The environment variable PACELINE_RESTORE contains the path of the
+    folder with the snapshot's files. Standard input, output and the exit code are those of the command. Snapshots are
+    cached on this machine.
     """
     from paceline.client import job_programs
 

@@ -110,7 +110,7 @@ def plain_parameter(parameter: Any) -> Any:
 
 
 class _Plain:
-    """Parses text and integers. Typer would import pydantic, which takes as long as everything else together."""
+    """Parses text and integers. Typer would import pydantic, which takes as long as all other imports together."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind

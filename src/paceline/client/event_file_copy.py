@@ -20,7 +20,7 @@ class EventFileCopy:
         self._source, self._folder = source, folder
         self._owner: dict[str, str] = {}  # local path -> name in the store
         self.interval = INTERVAL_S  # seconds until the next refresh
-        self.is_complete = False  # the run has ended: no more files will come
+        self.is_complete = False  # the run has ended: there will be no more files
 
     def refresh(self) -> int:
         """Returns the number of files. A file that has only grown is appended to, so that readers continue in it."""

@@ -65,7 +65,7 @@ def find_run(run: str | None, target: Target = HERE, also_deleted: bool = False)
         except NoRun as error:
             if not run:
                 raise
-            remedy = "; ".join(filter(None, [error.remedy, "--on kubernetes looks on a cluster"]))
+            remedy = "; ".join(filter(None, [error.remedy, "--on kubernetes searches a cluster"]))
             raise NoRun(error.what, where=error.where, remedy=remedy) from None
     if run is None:
         raise UsageError("--on kubernetes requires a run id", remedy="`paceline ls --on kubernetes` lists the runs")

@@ -125,7 +125,7 @@ def _stop_command(source: Source, cluster: Cluster) -> str:
 
 
 def _cluster_of_run(folder: Path | None) -> tuple[str | None, str | None]:
-    """Context and namespace of the run, else of its job, as far as this machine knows them."""
+    """Context and namespace of the run, else of its job, if this machine knows them."""
     from paceline.view import run_folders
 
     if folder is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.payload.prepare import Prepared
     from paceline.plan import Plan
 
-_TRIES = 5  # a generated run id may already exist
+_TRIES = 5  # attempts: a generated run id may already exist
 
 
 def cluster_of(plan: Plan, context: str | None, namespace: str | None) -> Cluster:

@@ -17,7 +17,7 @@ from paceline.runtime.model_folder import CannotExport, complete
 from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.view.snapshot_listing import made_for
 
-PATIENCE_S = 10.0  # for the program to end after SIGTERM
+PATIENCE_S = 10.0  # seconds for the program to end after SIGTERM
 
 
 class NotExported(PacelineError):

@@ -16,7 +16,7 @@ def with_rebuilt_data(plan: Plan) -> Plan:
 
 
 def with_origin(plan: Plan, check: bool) -> Plan:
-    """The plan with the address of the snapshot that it starts from. `check`: also check that its stores answer."""
+    """The plan with the address of the snapshot that it starts from. `check`: also check that its stores respond."""
     if not plan.snapshots.origin and not plan.snapshots.in_bucket:
         return plan
     from paceline.backends import snapshot_origin

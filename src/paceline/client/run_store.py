@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def open_run(run: Run, note: Callable[[str], None] = lambda text: None) -> Source:
-    """Does not contact the store yet. `note`: called if the store takes long to answer."""
+    """Does not contact the store yet. `note`: called if the store takes long to respond."""
     return _open_through_pod(run, location_of(run), note) if in_pod(run) or in_claim(run) else open_source(run)
 
 

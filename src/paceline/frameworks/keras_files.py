@@ -78,7 +78,7 @@ def patch(fit: "Any") -> None:
 
     def begin(original: "Any") -> "Any":
         def on_train_begin(self: "Any", logs: "Any" = None) -> None:
-            """If BackupAndRestore has restored only some workers, all resume from the state of the first worker."""
+            """If BackupAndRestore has restored only some workers, all continue from the state of the first worker."""
             original(self, logs)
             model = self._model
             strategy = model.distribute_strategy if model is not None else tf.distribute.get_strategy()

@@ -173,8 +173,8 @@ class ShuffleOrder:
     """The order in which `fit` shuffles arrays, the same on all workers.
 
     Keras' own order differs between workers, even with a seed, since discarded iterators draw from the generator. Two
-    workers would then train on some examples, and no worker on others. With a seed, the order depends on the epoch
-    only: a resumed fit sees the same examples.
+    workers would then train on some examples, and no worker on others. With a seed, the order depends only on the
+    epoch: a resumed fit sees the same examples.
     """
 
     epoch = 0  # the current epoch of fit

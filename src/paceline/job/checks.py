@@ -17,7 +17,7 @@ from paceline.plan import CLAIM, CODE_IN_IMAGE, tasks_per_host
 Path = tuple[str | int, ...]
 
 MAX_TASKS = 100_000
-MAX_FINDINGS = 100  # for the items of lists, which may be many
+MAX_FINDINGS = 100  # problems with items of lists, which may be long
 MULTI_WORKER, PARAMETER_SERVER = "multi-worker", "parameter-server"
 
 

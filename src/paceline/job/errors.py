@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import USAGE, PacelineError
 
-MAX_QUOTED = 100  # characters of a source line, or of a value, that a message repeats
+MAX_QUOTED = 100  # characters of a source line, or of a value, that a message quotes
 MAX_REPORTED = 50  # problems in one message
 OVERRIDE = "--set "  # begins `Problem.file` if the problem is in an override
 
@@ -126,7 +126,7 @@ def _escape_char(char: str) -> str:
 
 
 def describe(value: object) -> str:
-    """A value in words: the string "x", the number 3, a list."""
+    """A description of a value: the string "x", the number 3, a list."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

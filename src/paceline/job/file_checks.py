@@ -30,7 +30,7 @@ def _code_folder(job: Job, folder: Path) -> Path:
 
 
 def with_credentials(job: Job) -> Job:
-    """Make the paths of credentials in variables absolute, since agents run in other folders than tasks."""
+    """Make the paths of credentials in variables absolute, because agents and tasks run in different folders."""
     if job.code == CODE_IN_IMAGE:
         return job
     roles = {
@@ -212,7 +212,7 @@ def _programs(path: str) -> tuple[str, ...]:
 
 
 def _valid_part(command: Sequence[str], steps: Steps, broken: Sequence[Steps]) -> Sequence[str]:
-    """The words of the command before the first invalid one."""
+    """The arguments of the command before the first invalid one."""
     without_index = tuple(step for step in steps if step != 0)
     invalid = [path[-1] for path in broken if path[:-1] in (steps, without_index)]
     return command[: min((index for index in invalid if isinstance(index, int)), default=len(command))]

@@ -13,7 +13,7 @@ from paceline.job.kubernetes_values import OWN
 USED = (OWN, "/tmp", "/dev/shm")  # folders at which Paceline mounts something in every container
 
 Path = tuple[str | int, ...]
-Reported = dict[Path, set[str | int]]  # a path to the next steps that lead to something already reported
+Reported = dict[Path, set[str | int]]  # path -> next steps that lead to a problem that is already reported
 Item = TypeVar("Item")
 
 

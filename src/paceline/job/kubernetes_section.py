@@ -116,7 +116,7 @@ Pod = Annotated[
 
 
 class Credentials(Strict):
-    """A file of a Secret for tasks, with its path in `GOOGLE_APPLICATION_CREDENTIALS`. Plans never contain the file."""
+    """A file from a Secret, for tasks; `GOOGLE_APPLICATION_CREDENTIALS` is its path. Plans never contain the file."""
 
     model_config = ConfigDict(json_schema_extra={"required": ["secret", "file"]})
 

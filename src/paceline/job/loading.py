@@ -1,4 +1,4 @@
-"""Loads a job file: reads, overrides, validates and checks it, and reports all mistakes at once with their lines."""
+"""Loads a job file: reads, overrides, validates and checks it, and reports all mistakes together, with their lines."""
 
 from __future__ import annotations
 

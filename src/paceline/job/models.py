@@ -198,7 +198,7 @@ class _Job(Strict):
     )
     credentials: Credentials | None = Field(
         default=None,
-        description="A file of a Secret for tasks. Used on clusters only.",
+        description="A file from a Secret, for tasks. Used on clusters only.",
     )
     restart: Restart = Field(default_factory=lambda: Restart(), description="What happens when a task dies or hangs.")
     limits: Limits = Field(

@@ -44,7 +44,7 @@ def _is_string_mapping(path: list[str]) -> bool:
 
 
 def _is_string(path: list[str]) -> bool:
-    """Values of variables and labels, and words of a command, are always strings."""
+    """Values of variables and labels, and arguments of a command, are always strings."""
     return len(path) > 1 and (_is_string_mapping(path[:-1]) or (path[-2] == "command" and path[-1].isdecimal()))
 
 

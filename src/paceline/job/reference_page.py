@@ -52,7 +52,7 @@ def page() -> str:
         "A job is one YAML file (YAML 1.2, UTF-8). Three fields are required: `name`, `framework` and `command`.",
         f"```yaml\n{write(EXAMPLE)}```",
         "Unknown keys are errors, and so are fields that have no effect with the chosen framework or strategy. All "
-        "errors are reported at once, with their lines. `paceline validate job.yaml` checks a file without starting "
+        "errors are reported together, with their lines. `paceline validate job.yaml` checks a file without starting "
         "anything. `job.schema.json`, next to this page, is the JSON Schema for editors.",
         "## Fields",
         _table(document["properties"], document["required"]),
@@ -81,7 +81,7 @@ def page() -> str:
         "## Overrides: `--set`",
         "`--set roles.worker.replicas=4` replaces one value from the command line, with the same checks. "
         "The value is YAML (`--set restart.warm=false`, `--set 'command=[python, other.py]'`); values of variables and "
-        "labels, and words of a command, are always strings (`--set env.SEED=7`). List items are numbered from 0 "
+        "labels, and arguments of a command, are always strings (`--set env.SEED=7`). List items are numbered from 0 "
         "(`--set roles.worker.0.gpus=8`).",
     ]
     return "\n\n".join(parts) + "\n"

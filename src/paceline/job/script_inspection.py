@@ -95,13 +95,13 @@ def _tensorflow(path: Path, names: set[str], strings: set[str]) -> Script:
             reasons=(f"it uses ParameterServerStrategy ({leader})",),
         )  # fmt: skip
     evaluator = "evaluator" in strings
-    extra = ("it names an evaluator",) if evaluator else ()
+    extra = ("it mentions an evaluator",) if evaluator else ()
     if any(re.search("MultiWorkerMirrored", name) for name in names):
         reasons = ("it uses MultiWorkerMirroredStrategy", *extra)
         return Script(path, "", "multi-worker", evaluator=evaluator, reasons=reasons)
     if strings & {"TF_CONFIG", "CLUSTER_CONFIG"}:
         return Script(path, "", "multi-worker", evaluator=evaluator, reasons=("it reads TF_CONFIG", *extra))
-    return Script(path, "", "multi-worker", distributed=False, reasons=("it names no tf.distribute strategy",))
+    return Script(path, "", "multi-worker", distributed=False, reasons=("it uses no tf.distribute strategy",))
 
 
 def _torch(path: Path, names: set[str], strings: set[str]) -> Script:

@@ -1,4 +1,4 @@
-"""Suggests the name that a misspelled one was probably meant to be."""
+"""Suggests the name that was probably meant by a misspelled one."""
 
 from __future__ import annotations
 

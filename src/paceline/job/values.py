@@ -227,13 +227,13 @@ def arguments(value: Any) -> Any:
     """A validator that runs before the items of a command are read, and checks that the command is a list."""
     if isinstance(value, str):
         try:
-            words = shlex.split(value)
+            parts = shlex.split(value)
         except ValueError:
-            words = value.split()
+            parts = value.split()
         items = join_names(
-            [word if re.fullmatch("[A-Za-z./_-][A-Za-z0-9./_=-]*", word) else json.dumps(word) for word in words]
+            [word if re.fullmatch("[A-Za-z./_-][A-Za-z0-9./_=-]*", word) else json.dumps(word) for word in parts]
         )
-        hint = f"write [{items}]" if words and len(items) <= 200 else None
+        hint = f"write [{items}]" if parts and len(items) <= 200 else None
         raise BadValueError("must be a list of arguments, got a single string", hint)
     if not isinstance(value, list):
         raise BadValueError(f"must be a list of arguments, got {describe(value)}", "write [python, train.py]")

@@ -92,7 +92,7 @@ class Entry:
     column: int
     source: Source
     node: Node
-    merged: bool = False  # from `<<`
+    merged: bool = False  # merged in by `<<`
 
 
 @dataclass

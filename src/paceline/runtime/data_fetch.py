@@ -105,7 +105,7 @@ def _copy_to(store: BucketStore, name: str, listing: Listing, partial: Path, add
 
     prefix = f"{name.rstrip('/')}/".lstrip("/")
     is_file = [path for path, _, _ in listing] == [""]
-    sizes = {path: size for path, size, _ in listing if not path.endswith("/")}  # empty objects that stand for folders
+    sizes = {path: size for path, size, _ in listing if not path.endswith("/")}  # empty objects that represent folders
     digests: dict[str, str] = {}
     if not sizes:
         raise FetchError(f"cannot fetch {address}: it does not exist or is empty")

@@ -77,8 +77,8 @@ _agreement = _Agreement()
 
 def should_save(step: int | None = None) -> bool:
     """Call this once per step, in every task. True in all tasks at the same step: take a snapshot now, because a task
-    has to leave or `save_now` was called. Then continue: Paceline ends the task that has to leave once the snapshot is
-    committed. Takes microseconds, and is always False outside a run.
+    is about to be stopped or `save_now` was called. Then continue training: Paceline stops the task once the snapshot
+    is committed. Takes microseconds, and is always False outside a run.
 
     `step`: the completed step; default: the last one reported. With it, Paceline can tell this snapshot from an earlier
     one that is still being written.

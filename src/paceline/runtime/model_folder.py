@@ -68,11 +68,11 @@ def complete(folder: Path, run: str, step: int) -> dict[str, Any]:
 
 
 def formats(folder: Path) -> list[str]:
-    """Of the models in the folder."""
+    """The formats of the models in the folder."""
     return [format for format, name in FILES.items() if (folder / name).is_file()]
 
 
 def _step() -> int | None:
-    """Of the snapshot that was restored."""
+    """The step of the restored snapshot."""
     match = re.match(r"step-(\d+)", Path(os.environ.get("PACELINE_RESTORE", "")).name)
     return int(match[1]) if match else None

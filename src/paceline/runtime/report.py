@@ -65,13 +65,13 @@ def report_last_step() -> None:
 
 
 def _is_on_host(value: Any) -> bool:
-    if hasattr(value, "is_ready"):  # JAX computes in the background, on CPUs, too
+    if hasattr(value, "is_ready"):  # JAX computes asynchronously, even on CPUs
         return bool(value.is_ready())
     return "cpu" in str(getattr(value, "device", "cpu")).lower()
 
 
 def number(value: Any) -> float | None:
-    """The value as a float, also of a tensor or array of one number. (For torch, float() without item() warns.)"""
+    """The value, which may be a tensor or array of one number, as a float. (For torch, float() alone warns.)"""
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):
@@ -79,7 +79,7 @@ def number(value: Any) -> float | None:
 
 
 def send_to_agent(message: dict[str, Any]) -> None:
-    """Sends a message of the runtime itself, immediately."""
+    """Sends a message from the runtime itself, immediately."""
     if descriptor() == _NONE:
         return
     try:
@@ -96,7 +96,7 @@ def warn(text: str) -> None:
 
 
 def descriptor() -> int:
-    """Of the socket to the agent; negative if there is none."""
+    """The descriptor of the socket to the agent; negative if there is none."""
     return _open() if _descriptor == _UNKNOWN else _descriptor
 
 

@@ -34,9 +34,9 @@ class Shards:
         default = default if default[0] >= 0 else (0, 1)
         self.rank, self.world = default[0] if rank is None else rank, default[1] if world is None else world
         if self.size < 0 or self.batch < 1:
-            raise ValueError(f"size must be at least 0, and batch at least 1: they are {size} and {batch}")
+            raise ValueError(f"size must be at least 0 and batch at least 1, got {size} and {batch}")
         if not 0 <= self.rank < self.world:
-            raise ValueError(f"rank must be from 0 to {self.world - 1}, as world is {self.world}: it is {self.rank}")
+            raise ValueError(f"rank must be from 0 to {self.world - 1} (world is {self.world}), got {self.rank}")
         self.epoch = 0
         self.position = 0  # examples of this epoch that all tasks together have received
 

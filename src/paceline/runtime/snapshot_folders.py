@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from paceline.runtime import report
 
-_NICE = 10  # about a tenth of a core that other threads compete for
+_NICE = 10  # the thread gets about a tenth of a core if others compete for it
 ABOUT = "paceline.json"  # next to the files of a snapshot: number of parts, metrics, versions
 
 
@@ -113,7 +113,7 @@ class Background:
 
 
 def _lower_priority() -> None:
-    """Of the calling thread."""
+    """Lowers the priority of the calling thread."""
     if sys.platform == "linux":  # on other systems, this would change the whole process
         with suppress(OSError):  # a sandbox that forbids it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

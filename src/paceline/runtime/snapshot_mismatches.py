@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.runtime.report import warn
 
-_MAX_LENGTH = 400  # of a pair of values in a message
+_MAX_LENGTH = 400  # characters of a pair of values in a message
 
 
 class SnapshotRefused(RuntimeError):

@@ -65,7 +65,7 @@ class Batcher:
             running.add_done_callback(lambda finished: self._finish(batch, finished))
 
     def _take(self) -> list[PendingRequest]:
-        """The longest-waiting request and those that can share its batch; cancelled requests are dropped."""
+        """The longest-waiting request and those that can share its batch; canceled requests are dropped."""
         batch: list[PendingRequest] = []
         skipped: deque[PendingRequest] = deque()
         rows, key = 0, None
@@ -93,7 +93,7 @@ class Batcher:
         self._is_running = False
         for each, result in zip(batch, finished.result(), strict=True):
             if each.outputs.done():
-                continue  # cancelled
+                continue  # canceled
             if isinstance(result, Exception):
                 each.outputs.set_exception(result)
             else:
@@ -106,7 +106,7 @@ def _run(batch: list[PendingRequest]) -> list[Arrays | Exception]:
         try:
             return _run_together(batch)
         except Exception:
-            pass  # one request may be invalid: run each on its own
+            pass  # one request may be invalid: run each separately
     return [_run_alone(each) for each in batch]
 
 

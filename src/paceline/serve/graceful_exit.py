@@ -1,4 +1,4 @@
-"""Graceful shutdown: after SIGTERM the server answers for a while and closes keep-alive connections.
+"""Graceful shutdown: after SIGTERM the server continues to answer for a while and closes keep-alive connections.
 
 If a connection is closed while the client sends a request, the request is lost, and the client cannot tell whether it
 was processed. So each response first announces `Connection: close`, and the client opens a new connection, which leads

@@ -33,7 +33,7 @@ _ALLOWED = "only operators for computation, variables and tables are allowed"
 
 
 def find_problem(folder: Path) -> str:
-    """Why the model must not be loaded; empty: it may be. Nothing of the model runs, unlike in loading."""
+    """Why the model must not be loaded; empty: it may be. Unlike loading, this check runs nothing of the model."""
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 

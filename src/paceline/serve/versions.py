@@ -29,7 +29,7 @@ class Versions:
         return max(map(int, names), default=None)
 
     async def update(self) -> None:
-        """Loads the newest version, if it is newer. Meanwhile the previous one answers requests."""
+        """Loads the newest version, if it is newer. In the meantime, the previous one is served."""
         newest = self.newest()
         self.failed = {
             version: reason for version, reason in self.failed.items() if (self._base / str(version)).is_dir()

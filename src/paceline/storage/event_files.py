@@ -3,7 +3,7 @@
 A program that resumes from step N writes the steps after N again; a program that starts from scratch writes all steps
 again. Values of earlier generations are then dropped: for each tag, those at or after the first step that a later
 generation has written; and immediately those after N, if the tag counts training steps. So values that are not written
-again stay, even if a program has restored state that Paceline does not know of, and if steps are epochs or examples.
+again are kept, even if a program restores state that Paceline does not know about, and if steps are epochs or examples.
 Files that a live process writes are never changed.
 """
 
@@ -21,7 +21,7 @@ from paceline.storage.local_files import write_all
 from paceline.storage.snapshots.manifest import is_safe_path
 from paceline.storage.stores.protocol import ContinueCheck, Store
 
-FOLDER = "tensorboard"  # of a run, in its store
+FOLDER = "tensorboard"  # folder of a run's event files in its store
 MOST_FILES = 20_000
 GROWN = 1.05  # a store cannot append: a file is sent again once it has grown by this factor, and at the end
 _COPY_BYTES = 1 << 20
@@ -81,7 +81,7 @@ def _mark(folder: str) -> str:
 
 @dataclass
 class _Scan:
-    """Steps of a file, as far as it has been read."""
+    """The steps in the part of a file that has been read so far."""
 
     inode: int
     offset: int = 0
@@ -153,7 +153,7 @@ class EventFiles:
     def _rewrite(self, path: str, first: Mapping[str, int]) -> None:
         """Drop the values at or after the step `first` of their tag."""
         target, trimmed = f"{self._folder}/{path}", f"{self._scratch}.trimmed"
-        ranges: list[tuple[int, int]] = []  # of bytes to keep
+        ranges: list[tuple[int, int]] = []  # ranges of bytes to keep
         with open(target, "rb") as file:
             with contextlib.suppress(tfrecord.Torn):
                 for begin, record in tfrecord.records(file):
@@ -167,7 +167,7 @@ class EventFiles:
                 for begin, end in ranges:
                     _copy(file.fileno(), copy.fileno(), begin, end)
         os.chmod(trimmed, stat.S_IMODE(os.stat(target).st_mode))
-        mark_cut(self._shown)  # before the rename: if this process is killed in between, the mark is already there
+        mark_cut(self._shown)  # before the rename: if this process is killed in between, the mark already exists
         os.rename(trimmed, target)
 
     # ---- the copy in the store

@@ -1,12 +1,12 @@
-"""What a run writes besides snapshots, in the same store: events, output, plan and report, in pieces.
+"""Events, output, plan and report of a run, stored in pieces next to its snapshots.
 
-A store cannot append, so from time to time a host sends what its files have grown by, as one piece:
+A store cannot append to files, so from time to time a host sends the new data of its files as one piece:
 
 <run>/logs/<host>/<life>/<number>
 
-A life is that of the host's folder: a replacement host starts a new one. A piece is a line of JSON with the size of
-each part, followed by the parts. It is sent again with more data until it is large enough; the next piece starts where
-it ends. So the pieces of a life, in order, contain each byte once.
+<life> identifies the host's folder: a replacement host has a new folder, and starts a new life. A piece is a line of
+JSON with the size of each part, followed by the parts. It is sent again with more data until it is large enough; the
+next piece starts where it ends. So the pieces of a life, in order, contain each byte once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RunArchive:
         name = f"{self._below}/{piece}"
         data = self._transfers.read(name, READ_LIMIT)
         if data is None:
-            raise Gone(f"{name} is gone")
+            raise Gone(f"{name} is missing")
         head, _, body = data.partition(b"\n")
         files = read_object(head, name).get("files")
         contents: dict[str, bytes] = {}

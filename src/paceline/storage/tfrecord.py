@@ -13,7 +13,7 @@ from typing import BinaryIO
 VERSION = b"brain.Event:2"
 _HEAD = struct.Struct("<QI")
 _CHECK = struct.Struct("<I")
-_MOST = 1 << 30  # bytes of a record; a larger length is garbage
+_MOST = 1 << 30  # maximum bytes of a record; a larger length is invalid data
 
 
 class Torn(ValueError):

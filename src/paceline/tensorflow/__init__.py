@@ -51,7 +51,7 @@ def indices(order: Shards) -> tf.data.Dataset:
     task.
     """
     options = tf.data.Options()
-    # TensorFlow's autotuning thread may miss the end of a pipeline; training, which waits for it, then stands still for
+    # TensorFlow's autotuning thread may miss the end of a pipeline; training, which waits for it, then stalls for
     # up to a minute at the end of an epoch.
     options.autotune.enabled = False
     data = tf.data.Dataset.from_generator(order.ahead, output_signature=tf.TensorSpec([None], tf.int64))
@@ -103,7 +103,7 @@ class Snapshots:
         self.checkpoint = checkpoint
         self.every = every
         self.order = order
-        self.settings = None if settings is None else json.loads(json.dumps(settings))  # as it will be read
+        self.settings = None if settings is None else json.loads(json.dumps(settings))  # as restored from a snapshot
         self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
         self._background = snapshot_folders.Background()
         self._state = State(checkpoint)

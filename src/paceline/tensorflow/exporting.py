@@ -128,7 +128,7 @@ def _model_inputs(model: Any) -> Iterator[tuple[str, tf.TensorSpec]]:
 def _structure(model: Any) -> Any:
     try:
         return model.input
-    except (AttributeError, ValueError):  # of a subclass, which may accept anything
+    except (AttributeError, ValueError):  # a subclass, which may accept any inputs
         inputs = getattr(model, "inputs", None)  # a Sequential of Keras 3 has only this attribute
         return inputs[0] if inputs and len(inputs) == 1 else None
 

@@ -233,7 +233,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def host() -> str:
-    """The CPU device of this process, also if it is part of a cluster."""
+    """The CPU device of this process, even if it is part of a cluster."""
     return str(tf.config.list_logical_devices("CPU")[0].name)
 
 

@@ -51,7 +51,7 @@ def export(module: torch.nn.Module, inputs: Any, outputs: Sequence[str] = (), to
 def load(folder: Any) -> Any:
     """The module of an exported model: call it with the inputs by name.
 
-    torch itself would run code contained in a manipulated file. This function rejects files with anything but tensors
+    torch itself would run code contained in a malicious file. This function rejects files with anything but tensors
     and torch's own operators: see `paceline.torch.model_safety`.
     """
     path = Path(folder, _FILE)

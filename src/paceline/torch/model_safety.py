@@ -19,7 +19,7 @@ import torch
 
 from paceline.runtime.snapshot_mismatches import SnapshotRefused
 
-_MOST_BYTES = 256 * 1024 * 1024  # of the graph
+_MOST_BYTES = 256 * 1024 * 1024  # size limit of the graph
 _PARTS = re.compile(
     r"models/model\.json|data/weights/(model_weights_config\.json|weight_\d+)|data/sample_inputs/model\.pt|"
     r"data/constants/(model_constants_config\.json|tensor_\d+)|archive_format|archive_version|byteorder|version|"

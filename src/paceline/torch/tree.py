@@ -32,7 +32,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor, str], Any], path: str = "
         for key, inner in value.items():
             plain = type(inner) in _PLAIN  # most values are plain and need no path
             copied[key] = inner if plain else mapped(inner, change, f"{path}/{key}" if path else str(key))
-        if hasattr(value, "_metadata"):  # of a module: versions of its layers
+        if hasattr(value, "_metadata"):  # the state dict of a module: versions of its layers
             copied._metadata = value._metadata
         return copied
     if kind in (list, tuple, set):

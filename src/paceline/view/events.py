@@ -1,4 +1,4 @@
-"""Reads the events of a run from events.jsonl, even while it is written."""
+"""Reads the events of a run from events.jsonl, even while they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognizes what frameworks print on every start and needs no action; `paceline run` hides it by default."""
+"""Recognizes harmless start-up messages of frameworks, which `paceline run` hides by default."""
 
 from __future__ import annotations
 

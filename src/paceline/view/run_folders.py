@@ -1,4 +1,4 @@
-"""The folders of runs: finds them by id, and tells whether a run is still alive."""
+"""The folders of runs: finds them by id, and determines whether a run is still active."""
 
 from __future__ import annotations
 

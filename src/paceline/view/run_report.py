@@ -122,7 +122,7 @@ def _has_files(folder: Path) -> bool:
 
 
 def next_command(report: dict[str, Any]) -> str:
-    """The command to try next; empty: nothing but `paceline status` itself."""
+    """The command to try next; empty: only `paceline status` itself."""
     run, folder = report.get("run"), Path(str(report.get("folder", "")))
     if report.get("status") == "succeeded" and _has_files(folder / "tensorboard"):
         return f"paceline tensorboard {run}"

@@ -78,7 +78,7 @@ class State:
     cause: str | None = None
     generation: int = 0
     steps: int = 0
-    last_metrics: dict[str, float] = field(default_factory=dict)  # of the newest report that had any
+    last_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the newest report that had any
     speed: float | None = None  # steps per second, as last reported by the leading task
     pace: Pace = field(default_factory=Pace)
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -279,7 +279,7 @@ _CHANGES = {
 
 @dataclass(frozen=True)
 class Standing:
-    """The status of a run, read from its folder; the lock tells whether it is alive."""
+    """The status of a run, read from its folder; the lock shows whether it is still running."""
 
     run: str
     folder: Path
@@ -313,7 +313,7 @@ def summary(run: run_folders.Run) -> dict[str, Any]:
 
 
 def derive(run: run_folders.Run, state: State) -> dict[str, Any]:
-    """The fields of report.json, as far as they follow from events."""
+    """The fields of report.json that can be derived from events."""
     return {
         "run": run.name,
         "status": state.status,

@@ -1,4 +1,4 @@
-"""The snapshots of a run, for the user: lists them, tells which are current and why, and finds them by name."""
+"""The snapshots of a run, for the user: lists them, determines which are current and why, and finds them by name."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.storage.snapshots.repository import Inventory
     from paceline.storage.stores.protocol import ContinueCheck
 
-PATIENCE_S = 8.0  # for one request to a store with all retries: a user waits
+PATIENCE_S = 8.0  # seconds for one request to a store with all retries: a user is waiting
 _IN_POD = "captain:/paceline/run/snapshots"  # the notation of `kubectl cp` for a folder in a pod
 
 
@@ -66,7 +66,7 @@ class Source:
     reader: Reader  # with a short timeout
     transfers: Reader  # with a long timeout, for transfers: a slow connection is not a failure
     archive: RunArchive  # logs and events
-    folder: Path | None = None  # of the run on this machine, if it is known here
+    folder: Path | None = None  # the run's folder, if this machine knows the run
     close: Callable[[], None] = lambda: None
 
     @property
@@ -126,7 +126,7 @@ def open_source(run: Run) -> Source:
 
 
 def source_of(run: str, location: str, folder: Path | None, settings: Mapping[str, str] | None = None) -> Source:
-    """`folder`: of the run on this machine, if it is known here. `settings`: variables for access to the bucket."""
+    """`folder`: the run's folder, if this machine knows the run. `settings`: variables for access to the bucket."""
     from paceline.storage.run_archive import RunArchive
     from paceline.storage.snapshots.repository import SnapshotRepository
     from paceline.storage.stores.locations import open_store
@@ -159,7 +159,7 @@ def origin_of(folder: Path) -> str:
 
 def holds_committed(run: Run) -> bool:
     """Whether the run's own folder contains a committed snapshot, which would be deleted with it. A folder that cannot
-    be read is an error: it must not pass for an empty one."""
+    be read is an error: it must not be treated as empty."""
     try:
         with os.scandir(run.folder / "snapshots" / run.name) as entries:
             return any(is_of_a_run(entry.name) and (Path(entry.path) / "manifest.json").exists() for entry in entries)

@@ -99,7 +99,7 @@ def _task_exited(event: Event) -> str:
     if event.text("signal"):
         return f"{task} was killed by {event.text('signal')}"
     if event.get("code") is None:
-        return f"{task} is lost"
+        return f"{task} was lost"
     return f"{task} failed with exit code {event.get('code')}"
 
 
@@ -137,7 +137,7 @@ def _ended(event: Event) -> str:
 _SENTENCES = {
     "run-started": _run_started,
     "member-joined": lambda event: f"{event.text('host')} joined",
-    "member-lost": lambda event: f"{event.text('host')} is lost: {event.text('reason')}",
+    "member-lost": lambda event: f"{event.text('host')} was lost: {event.text('reason')}",
     "waiting": _waiting,
     "ingest-started": lambda event: f"building the data on {event.text('host')}: {event.text('data')}",
     "ingest-done": _ingested,

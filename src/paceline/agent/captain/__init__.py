@@ -1,1 +1,1 @@
-"""The captain: decides for the run. A state machine without I/O."""
+"""The captain, which coordinates the run: a state machine without I/O."""

@@ -16,7 +16,7 @@ class Failure:
     location: str
     survivor: bool
     at: float
-    was_ending: bool = False  # the captain was ending it, but its log shows an error of its own
+    was_ending: bool = False  # the captain was ending it, but its log shows that it had failed before
     states: tuple[tuple[str, str], ...] = ()
 
     def with_state(self, task: str, state: str) -> Failure:
@@ -62,7 +62,7 @@ class Budget:
 
     def record(self, failure: Failure, limit: int) -> Verdict:
         count = self.counts[failure.cause] = self.counts.get(failure.cause, 0) + 1
-        # An error that looks like a lost peer may pass, even if no peer was lost.
+        # An error that looks like a lost peer may be temporary, even if no peer was lost.
         is_own_error = failure.cause == "program-error" and not failure.survivor
         error = f"{failure.cause} {failure.location}" if is_own_error else ""
         is_repeated = bool(error) and error == self.last_error

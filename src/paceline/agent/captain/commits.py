@@ -44,7 +44,7 @@ class Draft:
     versions: dict[str, str] = field(default_factory=dict)
     tries: int = 0
     not_before: float = 0.0
-    failure: str = ""  # of the last attempt
+    failure: str = ""  # why the last attempt failed
     is_hopeless: bool = False  # a retry will not help soon
     is_resend: bool = False  # the store had it and lost it
 
@@ -69,7 +69,7 @@ class Commits:
         emit: Callable[..., None],
         keeps_copies: bool = False,
     ) -> None:
-        """`keeps_copies`: hosts keep the newest committed snapshot, so that they need not fetch it, and it survives a
+        """`keeps_copies`: hosts keep the newest committed snapshot, so that they need not fetch it, and it survives the
         loss of the store."""
         self._plan, self._run = plan, run
         self._keeps_copies = keeps_copies
@@ -84,15 +84,15 @@ class Commits:
         self._drafts: dict[SnapshotId, Draft] = {}
         self._sending: SnapshotId | None = None
         self.is_committing = False
-        self.store_error = ""  # why listing the store, or writing an owed record, failed
+        self.store_error = ""  # why listing the store, or writing a postponed record, failed
         self.owed_record: req.BeginGeneration | None = None  # the record of this generation, not in the store yet
         self._send_record_at: float | None = 0.0  # None: the request was sent
         self.lost_snapshot: tuple[SnapshotId, str] | None = None  # the newest lost before its commit, and its host
         self.missed_newer = False  # this generation started from an outdated snapshot
-        self.tickets = itertools.count(1)  # of requests while a generation starts
+        self.tickets = itertools.count(1)  # tickets of requests while a generation starts
         self._store_is_empty = False  # it has lost the data of this run
         self._restoring: SnapshotId | None = None  # the snapshot that is sent again to an empty store
-        self._copies: dict[SnapshotId, Draft] = {}  # on hosts, of committed snapshots or of earlier generations
+        self._copies: dict[SnapshotId, Draft] = {}  # on hosts: committed snapshots, or those of earlier generations
 
     # ---- queries
 
@@ -125,7 +125,7 @@ class Commits:
                 self._drop(snapshot)
 
     def learn_generation(self, generation: int) -> None:
-        """A captain that returns learns the generation from one member after the other."""
+        """A restarted captain learns the generation from its members, as they join."""
         self.generation = max(self.generation, generation)
         for snapshot in [each for each in self._drafts if each.generation < self.generation]:
             self._copies[snapshot] = self._drafts.pop(snapshot)

@@ -19,7 +19,7 @@ from paceline.storage.snapshots.manifest import SnapshotId
 
 LEAST = 600.0  # seconds for each evaluation after training, if limits.evaluation is omitted;
 TIMES = 5  # or this many times the longest evaluation so far
-MANY = 10  # waiting snapshots that are worth a warning, as each of them is kept
+MANY = 10  # warn if this many snapshots are waiting: each of them is kept
 
 
 class Evaluations:
@@ -39,18 +39,18 @@ class Evaluations:
         self._host_of = {task.name: task.host for task in plan.tasks if task.role == "evaluator"}
         self.follows: set[str] = set()  # evaluators that have ever requested a snapshot
         self._first_started: dict[str, float] = {}  # evaluator -> when this captain first started it
-        self._independent: set[str] = set()  # report steps without any request: they find snapshots themselves
+        self._independent: set[str] = set()  # report steps but send no requests: they poll for snapshots
         self._idle: set[str] = set()  # evaluators that wait for a snapshot
-        self._assigned: dict[str, tuple[SnapshotId, float]] = {}  # evaluator -> its snapshot, and since when
+        self._assigned: dict[str, tuple[SnapshotId, float]] = {}  # evaluator -> its snapshot, and when it was assigned
         self._longest = 0.0
         self._reported: set[SnapshotId] = set()  # this captain has emitted their evaluation
         self._skipped: set[SnapshotId] = set()  # cannot be evaluated
         self._unrecorded: dict[SnapshotId, ev.SnapshotEvaluated] = {}
         self._record_at: dict[SnapshotId, float | None] = {}  # when to record the result; None: being recorded
         self._warned: set[Any] = set()
-        self._needed: set[SnapshotId] = set()  # at the last advance()
-        self._training_is_over = False  # and its last snapshot is committed
-        self._result_deadline: float | None = None  # for the next result, after training
+        self._needed: set[SnapshotId] = set()  # result of needed_snapshots() in the last advance()
+        self._training_is_over = False  # training has ended, and its last snapshot is committed
+        self._result_deadline: float | None = None  # when the next result is due, after training
         self.run_deadline: float | None = None  # limits.runtime
 
     # ---- events
@@ -196,7 +196,7 @@ class Evaluations:
             return True
         limit = f"limits.evaluation of {self.limit():g} s" if now >= self._result_deadline else "limits.runtime"
         steps = ", ".join(str(snapshot.step) for snapshot in (*self._unrecorded, *self.unevaluated()))
-        self._warn("end", f"the run ends before step {steps} was evaluated: {limit} is exceeded")
+        self._warn("end", f"the run ends before step {steps} was evaluated: {limit} was exceeded")
         return False
 
     # ---- progress
@@ -215,7 +215,7 @@ class Evaluations:
             del self._assigned[task]
         self._idle &= self._ledger.live.keys()
         if self._contents.is_known and self._idle and self._ledger.phase != RETURNING:
-            self._assign(now)  # not while returning: a host that has yet to join may have a result
+            self._assign(now)  # not right after a captain restart: a host that has not joined yet may have a result
         needed = self.needed_snapshots(now)
         if self._needed - needed:
             self._commits.delete_surplus(now)

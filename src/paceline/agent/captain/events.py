@@ -82,10 +82,10 @@ class MemberJoined:
     instance: str  # a new id whenever the host is replaced; a restarted agent keeps it
     agent: int  # counts the agents of this instance
     replaces: bool  # no task of an earlier instance of this host can be running
-    place: str  # equal to that of an earlier instance if both ran in the same place
+    place: str  # equal to that of an earlier instance if both ran in the same pod
     generation: int  # the highest that the member has seen
     running: Mapping[str, int] = field(default_factory=dict)  # task -> attempt
-    exits: tuple[TaskExit, ...] = ()  # of the last attempt of tasks that have ended
+    exits: tuple[TaskExit, ...] = ()  # how the last attempts ended, of tasks that are not running
     offers: Mapping[str, str] = field(default_factory=dict)  # task -> address for its next start
     held: tuple[PartSaved, ...] = ()  # snapshots, or parts of them, on this host
     follows: Mapping[str, SnapshotId | None] = field(default_factory=dict)  # evaluator -> its snapshot; None: it waits
@@ -98,7 +98,7 @@ class Heartbeat:
     host: str
     n: int
     tasks: Mapping[str, TaskProgress]
-    memory: Share = 0.0  # in use, of what the host may use
+    memory: Share = 0.0  # memory in use, as a fraction of what the host may use
     asking: tuple[str, ...] = ()  # tasks that check at each step whether to take a snapshot
 
 
@@ -228,7 +228,7 @@ class MemberDisconnected:
 class StoreAnswered:
     request: Request
     answer: Answer
-    ticket: int = 0  # of the AskStore that was answered
+    ticket: int = 0  # ticket of the AskStore instruction that was answered
 
 
 @record

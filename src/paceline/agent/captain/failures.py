@@ -26,7 +26,7 @@ from paceline.agent.captain.shutdown import Shutdown
 from paceline.plan import ALONE, BEFORE, LEAD, Plan
 
 UNKILLABLE = 120.0  # seconds after which a task that survives SIGKILL ends the run
-NEARLY_FULL = 0.95  # share of memory in use
+NEARLY_FULL = 0.95  # fraction of memory in use
 NOT_RETRIED = ("program-error", "store")  # causes of ingest failures: a retry would fail too, perhaps after hours
 
 
@@ -72,7 +72,7 @@ class Failures:
         self._lease, self._wall_offset = lease, wall_offset
         self._instruct, self._emit = instruct, emit
         self.restarts: list[Restart] = []
-        self.recovering: list[Restart] = []  # restarts with no step since
+        self.recovering: list[Restart] = []  # restarts after which no step was reported yet
         self.stacks: dict[str, str] = {}
         self._highest_step = -1
 

@@ -32,7 +32,7 @@ class GenerationStart:
         now: float,
         settle: float,
     ) -> None:
-        """`number`: of the generation. `settle`: how long to wait until saved snapshots are committed."""
+        """`number`: the generation number. `settle`: how long to wait until saved snapshots are committed."""
         self._commits, self._settings = commits, settings
         self._instruct, self._emit = instruct, emit
         self.number = number
@@ -40,8 +40,8 @@ class GenerationStart:
         self.since = now
         self.stage = SETTLING
         self.snapshot: SnapshotId | None = None
-        self.failure: tuple[str, bool] | None = None  # an error of the store, and whether it may pass
-        self.owed_record: tuple[req.BeginGeneration, str] | None = None  # and why the store did not accept it
+        self.failure: tuple[str, bool] | None = None  # an error of the store, and whether it may be temporary
+        self.owed_record: tuple[req.BeginGeneration, str] | None = None  # to write later, and why the store rejected it
         self._settle_until = now + settle
         self._prepared: set[str] = set()
         self._unreadable: set[SnapshotId] = set()

@@ -104,7 +104,7 @@ class Generations:
         since: float | None
         if self.starting is not None and not missing:
             if self.starting.failure is not None:
-                return  # the store fails, not a host
+                return  # the store is failing, not a host
             missing, since = self.starting.unprepared_hosts(), self.starting.since
         elif self._ledger.generation == 0:
             since = None if self._first_joined is None else max(self._first_joined, self._ingest.ready_since)

@@ -1,4 +1,4 @@
-"""A snapshot of the whole group, because a host has to leave or a task requests one. No I/O."""
+"""A snapshot of the whole group, because a host must shut down or a task requests one. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GroupSnapshot:
         self._proposals = 1
         self._polling: set[str] = set()  # tasks that check at each step whether to save
         self._is_requested = False  # a task requested a snapshot, and it has not begun
-        self._leaving: set[str] = set()  # hosts that wait for the snapshot before they leave
+        self._leaving: set[str] = set()  # hosts that wait for the snapshot before they shut down
         self._saving_steps: dict[str, int] = {}  # tasks that have reached the agreed step, and that step
         self._snapshot: SnapshotId | None = None  # the snapshot of the agreed step
 
@@ -87,7 +87,7 @@ class GroupSnapshot:
         self._release_hosts()
 
     def advance(self) -> None:
-        """Once the snapshot of the group is committed, release the hosts that have to leave."""
+        """Once the snapshot of the group is committed, let the hosts that wait for it shut down."""
         if self._agreement is None:
             return
         self._proposals = self._agreement.proposal + 1

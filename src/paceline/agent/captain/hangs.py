@@ -11,7 +11,7 @@ from paceline.plan import ALONE, Plan, Task
 
 SHORTEST_LIMIT = 600.0  # seconds, if restart.hang_after is omitted
 GAPS = 5  # the limit is at least this many times the longest gap between steps
-STARTS = 2  # and, before the first step, this many times the longest start
+STARTS = 2  # before the first step, the limit is at least this many times the longest start
 
 
 @dataclass

@@ -25,14 +25,14 @@ class IngestPhase:
         self.data = ""  # its location; empty: not ready yet
         self.ready_since = 0.0
         self._deadline: float | None = None
-        self._build_started = 0.0  # of the attempt that builds the data
+        self._build_started = 0.0  # when the attempt that builds the data started
         self._building_run = ""  # another run that builds the data
 
     def is_busy(self) -> bool:
         return self._ledger.ingest is not None and self._ledger.ingest.phase in (RUNNING, STOPPING)
 
     def advance(self, now: float, not_before: float) -> bool:
-        """Whether training may start: the data is ready, or the job has none."""
+        """Whether training may start: the data is ready, or the job has no `ingest`."""
         unit = self._ledger.ingest
         if unit is None or unit.phase == DONE:
             return True
@@ -43,7 +43,7 @@ class IngestPhase:
             self.ready_since = now
             return True
         if unit.phase == RUNNING and INGEST in self._ledger.succeeded:
-            unit.enter(WAITING, now)  # it succeeded, but its location was not reported: another attempt finds it
+            unit.enter(WAITING, now)  # it succeeded, but did not report the location: another attempt will find it
         if unit.phase == WAITING and not unit.not_ready and now >= max(unit.not_before, not_before):
             self._start(now)
         return False

@@ -1,4 +1,4 @@
-"""Instructions of the captain, carried out by its process or by a member."""
+"""Instructions from the captain, carried out by its process or by a member."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DismissMember:
 
 @record
 class StorePart:
-    """Send the files that a task saved to the store. `anew`: the store had them and lost them."""
+    """Send the files that a task saved to the store. `anew`: send them again, because the store has lost them."""
 
     host: str
     task: str
@@ -85,7 +85,7 @@ class AcknowledgeEvaluation:
 
 @record
 class AgreeOnStep:
-    """A message to tasks that shall save at the same step: see paceline.runtime.group_save."""
+    """A message to tasks that must save at the same step: see paceline.runtime.group_save."""
 
     host: str
     tasks: tuple[str, ...]
@@ -94,7 +94,7 @@ class AgreeOnStep:
 
 @record
 class ReleaseHost:
-    """A host that has to leave may do so: the snapshot of its group is committed."""
+    """Let a host shut down: the snapshot of its group is committed."""
 
     host: str
 

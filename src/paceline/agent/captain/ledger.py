@@ -103,11 +103,11 @@ class Ledger:
         offer = self.members[task.host].offers.pop(task.name)
         self.unit_of[task.name].not_ready.add(task.name)
         if self._plan.strategy != "parameter-server" or task.name not in self.addresses:
-            self.addresses[task.name] = offer  # a chief keeps using the first addresses of its servers
+            self.addresses[task.name] = offer  # a chief never updates the addresses of its servers
         return self.attempts[task.name]
 
     def end_instructions(self, names: Iterable[str], how: str, grace: float = 0.0) -> list[ins.EndTasks]:
-        """Instructions that end these tasks, as far as they run on connected hosts."""
+        """Instructions that end those of these tasks that run on connected hosts."""
         attempts: dict[str, dict[str, int]] = {}
         ghosts = self.ghost_tasks()
         for name in names:

@@ -56,7 +56,7 @@ class Shutdown:
         self._end_deadline = now + grace + self._lease + LEAVE_TIMEOUT
 
     def close(self, now: float) -> None:
-        """Training has succeeded: servers are ended now, evaluators and other tasks may finish."""
+        """Training has succeeded: end servers now, and let evaluators and other tasks finish."""
         self._ledger.phase = CLOSING
         self.outcome = ("succeeded", "training succeeded", None)
         self._end_tasks(self._servers, ins.TERMINATE, self._limits.grace)
@@ -64,7 +64,7 @@ class Shutdown:
         self._closing_until = now + self._limits.grace
         evaluators = [name for name in self._ledger.live if self._ledger.tasks[name].role == "evaluator"]
         if evaluators:
-            text = f"training succeeded; {', '.join(evaluators)} may finish"
+            text = f"training succeeded; waiting for {', '.join(evaluators)} to finish"
             limit = self._evaluations.limit() if self._evaluations.follows else self._limits.grace
             self._emit("ending", reason=text, grace_s=limit)
 

@@ -1,4 +1,4 @@
-"""The captain: decides for the run. A state machine without I/O: events go in, instructions come out."""
+"""The captain, which coordinates the run: a state machine without I/O that turns events into instructions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Captain:
         keeps_copies: bool = False,
         clock_offset: float = 0.0,
     ) -> None:
-        """`wall`: the time of day, only for display: it may jump. `notes`: of the previous captain. `keeps_copies`:
+        """`wall`: the time of day, only for display: it may jump. `notes`: from the previous captain. `keeps_copies`:
         hosts keep the newest snapshot. `clock_offset`: how far `now` is ahead of the previous captain's clock."""
         self.plan = plan
         self.run = run
@@ -81,7 +81,7 @@ class Captain:
         self._generations = Generations(
             plan, self.ledger, self.commits, self._shutdown, self._ingest, self._start, self._instruct, self._emit
         )
-        self.leaving: set[str] = set()  # hosts that have to leave and have not left yet
+        self.leaving: set[str] = set()  # hosts that are shutting down
         self._runtime_until: float | None = None
         self._notice_times: dict[str, float] = {}  # text -> when it was last emitted
         self._instructions: ins.Instructions = []
@@ -187,7 +187,7 @@ class Captain:
                 self.ledger.ghosts.append((member.lease_until, running))
                 for name in running:
                     self.failures.on_host_lost(name, f"{event.host} was lost and has been replaced", now)
-        elif running:  # while returning: tasks that this captain has adopted itself
+        elif running:  # after a captain restart: tasks that this captain has adopted
             self._compare(event, running, now)
         if self.phase == RETURNING:
             self._adopt(event, now)
@@ -324,7 +324,7 @@ class Captain:
             before = self.commits.contents.newest_step()
             self.commits.on_answered(request, answer, now)
             if isinstance(request, req.CommitSnapshot) and self.commits.contents.newest_step() > before:
-                # Even if an earlier generation was further, and its progress was lost.
+                # Even if an earlier generation had reached a later step, and its progress was lost.
                 self.failures.reset_budgets()
         elif self.generation == 0 and isinstance(answer, req.SnapshotList) and answer.generation:
             # A previous captain has led the run, its notes are lost, and no member that joined knows of it.
@@ -381,7 +381,7 @@ class Captain:
             self.evaluations.advance(now)
         self._shutdown.advance(now)
 
-    # ---- return of a captain
+    # ---- restart of the captain
 
     def _return(self, now: float) -> None:
         self.ledger.phase = RETURNING
@@ -435,7 +435,7 @@ class Captain:
     # ---- notes for the next captain
 
     def milestone(self) -> tuple[object, ...]:
-        """Changes when something happens that the next captain must know and cannot learn from members."""
+        """A value that changes when something happens that the next captain must know and cannot learn from members."""
         restarts = len(self.failures.restarts), len(self.failures.recovering)
         owes_record, ingest = self.commits.owed_record is not None, self._ingest.to_notes()
         return self.generation, *restarts, self._shutdown.outcome, self.phase, owes_record, *ingest.values()

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from paceline.agent.captain import instructions as ins
 
-ROUND_S = 0.5  # first estimate of the time for a message to all tasks and their replies
+ROUND_S = 0.5  # initial estimate of the round-trip time of a message to all tasks
 MARGIN = 2  # steps
 TRIES = 12
 

@@ -1,4 +1,4 @@
-"""What the captain knows of the run's snapshots in the store: which are on the run's chain, which is the best, which to
+"""The captain's view of the run's snapshots in the store: which are on the run's chain, which is the best, which to
 delete. No I/O.
 """
 
@@ -32,7 +32,7 @@ class StoreContents:
         self.is_known = False  # whether the store has listed its snapshots
         self.chain: list[SnapshotId] = []  # committed snapshots on the run's current chain, newest first
         self._committed: set[SnapshotId] = set()  # all in the store, on the chain or not
-        self._uncertain: set[SnapshotId] = set()  # a commit was requested and not confirmed
+        self._uncertain: set[SnapshotId] = set()  # snapshots whose commit was requested but not confirmed
         self._exempt: set[SnapshotId] = set()  # written by a newer version of Paceline: never deleted
         self._is_stale = False  # the store has metrics that this captain does not know
         self.deleting: set[SnapshotId] = set()

@@ -1,4 +1,4 @@
-"""The captain's connections: members, the current instance of each host, and instances that wait to succeed it."""
+"""The captain's connections: members, the current instance of each host, and instances that wait to replace it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class Connections:
         self.tls = context(options.tls, "captain", server=True)
         self.open: set[Connection] = set()
         self._members: dict[str, Connection] = {}
-        self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}  # of hosts that are still present
+        # Instances that wait until the current instance of their host leaves.
+        self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}
         self._instances: dict[str, list[str]] = {}  # host -> instances in order of arrival; the last is current
         self._delayed_frames: dict[str, tuple[bytes, ...]] = {}
         self._listener = self._listen()
@@ -110,7 +111,7 @@ class Connections:
 
     def _join(self, connection: Connection, joined: ev.MemberJoined) -> None:
         if joined.host not in self._captain.members:
-            raise WireError(f"host {joined.host!r} is not in this run")
+            raise WireError(f"host {joined.host!r} is not part of this run")
         instances = self._instances.setdefault(joined.host, [])
         if joined.instance in instances[:-1]:
             reason = "another instance has replaced this host"
@@ -120,12 +121,12 @@ class Connections:
         previous = self._members.get(joined.host)
         if joined.instance not in instances:
             if self._is_present(joined.host) and not self._displaces(joined):
-                # The present instance trains, or its tasks are ending: when it leaves, it reports how they ended.
+                # The current instance trains, or its tasks are ending: before it leaves, it reports how they ended.
                 self._successors[joined.host] = connection, joined
                 connection.send_message(messages.Wait())
                 return
             if previous is not None and joined.running:
-                del instances[-1]  # it joined first after the captain returned, and has to wait now
+                del instances[-1]  # it joined first after a captain restart, and has to wait now
             instances.append(joined.instance)
         if previous is not None:
             self.drop(previous)

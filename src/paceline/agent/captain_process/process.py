@@ -30,7 +30,7 @@ from paceline.plan import from_data
 
 HEAD_START = 0.1  # seconds by which the leader of a group starts before the others
 LOOKUP_EVERY = 10.0  # seconds between lookups of the captain's name
-LEAVING_WITHIN = 1.0  # seconds in which other hosts of the node report that they have to leave, too
+LEAVING_WITHIN = 1.0  # seconds in which other hosts on the node report that they must shut down, too
 SUPERSEDED_AFTER = 25.0  # seconds for which the name resolves to another captain; DNS may be out of date for less
 
 
@@ -94,8 +94,8 @@ class CaptainProcess:
         self._porter.child_ended(pid)
 
     def _on_sigterm(self) -> None:
-        """Other hosts on the same node may have to leave, too: their group needs a captain to take a snapshot, and
-        to record why its tasks ended."""
+        """Other hosts on the same node may have to shut down, too: their group needs a captain to take a snapshot,
+        and to record why its tasks ended."""
         longest = SAVING_SHARE * self._plan.limits.grace
         until = self.loop.now() + longest
 
@@ -117,7 +117,7 @@ class CaptainProcess:
 
     def _tick(self) -> None:
         now = self.loop.now()
-        is_late = now - self._last_tick > 2.0  # this process was delayed: messages of members may be unread
+        is_late = now - self._last_tick > 2.0  # this process was delayed: messages from members may be unread
         self._last_tick = now
         if not is_late:
             self._connections.drop_silent()
@@ -162,7 +162,7 @@ class CaptainProcess:
                 self._connections.send(host, *frames)
 
     def _needs_leader(self, tasks: Iterable[str]) -> bool:
-        """Whether these tasks connect to the first task of their group at start, and lose a second if it is not up."""
+        """Whether these tasks connect to the first task of their group, and lose a second if it has not started yet."""
         if self._plan.framework not in ("tensorflow", "jax") or self._plan.strategy == "parameter-server":
             return False
         return all(self._rank.get(name, 0) > 0 for name in tasks)
@@ -179,7 +179,7 @@ class CaptainProcess:
         self.loop.after(LOOKUP_EVERY, self._look_up_own_name)
 
     def _on_resolved(self, _: Address) -> None:
-        """If its name resolves to another captain for long, the backend has replaced this captain."""
+        """If its name resolves to another captain for a while, the backend has replaced this captain."""
         now, addresses = self.loop.now(), self._lookup.addresses
         if not addresses or self._options.address in addresses:
             self._resolved_at = now if addresses else self._resolved_at
@@ -209,7 +209,7 @@ class CaptainProcess:
         if self._captain.generation or self._options.echo:
             self._upload.close(self.loop.stop)
         else:
-            self.loop.stop()  # the store has nothing of this run, and may be what failed
+            self.loop.stop()  # the store contains nothing of this run, and may be the cause of the failure
 
     def _report(self, end: ins.EndRun) -> dict[str, Any]:
         captain = self._captain

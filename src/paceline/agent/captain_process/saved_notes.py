@@ -9,7 +9,7 @@ from paceline.agent import machine
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.run_files import replace_text, stamp
 
-SAVE_EVERY = 5.0  # seconds, for changes that members could report, too
+SAVE_EVERY = 5.0  # seconds between saves of changes that members could report, too
 
 
 class CaptainNotes:
@@ -20,7 +20,7 @@ class CaptainNotes:
         self.is_new = not notes  # the run has had no captain before, or its notes are lost
         self.started: str = notes.get("started") or stamp()
         self.captain: dict[str, Any] | None = notes.get("captain")
-        # After a reboot, the clock starts anew: the time without a captain is unknown and ignored.
+        # After a reboot, the clock restarts at 0: the time without a captain is unknown and ignored.
         self.clock_offset: float = now - notes["now"] if notes and notes["boot"] != self._boot else 0.0
         self._saved_state = ""
         self._saved_at = 0.0

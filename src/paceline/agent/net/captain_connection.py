@@ -17,7 +17,7 @@ from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import NO_CAPTAIN, Options, endpoint
 from paceline.agent.run_files import Echo
 
-OWN_SHARE = 0.9  # of a lease: tasks end before the captain assumes that they have
+OWN_SHARE = 0.9  # fraction of a lease: tasks end before the captain assumes that they have
 DIAL_LIMIT = 10.0
 NOTICE_LIMIT = 2000  # characters
 MOST_NOTICES = 100  # queued while there is no captain
@@ -38,8 +38,8 @@ class CaptainConnection:
         beat: Callable[[int], ev.Heartbeat],
         receive: Callable[[messages.CaptainMessage], None],
     ) -> None:
-        """`join` and `beat` create the messages to send; heartbeats are numbered. `receive` is called with messages
-        that are not about the connection itself."""
+        """`join` and `beat` create the messages to send; heartbeats are numbered. `receive` is called with all messages
+        except those about the connection itself."""
         self._options, self._loop, self._echo = options, loop, echo
         self._join, self._heartbeat, self._receive = join, beat, receive
         self._tls = context(options.tls, "member", server=False)
@@ -93,7 +93,7 @@ class CaptainConnection:
         self._dial_timer = self._loop.after(DIAL_LIMIT, self._dial_again)
 
     def _dial_again(self) -> None:
-        self._failure = f"no answer for {DIAL_LIMIT:g} s"
+        self._failure = f"no response for {DIAL_LIMIT:g} s"
         self.dial()
 
     def _connected(self) -> None:
@@ -255,5 +255,5 @@ class CaptainConnection:
     def _last_failure(self) -> str:
         """Why the captain cannot be reached, if a name server has answered; empty if unknown."""
         if self._lookup.waiting() > UNANSWERED:
-            return f"{endpoint(self._options.captain)[0]} is still being looked up"
+            return f"the name lookup of {endpoint(self._options.captain)[0]} has not finished"
         return f"{self._options.captain}: {self._failure}" if self._failure else ""

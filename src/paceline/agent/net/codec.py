@@ -18,7 +18,7 @@ MANY = 100_000  # items of a list or an object
 _LARGEST = 2**53
 
 Seconds = float
-Share = float  # of memory
+Share = float  # fraction of memory in use
 PartCount = int
 
 Reader = Callable[[Any], Any]

@@ -14,7 +14,7 @@ from paceline.agent.records import record
 from paceline.agent.transfers.requests import Failure
 from paceline.storage.snapshots.manifest import File, SnapshotId
 
-FILES_AT_ONCE = 500  # of a snapshot, in one message: even with the longest paths within the size limit of a message
+FILES_AT_ONCE = 500  # files of a snapshot in one message: even with the longest paths, this is below the size limit
 
 # ---- from members
 
@@ -74,12 +74,12 @@ def member_message(event: ev.MemberEvent) -> Message:
 
 
 def read_member(message: Message, host: str) -> ev.MemberEvent | None:
-    """A message of a joined member; None for an unknown kind (a newer agent may send more kinds)."""
+    """A message from a joined member; None for an unknown kind (a newer agent may send more kinds)."""
     return cast("ev.MemberEvent | None", _FROM_MEMBERS.decode(message, host=host))
 
 
 def stored_messages(host: str, task: str, snapshot: SnapshotId, files: tuple[File, ...]) -> Iterator[ev.PartStored]:
-    """As many messages as it takes to list all files."""
+    """The messages that together list all files."""
     for at in range(0, max(1, len(files)), FILES_AT_ONCE):
         more = at + FILES_AT_ONCE < len(files)
         yield ev.PartStored(host, task, snapshot, files[at : at + FILES_AT_ONCE], at=at, more=more)
@@ -153,5 +153,5 @@ def captain_message(message: CaptainMessage) -> Message:
 
 
 def read_captain(message: Message, host: str) -> CaptainMessage | None:
-    """A message of the captain; None for an unknown kind."""
+    """A message from the captain; None for an unknown kind."""
     return cast("CaptainMessage | None", _FROM_CAPTAIN.decode(message, host=host))

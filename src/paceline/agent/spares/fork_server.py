@@ -176,7 +176,7 @@ def _become_task(fds: "list[int]", preloaded: "Any", agent: int, libc: "Any") ->
 
 
 def _refresh_process_state(preloaded: "Any") -> None:
-    """Renews what two new interpreters would not share."""
+    """Resets state that two new interpreters would not share, such as random seeds."""
     numpy_random = preloaded.module("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -99,7 +99,7 @@ def _lists() -> "dict[str, list[Any]]":
 
 
 def _filters_changed() -> None:
-    """Notifies the C part of warnings; the function for this has had several names."""
+    """Notifies the C part of the warnings module; the function for this has several names, depending on the version."""
     for name in ("_filters_mutated", "_filters_mutated_lock_held"):
         mutated = getattr(warnings, name, None)
         if mutated is not None:

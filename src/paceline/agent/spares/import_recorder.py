@@ -26,7 +26,7 @@ _HOOKS = {
     "PACELINE_PATCH_KERAS": ("keras", "keras_fit.py"),
 }
 _MOST_MODULES = 20_000
-_UNWRITTEN_S = 0.02  # of imports that may stay unrecorded if a task is killed
+_UNWRITTEN_S = 0.02  # seconds of imports that may stay unrecorded if a task is killed
 _BETWEEN_COUNTS_S = 0.001
 _EXIT_DELAY_S = 0.05
 
@@ -145,7 +145,7 @@ class Recorder:
 
     Modules that these import in turn are not recorded: there are thousands, which would slow down every start.
     A line is the name of a module, or the state from there on: how the environment differs from the start, sys.path,
-    and whether the program had threads of its own by then, after which it cannot be restarted.
+    and whether the program had started threads by then, after which it cannot be restarted.
     """
 
     def __init__(self, fd: int) -> None:

@@ -201,9 +201,9 @@ class HiddenModuleFinder:
             if changes.get(name, _MISSING) != group.environment.get(name, _MISSING)
         }
         if names:
-            return f"{group.root} is imported with other values of {', '.join(sorted(names)[:5])} than last time"
+            return f"{group.root} is imported with different values of {', '.join(sorted(names)[:5])} than last time"
         if sys.path != group.path:
-            return f"{group.root} is imported with another sys.path than last time"
+            return f"{group.root} is imported with a different sys.path than last time"
         return ""
 
     def restart_cold(self, reason: str, final: bool) -> None:

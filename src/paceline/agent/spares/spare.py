@@ -21,7 +21,7 @@ from paceline.agent import machine
 from paceline.agent.tasks.python_command import Python
 
 REPORT_FD = 3  # the report socket of a task
-_FIRST_FREE = 64  # for our inherited descriptors, so that they do not change the numbers that a program gets
+_FIRST_FREE = 64  # our inherited descriptors get high numbers, so that a program gets the usual ones
 _MOST_BYTES = 4 << 20
 _PACKAGE = Path(__file__).parents[2]
 _SITE = _PACKAGE / "frameworks" / "site"
@@ -164,7 +164,7 @@ class Spare:
             if name.startswith(("PYTHON", "LD_")) and environment.get(name) != self._environment.get(name)
         }
         if different:
-            raise ValueError(f"{', '.join(sorted(different))} cannot be set late: Python reads it at startup")
+            raise ValueError(f"{', '.join(sorted(different))} cannot be changed in a spare: Python reads it at startup")
         again = _hooked(environment, "cold", -1)
         added = {name: value for name, value in again.items() if environment.get(name) != value}
         self._send("start", {"environment": dict(environment), "again": added}, stdout_fd, stderr_fd, report_fd)

@@ -1,1 +1,1 @@
-"""Starts, watches and ends the tasks of a host, and finds out why they ended."""
+"""Starts, monitors and ends the tasks of a host, and determines why they ended."""

@@ -19,7 +19,7 @@ from paceline.agent.tasks.exit_causes import Raised
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.plan import Task
 
-SAMPLES = 6  # of CPU time, one a beat
+SAMPLES = 6  # samples of CPU time, one per heartbeat
 EXIT_WITHIN = 5.0  # seconds after an uncaught exception; some programs wait for their peers for minutes
 
 
@@ -52,9 +52,9 @@ class Attempt:
         self.raised: Raised | None = None
         self.ingest_failure: tuple[str, str] | None = None  # cause and detail, as reported by an ingest process
         self.raised_at = 0.0
-        self.exited = False  # and waited for: its pid may be reused
+        self.exited = False  # the process has ended and was reaped: its pid may be reused
         self._deadline: tuple[float, Timer] | None = None
-        self.gives_up: Callable[[], None] | None = None  # cancels what is still done for it after its process has ended
+        self.gives_up: Callable[[], None] | None = None  # cancels the work that remains after its process has ended
         self.state = ""
         self._cpu = deque([(now, 0.0)], maxlen=SAMPLES)
         self._loop = loop
@@ -101,7 +101,7 @@ class Attempt:
             elif not self.exited:
                 os.kill(self.pid, number)
         except ProcessLookupError:
-            if whole_group:  # a spare has just forked it: it has no process group of its own yet
+            if whole_group:  # a spare has just forked it: it does not have its own process group yet
                 self.signal(number, whole_group=False)
         except PermissionError:
             pass
@@ -193,7 +193,7 @@ class Attempt:
         return machine.state(self.pid)[0] in ("T", "t")
 
     def doing(self) -> str:
-        """What a hanging task does: "stopped", "waiting", or "busy" with the share of a core that it has used."""
+        """What a hung task is doing: "stopped", "waiting", or "busy" with the share of a core that it has used."""
         if self.is_stopped():
             return "stopped"
         cpu = machine.state(self.pid)[1]

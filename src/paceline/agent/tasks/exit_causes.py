@@ -61,13 +61,13 @@ def classify(
 ) -> Cause:
     """Why the task ended.
 
-    `status`: from waitpid. `asked_to_leave`: whether its host was asked to leave. `out_of_memory`: a text if the kernel
+    `status`: from waitpid. `asked_to_leave`: whether its host must shut down. `out_of_memory`: a text if the kernel
     killed it. `raised`: the uncaught exception that it reported; if None, its log is searched for one.
     """
     number = signal_of(status)
     end = list(tail)[-_LOOK_BACK:]
     if asked_to_leave:  # even with exit code 0: many programs exit normally on SIGTERM, but unfinished
-        return Cause("preempted", "its host was asked to leave (SIGTERM)")
+        return Cause("preempted", "its host was asked to shut down (SIGTERM)")
     if number == 0 and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         return Cause("")
     if number == signal.SIGKILL and out_of_memory:

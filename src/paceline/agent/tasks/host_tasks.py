@@ -1,4 +1,4 @@
-"""The tasks of a host: starts, watches and ends each attempt, and kills the processes that it leaves behind."""
+"""The tasks of a host: starts, monitors and ends each attempt, and kills the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HostTasks:
         echo: Echo | None,
         on_all_ended: Callable[[], None],
     ) -> None:
-        """`on_all_ended`: called when the host is leaving and its last task has ended."""
+        """`on_all_ended`: called when the host is shutting down and its last task has ended."""
         self._plan, self._options, self._loop = plan, options, loop
         self._connection, self._snapshots, self._evaluators, self._echo = connection, snapshots, evaluators, echo
         self._on_all_ended = on_all_ended
@@ -56,7 +56,7 @@ class HostTasks:
         self.attempts: dict[str, Attempt] = {}
         self._exits: dict[str, ev.TaskExit] = {}
         self._exit_at: dict[str, float] = {}
-        self._ending: dict[str, int] = {}  # task -> attempt; the captain awaits their end
+        self._ending: dict[str, int] = {}  # task -> attempt that the captain has asked to end
         self._states: dict[str, str] = {}
         self._stacks: dict[str, str] = {}
         self._early_exits: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
@@ -135,7 +135,7 @@ class HostTasks:
                 self._on_start_failed(attempt, error)
 
     def _last_generation(self) -> int:
-        """The highest generation of this host, including those of earlier agents: numbers only grow."""
+        """The highest generation of this host, including those of earlier agents: numbers only increase."""
         try:
             with open(self._generation_file) as file:
                 return int(file.read())
@@ -279,7 +279,7 @@ class HostTasks:
         self._evaluators.attempt_ended(name)
         self.reached = max(self.reached, attempt.step or 0)
         if attempt.cold_because:
-            self._launcher.disable_spares(f"{name} starts cold from now on: {attempt.cold_because}")
+            self._launcher.disable_spares(f"{name} starts without a spare from now on: {attempt.cold_because}")
         if attempt.state:
             self._states[name] = attempt.state
         if attempt.requested_end == ins.ABORT:
@@ -390,7 +390,7 @@ class HostTasks:
             attempt.kill()
 
     def kill_unasked(self) -> None:
-        """Without a request of the captain, which receives a report when it returns."""
+        """Kills tasks without a request from the captain, which receives a report when it is back."""
         self.kill()
         for name, attempt in self.attempts.items():
             self._ending.setdefault(name, attempt.number)

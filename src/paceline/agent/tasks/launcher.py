@@ -21,9 +21,9 @@ from paceline.frameworks import amx, environment, tensorflow_server
 from paceline.plan import Plan
 
 SETTLED = 3.0  # seconds without an import, after which a program has imported what it needs
-SPARE_DEATHS = 3  # after which no more spares are started
+SPARE_DEATHS = 3  # spares that may end before no more are started
 SPARE_ANSWERS = 10.0  # seconds that a spare may take to fork
-SPARE_NICE = 5  # training has priority, but the spare must become ready at some point
+SPARE_NICE = 5  # training has priority, but the spare must become ready eventually
 MARGIN = 256 * 1024 * 1024  # bytes of memory to leave free
 
 
@@ -53,7 +53,7 @@ class TaskLauncher:
         self.python = parse_command(self._command, self._interpreter)
         self._static = self._static_environment(len(host.tasks))
         self._record_path = f"{options.folder}/logs/.{options.host}.imports"
-        self._record_mtime = 0, 0.0  # of the record, in ns, and when it was first observed
+        self._record_mtime = 0, 0.0  # modification time of the record, in ns, and when it was first observed
         self._spare: spare.Spare | None = None
         self._spare_ready = False
         self._spare_deaths = 0
@@ -150,7 +150,7 @@ class TaskLauncher:
         need = machine.resident(first.pid) + MARGIN
         if memory.free() < need:
             shortage = f"{need >> 20} MiB of memory needed, {memory.free() >> 20} MiB free"
-            self.disable_spares(f"{self._options.host} keeps no spare: {shortage}")
+            self.disable_spares(f"{self._options.host} does not use spares: {shortage}")
             return
         try:
             record = spare.read_record(Path(self._record_path))
@@ -159,7 +159,7 @@ class TaskLauncher:
                 return
             self._spare = spare.Spare.spawn(self.python, self._static, self._work, record, nice=SPARE_NICE)
         except (OSError, ValueError) as error:
-            self.disable_spares(f"{self._options.host} keeps no spare: {error}")
+            self.disable_spares(f"{self._options.host} does not use spares: {error}")
             return
         self._loop.watch(self._spare, selectors.EVENT_READ, self._read_spare)
 
@@ -197,7 +197,7 @@ class TaskLauncher:
                 os.killpg(self._spare.pid, signal.SIGKILL)  # including forks that are not tasks yet
             except ProcessLookupError:
                 pass
-            self._on_spare_failed(f"it did not answer for {SPARE_ANSWERS:g} s")
+            self._on_spare_failed(f"the spare did not respond for {SPARE_ANSWERS:g} s")
 
     def awaits_spare(self) -> bool:
         """Whether a spare is forking a task whose pid is not known yet."""
@@ -210,16 +210,16 @@ class TaskLauncher:
         return False
 
     def _on_spare_ended(self) -> None:
-        """It is started again, up to SPARE_DEATHS times in all."""
+        """The spare is restarted, until SPARE_DEATHS spares have ended."""
         self._spare_deaths += 1
         self._drop_spare()
         if self._spare_deaths >= SPARE_DEATHS:
-            self.disable_spares(f"{self._options.host} keeps no spare: it ended {self._spare_deaths} times")
+            self.disable_spares(f"{self._options.host} does not use spares: they ended {self._spare_deaths} times")
         self._start_pending_cold()
 
     def _on_spare_failed(self, reason: str) -> None:
         self._drop_spare()
-        self.disable_spares(f"{self._options.host} keeps no spare: {reason}")
+        self.disable_spares(f"{self._options.host} does not use spares: {reason}")
         self._start_pending_cold()
 
     def _start_pending_cold(self) -> None:

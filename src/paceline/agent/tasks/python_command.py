@@ -55,7 +55,7 @@ def parse_command(argv: Sequence[str], interpreter: str, path: str | None = None
 
 
 def parse_python(argv: Sequence[str]) -> Python | None:
-    """The Python program that `argv` runs, by its words alone, without a look at any file."""
+    """The Python program that `argv` runs, according to its arguments alone: no file is read."""
     return _parse(argv[0], list(argv[1:])) if argv and _PYTHON.fullmatch(Path(argv[0]).name) else None
 
 

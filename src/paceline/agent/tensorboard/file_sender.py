@@ -1,4 +1,4 @@
-"""Sends the TensorBoard files of a host to the TensorBoard pod, in a thread of its own, so nothing waits for it."""
+"""Sends the TensorBoard files of a host to the TensorBoard pod, in a separate thread, so nothing waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.agent.tensorboard.generation_notes import GenerationNotes, notes_p
 from paceline.storage.event_files import find
 
 EVERY_S = 3.0
-MAX_BUSY = 0.05  # share of time: if a sweep takes long, the next one comes later
+MAX_BUSY = 0.05  # fraction of time for sweeps: if one takes long, the next one comes later
 PING_S = 20.0
 PART_BYTES = 256 * 1024
 FILES_PER_REQUEST = 500

@@ -1,4 +1,4 @@
-"""A file that says which generation wrote which TensorBoard files; hosts on one machine share file and folder."""
+"""A file that records which generation wrote which TensorBoard files; hosts on one machine share file and folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GenerationNotes:
             return Notes()
 
     def begin(self, generation: int, after: tuple[int, int] | None, files: Callable[[], Iterable[str]]) -> bool:
-        """Returns whether this is the first host to begin it. `files`: lists the files that have no writer any more."""
+        """Returns whether this is the first host to begin it. `files`: lists the files that no longer have a writer."""
         with alone(os.path.dirname(self._path)):
             notes = self.read()
             if generation <= notes.generation:

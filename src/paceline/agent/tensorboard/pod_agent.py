@@ -151,7 +151,7 @@ class TensorBoardPod:
     # ---- TensorBoard
 
     def _restarted(self, problem: str) -> None:
-        text = f"TensorBoard in {self._image} ended ({problem}) and is restarted"
+        text = f"TensorBoard in {self._image} ended ({problem}) and is being restarted"
         self._report(f"{text}; its output is in the log of its pod")
 
     def _report(self, problem: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.storage.event_files import After, EventFiles, find, is_event_file, mark_cut
 
-MOST_BYTES = 4 * 1024 * 1024 * 1024  # of all files: the node's disk is shared
+MOST_BYTES = 4 * 1024 * 1024 * 1024  # total size of all files: the node's disk is shared
 MOST_FILES = 20_000
 PATH_LIMIT = 1024
 DEPTH_LIMIT = 32
@@ -38,7 +38,7 @@ class ReceivedFiles:
 
     def append(self, host: str, path: str, at: int, data: bytes, anew: bool = False) -> int:
         """Returns the new size of the file. A part that does not begin where the file ends is ignored: send it again
-        from there. `anew`: the file was replaced on its host; the bytes received so far are discarded.
+        from there. `anew`: the file was replaced on its host: discard the bytes received so far.
         """
         if not is_valid_path(path):
             raise Refusal(f"the path must be relative, without '..', and at most {PATH_LIMIT} characters long")
@@ -55,7 +55,7 @@ class ReceivedFiles:
             raise Refusal(error.strerror or str(error)) from None
 
     def trim(self, host: str, has: Set[str], after: After) -> None:
-        """Trims files that the host does not have any more: an earlier instance of the host wrote them."""
+        """Trims files that the host no longer has: an earlier instance of the host wrote them."""
         folder = f"{self._hosts}/{host}"
         orphans = [path for path in find(folder) if path not in has] if os.path.isdir(folder) else []
         if not orphans:

@@ -18,7 +18,7 @@ from paceline.agent.options import Options, endpoint
 from paceline.plan import TENSORBOARD
 from paceline.storage.event_files import FileStamps, event_files, last_cut
 
-MIN_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # between two starts
+MIN_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds between two starts
 STEADY_S = 60.0  # once it has run that long, the delay is reset
 PROBE_S = 60.0  # time limit for an interpreter on a busy machine to start
 CHECK_S = 3.0
@@ -30,7 +30,7 @@ LIGHT = (
     "import sys, types; sys.modules['tensorboard.compat.notf'] = types.ModuleType('notf'); "
     "sys.argv[0] = 'tensorboard'; from tensorboard.main import run_main; run_main()"
 )
-NOT_INSTALLED = "TensorBoard is not installed"  # a pod's message begins with it; clients then stop waiting
+NOT_INSTALLED = "TensorBoard is not installed"  # a pod's message that begins with this text makes clients stop waiting
 _PROBE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorboard') is None)"
 
 
@@ -120,7 +120,7 @@ def main(options: Options, beat: Callable[[Loop], None]) -> int:
     loop = Loop()
 
     def report(problem: str) -> None:
-        print(f"TensorBoard ended ({problem}) and is restarted", flush=True)
+        print(f"TensorBoard ended ({problem}) and is being restarted", flush=True)
 
     folder = f"{options.folder}/{TENSORBOARD}"
     server = TensorBoardServer(loop, options.interpreter, folder, endpoint(options.listen), memory or MEMORY, report)

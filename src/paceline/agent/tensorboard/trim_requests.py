@@ -1,5 +1,5 @@
-"""Keeps one curve per tag in TensorBoard across restarts: notes when a generation begins, and which files have lost
-their writers. The porter then trims the files, so nothing waits for it.
+"""Keeps one curve per tag in TensorBoard across restarts: notes when a generation begins, and which files no longer
+have a writer. The porter then trims the files, so nothing waits for it.
 """
 
 from __future__ import annotations

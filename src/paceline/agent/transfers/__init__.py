@@ -1,1 +1,1 @@
-"""Snapshots and logs on their way between a host and the store, by a process of their own."""
+"""Transfers of snapshots and logs between a host and the store, in a separate process."""

@@ -48,7 +48,7 @@ class EvaluatorCopies:
         remove: Callable[[Iterable[str]], None],
         reply: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """`send`: to the captain. `reply`: to a task. `remove`: deletes folders on this machine."""
+        """`send`: to the captain. `reply`: sends a message to a task. `remove`: deletes folders on this machine."""
         self._host = options.host
         self._parents = [f"{options.folder}/evaluating", f"{options.folder}/evaluated"]
         self._copies, self._results = self._parents[0], f"{self._parents[1]}/{options.host}"
@@ -89,7 +89,7 @@ class EvaluatorCopies:
             self._remove([f"{folder}/{name}" for name in os.listdir(folder)])
 
     def _finish(self, result: ev.SnapshotEvaluated) -> None:
-        """Writes the result to disk first: the snapshot is not evaluated again, whatever dies now."""
+        """Writes the result to disk first: the snapshot is not evaluated again, whichever process dies now."""
         self._unacknowledged[result.snapshot] = result
         with contextlib.suppress(OSError):  # a full disk: this agent still has the result in memory
             os.makedirs(self._results, exist_ok=True)

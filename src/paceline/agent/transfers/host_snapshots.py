@@ -1,4 +1,4 @@
-"""Snapshots on a host: collects those that tasks save, uploads them when the captain says so, fetches those to restore.
+"""Snapshots on a host: collects those that tasks save, uploads them on request, fetches those to restore.
 
 <folder>/staging/<task>/g<generation>/step-<n>     written by the task
 <folder>/held/<task>/step-<n>-g<generation>        collected by the agent, until the captain has it deleted
@@ -34,7 +34,7 @@ from paceline.storage.watched.folder_contents import ABOUT
 
 ABOUT_LIMIT = 8 * 1024 * 1024
 MAX_PARTS = 100_000
-MAX_ENTRIES = 100  # of metrics and versions
+MAX_ENTRIES = 100  # entries of `metrics` and of `versions`
 MAX_COPIES = 3  # kept for evaluators
 RETRY_S = 2.0  # seconds until a failed fetch is retried
 BOOT = "boot"  # a file next to the held parts: the boot id of the machine that wrote them
@@ -55,7 +55,7 @@ class HostSnapshots:
         send: Callable[[ev.MemberEvent], None],
         notify: Callable[..., None],
     ) -> None:
-        """`send`: to the captain. `notify`: shows a text to the user."""
+        """`send`: sends an event to the captain. `notify`: shows a text to the user."""
         self._plan, self._options, self._loop = plan, options, loop
         self._send, self._notify = send, notify
         host = plan.host(options.host)
@@ -74,7 +74,7 @@ class HostSnapshots:
         self._preparing: tuple[SnapshotId | None, int] | None = None
         self._prepared: tuple[SnapshotId | None] | None = None  # not used by a task yet
         self._is_fetching = False  # a copy for evaluators
-        self._newest: SnapshotId | None = None  # for evaluators
+        self._newest: SnapshotId | None = None  # the newest snapshot to copy for evaluators
         self._next_fetch: SnapshotId | None = None  # for evaluators, once the current fetch has ended
         self._discard_other_boots()
 

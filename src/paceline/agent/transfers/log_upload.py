@@ -54,7 +54,7 @@ class LogUpload:
             state = {"life": life, "number": 1, "begins": dict.fromkeys(files, 0)}
         self._life, self._number = str(state["life"]), int(state["number"])
         self._begins: dict[str, int] = state["begins"]
-        self._ends: dict[str, int] = dict(self._begins)  # of the current piece as last sent
+        self._ends: dict[str, int] = dict(self._begins)  # file -> end of the current piece as last sent
         if self._write_state(self._number, self._begins):
             # A random delay, so that hosts that start together do not upload at the same time.
             loop.after(EVERY * os.urandom(1)[0] / 256, self._upload_regularly)
@@ -111,10 +111,10 @@ class LogUpload:
             self._start_next_piece()
         elif not self._has_warned:
             self._has_warned = True
-            # The reason has no names of this host in it: the captain shows a warning of several hosts once.
+            # The reason does not name this host: the captain shows the same warning from several hosts only once.
             reason = failure.reason or failure.text
             self._warn(f"cannot upload the run's logs and events to {self._location} ({reason}); retrying")
-        # After the end, try twice: if the captain serves the location, only now may it show that it was replaced.
+        # After the end, try twice: the first failure may only show that the captain, which serves it, was replaced.
         may_continue = failure is None or (self._then is not None and not self._last_failed)
         self._last_failed = self._then is not None and failure is not None
         if not (may_continue and self._upload(1 if self._then else LARGE)) and self._then is not None:

@@ -65,7 +65,7 @@ class Porter:
         scratch: str = "",
     ) -> None:
         """`rate`: limit in bytes per second for uploads. `lanes`: each has its own thread. `origin`: the snapshot that
-        the run starts from, shown to users as `called`; it is copied by way of the folder `scratch`."""
+        the run starts from, shown to users as `called`; it is copied through the folder `scratch`."""
         self._short, self._transfers, self._archive = short, transfers, archive
         self._answer = answer
         self._rate = rate
@@ -75,7 +75,7 @@ class Porter:
         self._canceled: set[int] = set()
         self._capture: FolderCapture | None = None
         self._event_files: EventFiles | None = None
-        self._has_event_files = False  # those of an earlier instance of the host have been fetched
+        self._has_event_files = False  # whether event files of an earlier instance of the host have been fetched
         self._lanes: dict[str, queue.Queue[tuple[int, Request] | None]] = {lane: queue.Queue() for lane in lanes}
         self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
         for thread in self._threads:
@@ -110,7 +110,7 @@ class Porter:
             return req.Failure(
                 kind, str(error), bool(getattr(error, "is_transient", False)), getattr(error, "reason", "")
             )
-        except OSError as error:  # of this machine, such as a full disk
+        except OSError as error:  # an error of this machine, such as a full disk
             path, reason = error.filename or getattr(request, "folder", ""), error.strerror or str(error)
             return req.Failure(req.HERE, f"{path}: {reason}", True, reason)
         except Exception as error:  # every request must be answered

@@ -31,7 +31,7 @@ sys.exit(import_module(sys.argv[2]).main(sys.argv[3]))
 _HERE = os.path.abspath(__file__).rsplit(os.sep, 4)[0]  # a folder or an archive
 _READ_SIZE = 1 << 20
 ENDED = "the process that transfers snapshots ended"
-RESTART_S = 1.0  # until a porter that serves other hosts is restarted
+RESTART_S = 1.0  # seconds until a porter that serves other hosts is restarted
 
 
 def porter_settings(plan: Plan, options: Options) -> PorterSettings:

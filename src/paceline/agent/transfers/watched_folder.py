@@ -25,8 +25,8 @@ from paceline.plan import Plan
 from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.storage.watched.restore import TASKS, tidy
 
-RUN = "$PACELINE_RUN"  # in the folder's name: runs with the same working folder then watch different folders
-WARN_AFTER_S = 120.0  # of captures that fail because files keep changing
+RUN = "$PACELINE_RUN"  # allowed in the folder's name, so that runs with the same working folder watch different folders
+WARN_AFTER_S = 120.0  # seconds of captures that fail because files keep changing
 RETRY_S = 0.2  # seconds until the last capture is retried
 
 
@@ -52,7 +52,7 @@ class WatchedFolder:
         self._copies = f"{self._own}/{options.host}" if self._leader else ""
         self._inner = [work, options.folder, *filter(os.path.isabs, [options.snapshots, plan.snapshots.to])]
         self._request: int | None = None  # number of the current capture
-        self._step = 0  # of the last snapshot that was restored or captured
+        self._step = 0  # step of the last snapshot that was restored or captured
         self._late_since: float | None = None
         self._doubtful: req.Signatures = {}  # files that a task may have been writing when it died
         self._warned: set[str] = set()
@@ -95,7 +95,7 @@ class WatchedFolder:
             self._request_capture(attempt, self._leader, self._warn)
 
     def _request_capture(self, attempt: Attempt, leader: str, then: Callable[[req.Failure | None], None]) -> None:
-        """`leader`: empty once the leading task has ended well. `then`: receives the reason why nothing could be
+        """`leader`: empty once the leading task has succeeded. `then`: receives the reason why nothing could be
         captured; None if there is nothing left to capture."""
         to, step = f"{self._copies}/taken-{os.urandom(4).hex()}", attempt.step
 

@@ -23,7 +23,7 @@ from paceline.backends.kubernetes.objects import pods
 from paceline.view.wording import count, size
 
 OLDEST_VERSION = 1, 31
-CONNECT_S = 4.0  # the first answer takes at most 5 s, including the start of Python
+CONNECT_S = 4.0  # the first result appears within 5 s, including the start of Python
 _LEVEL = "pod-security.kubernetes.io/enforce"
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _OTHER_NAMESPACE = "choose another with -n NAME, or set the context's namespace"
@@ -65,7 +65,7 @@ def _server(cluster: Cluster) -> Check:
         response = cluster.request("read the server's version", lambda: client.get("/version"))
     try:
         info = response.json()
-        version = int(info["major"]), int(re.sub(r"\D.*", "", info["minor"]))  # some clusters answer "33+"
+        version = int(info["major"]), int(re.sub(r"\D.*", "", info["minor"]))  # some clusters report "33+"
     except (ValueError, KeyError, TypeError):
         return Check("server", WARN, f"{cluster.server} does not report its version (HTTP {response.status_code})")
     is_supported = version >= OLDEST_VERSION
@@ -130,7 +130,7 @@ def _quota(cluster: Cluster) -> Iterator[Check]:
 
 
 def _limits(cluster: Cluster) -> Iterator[Check]:
-    """The default resources of containers, and the least and most that they can request."""
+    """The default resources of containers, and the minimum and maximum that they can request."""
     try:
         ranges = cluster.request("list limit ranges", lambda: list(cluster.client.list(LimitRange)))
     except Refused:
@@ -156,7 +156,8 @@ def _admission(cluster: Cluster) -> Iterator[Check]:
         elif "cannot create resource" in message:
             yield Check("admission", OK, "not tested: no permission to create pods, which Paceline does not need")
         else:
-            is_temporary = "exceeded quota" in message or "denied" in message  # perhaps only this pod, or only now
+            # Perhaps only this pod is rejected, or only at the moment.
+            is_temporary = "exceeded quota" in message or "denied" in message
             remedy = "ask an administrator of the namespace: the captain of a run needs such a pod"
             yield Check("admission", WARN if is_temporary else FAIL, f"a captain's pod is refused: {message}", remedy)
         return
@@ -224,7 +225,7 @@ def _storage(cluster: Cluster) -> Iterator[Check]:
 
 
 def _not_checked(name: str, action: str, note: str = "") -> Check:
-    """A permission that Paceline does not need is missing; this is no problem."""
+    """An optional permission is missing, so something could not be checked."""
     return Check(name, OK, f"not checked: no permission to {action}" + (f"; {note}" if note else ""))
 
 

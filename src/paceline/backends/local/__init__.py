@@ -145,8 +145,8 @@ def page_for(plan: Plan) -> tuple[str, str]:
 
 
 def stop(folder: Path, reason: str, timeout: float) -> bool:
-    """Ask the captain to stop the run, and wait. If it does not answer, kill the run."""
-    give_up_at = time.monotonic() + 10  # a captain that is starting answers soon
+    """Ask the captain to stop the run, and wait. If it does not respond, kill the run."""
+    give_up_at = time.monotonic() + 10  # a captain that is starting will respond soon
     while not stop_request.ask_to_stop(folder, reason):
         if not alive(folder):
             return True
@@ -168,7 +168,7 @@ def kill(folder: Path) -> None:
         try:
             info = json.loads((folder / "run.json").read_text())
             if info["machine"] != platform.node():
-                raise CannotRun(f"{folder.name} runs on {info['machine']}", remedy="stop it there")
+                raise CannotRun(f"{folder.name} is running on {info['machine']}", remedy="stop it there")
             os.kill(info["supervisor"], signal.SIGTERM)
         except (OSError, ValueError, KeyError):
             pass

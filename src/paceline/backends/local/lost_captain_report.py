@@ -1,4 +1,4 @@
-"""Writes the report of a run whose captain could not, from the state that the captain saved."""
+"""Writes the report of a run if its captain could not, from the state that the captain saved."""
 
 from __future__ import annotations
 

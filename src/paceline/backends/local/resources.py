@@ -1,4 +1,4 @@
-"""What this machine offers a run: cores, GPUs, and the interpreter that `python` stands for."""
+"""The resources of this machine for a run: cores, GPUs, and the interpreter that `python` means."""
 
 from __future__ import annotations
 

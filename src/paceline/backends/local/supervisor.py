@@ -22,9 +22,9 @@ from paceline.plan import CAPTAIN, TENSORBOARD, Plan, with_absolute_paths
 from paceline.view.run_folders import home
 
 RUN_ENDED = (0, FAILED)  # exit codes of a captain that has ended the run
-PATIENCE = 5.0  # seconds for members to leave after the captain
-TENSORBOARD_RESTART_S = 5.0  # until TensorBoard's agent is replaced: nothing depends on it
-MAX_REPLACEMENTS = 20  # of one host in a minute
+PATIENCE = 5.0  # seconds for members to exit after the captain
+TENSORBOARD_RESTART_S = 5.0  # seconds until TensorBoard's agent is replaced: nothing depends on it
+MAX_REPLACEMENTS = 20  # crashes of one host within a minute
 
 
 def supervise(
@@ -37,7 +37,7 @@ def supervise(
     pipe: int,
     page: str = "",
 ) -> NoReturn:
-    """Runs in a process of its own (forked, which is fast) and never returns. `page`: the address on which TensorBoard
+    """Runs in its own process (forked, which is fast) and never returns. `page`: the address on which TensorBoard
     listens; empty: no TensorBoard."""
     code = 70
     try:
@@ -118,7 +118,7 @@ class Supervisor:
     def _start(self, host: str) -> None:
         if self._has_ended:
             return
-        pid = os.fork()  # an agent's modules are already imported here
+        pid = os.fork()  # forked, not started: this process has already imported an agent's modules
         if pid == 0:
             _run_agent(self._options[host])
         self._pids[pid] = host
@@ -133,7 +133,7 @@ class Supervisor:
             self._has_ended = True
             self._loop.after(PATIENCE, self._loop.stop)
             for other, name in self._pids.items():
-                if name == TENSORBOARD:  # not a member: it does not hear from the captain
+                if name == TENSORBOARD:  # not a member: the captain does not tell it to end
                     os.kill(other, signal.SIGUSR1)
         elif not self._has_ended and code != 0:
             self._replace(host)
@@ -210,7 +210,7 @@ def _end_children(hosts: set[int]) -> None:
 
 
 def _claim(plan: Plan) -> str:
-    """The folder that stands in for a volume claim on this machine, shared by all runs; empty: the job names none."""
+    """The folder that replaces a volume claim on this machine, shared by all runs; empty: the job has no claim."""
     name, path = ("", "") if plan.ingest is None else plan.ingest.claimed
     return str(home() / "claims" / name / path) if name else ""
 

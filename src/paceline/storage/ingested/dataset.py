@@ -1,4 +1,4 @@
-"""Ingested data in a store: files in a folder of their own, and the manifest last. Without it, the data does not exist.
+"""Ingested data in a store: files in a separate folder; a manifest, written last, makes the data valid.
 
 <to>/<fingerprint>/...             the first data built from these inputs
 <to>/<fingerprint>-2/...           the next: nothing is overwritten or deleted
@@ -40,8 +40,8 @@ _NAME = re.compile(r"[0-9a-f]{16}(-[1-9][0-9]{0,5})?")
 class DatasetManifest:
     """The files that an ingest has built."""
 
-    name: str  # of the folder
-    run: str  # that built it
+    name: str  # name of the folder
+    run: str  # the run that built it
     at: str
     files: tuple[File, ...]
 
@@ -115,8 +115,8 @@ class DatasetStore:
     # ---- building
 
     def scratch(self, otherwise: str) -> str:
-        """Create an empty folder to write to: at the location itself if it is a folder, so that nothing is copied. What
-        a killed ingest has left there is deleted. `otherwise`: the parent folder if the location is a bucket."""
+        """Create an empty folder to write to: at the location itself if it is a folder, so that nothing is copied.
+        Leftovers of a killed ingest are deleted. `otherwise`: the parent folder if the location is a bucket."""
         parent = self._to.rstrip("/") if isinstance(self._store, FolderStore) else otherwise
         prefix = f"{_SCRATCH}{self._fingerprint}-"
         try:
@@ -131,7 +131,7 @@ class DatasetStore:
         return folder
 
     def put(self, folder: str, name: str, sent: Sent, should_continue: ContinueCheck = always) -> tuple[File, ...]:
-        """Move or send all files of the folder; the data is not complete yet. `sent`: from an earlier attempt."""
+        """Move or send all files of the folder; the data is not complete yet. `sent`: files sent earlier."""
         paths = sorted(files_of(folder, "data"))
         if not paths:
             raise Unfit("the command succeeded, but PACELINE_INGEST_DIR is empty")

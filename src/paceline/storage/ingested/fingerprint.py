@@ -32,7 +32,7 @@ def fingerprint(
     listing: Listing,
     without: str = "",
 ) -> str:
-    """`folder`: of the code. `without`: a folder or an address that is not an input, as the data is written there."""
+    """`folder`: the code folder. `without`: a folder or an address that is not an input: the data is written there."""
     entries: list[Any] = []
     for each in named(command, folder, without) if inputs is None else inputs:
         if each.startswith("$"):

@@ -17,8 +17,8 @@ from typing import Any, Callable
 from paceline.storage.snapshots.manifest import VERSION, Damaged, read_object
 from paceline.storage.stores.protocol import Store, StoreError
 
-AGAIN_S = 10.0  # between two renewals
-GONE_S = 60.0  # without a renewal, the holder is presumed dead
+AGAIN_S = 10.0  # seconds between two renewals
+GONE_S = 60.0  # seconds without a renewal after which the holder is presumed dead
 _BYTES = 64 * 1024
 _RECORD = re.compile(r"[0-9]{8}\.json")
 
@@ -32,14 +32,14 @@ class Record:
     number: int
     run: str  # empty: the lease is free
     by: str  # unique id of the holder
-    process: str = ""  # of the holder; on the same machine, this tells whether it lives
+    process: str = ""  # process of the holder; on the same machine, this shows whether it is alive
 
 
 class Lease:
     def __init__(
         self, store: Store, folder: str, run: str, clock: Callable[[], float] = time.monotonic, process: str = ""
     ) -> None:
-        """`folder`: of the records. `process`: the holder's; empty: this process."""
+        """`folder`: contains the records. `process`: the holder's process; empty: this process."""
         self._store, self._folder = store, folder
         self._run, self._by, self._process = run, os.urandom(8).hex(), process or this_process()
         self._clock = clock

@@ -14,7 +14,7 @@ MOST_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Evaluation:
-    task: str  # which evaluator
+    task: str  # name of the evaluator
     metrics: Mapping[str, float] = field(default_factory=dict)
     at: str = ""
 

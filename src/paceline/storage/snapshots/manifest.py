@@ -11,8 +11,8 @@ from typing import Any
 from paceline.errors import PacelineError
 
 VERSION = 1
-MOST_BYTES = 64 * 1024 * 1024  # of a manifest
-FILE_BYTES = 100  # of a file in a manifest, besides its path
+MOST_BYTES = 64 * 1024 * 1024  # bytes of a manifest
+FILE_BYTES = 100  # bytes of a file in a manifest, besides its path
 PATH_LIMIT = 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"step-(0|[1-9][0-9]{0,15})-g(0|[1-9][0-9]{0,7})")
@@ -27,7 +27,7 @@ class Gone(Damaged):
 
 
 class Newer(PacelineError):
-    """Written by a newer version of Paceline, in a format that this one does not know."""
+    """A newer version of Paceline wrote it, in a format that this version does not support."""
 
 
 @dataclass(frozen=True, order=True)

@@ -23,14 +23,14 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
 @dataclass(frozen=True)
 class Origin:
     address: str  # as shown to the user
-    location: str = ""  # of the run's snapshots; empty: a plain folder
+    location: str = ""  # location of the run's snapshots; empty: a plain folder
     run: str = ""
     id: SnapshotId | None = None  # None: the newest that can be read
 
 
 @dataclass(frozen=True)
 class Adopted:
-    id: SnapshotId  # of the copy
+    id: SnapshotId  # id of the copy
     origin: str
     size: int
     passed: tuple[str, ...] = ()  # why newer snapshots were skipped
@@ -138,4 +138,4 @@ def _compare(sent: Part, committed: Part, folder: str) -> None:
     files: dict[str, File] = {file.path: file for file in sent.files}
     for file in committed.files:
         if files.get(file.path) != file:
-            raise Damaged(f"{folder}/{file.path} is {'damaged' if file.path in files else 'gone'}")
+            raise Damaged(f"{folder}/{file.path} is {'damaged' if file.path in files else 'missing'}")

@@ -1,4 +1,4 @@
-"""The snapshots of one run in one store: parts first, the manifest last. Without it, a snapshot does not exist."""
+"""The snapshots of one run in one store: the manifest is written last; without it, a snapshot does not exist."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SnapshotRepository:
         self._token, self._location = token, location
         self._records: dict[str, Record] = {}  # records never change
         self._sending: SnapshotId | None = None  # the snapshot that was sent last,
-        self._sent: dict[str, Sent] = {}  # and by task, the files that were sent before it failed
+        self._sent: dict[str, Sent] = {}  # and the files that were sent before it failed, by task
 
     # ---- reading
 
@@ -89,7 +89,7 @@ class SnapshotRepository:
         name = self._manifest(id)
         data = self._store.read(name, manifest.MOST_BYTES)
         if data is None:
-            raise Gone(f"{name} is gone")
+            raise Gone(f"{name} is missing")
         parsed = manifest.parse(data, name)
         if (parsed.run, parsed.id) != (self.run, id):
             raise Damaged(f"{name} is the manifest of another snapshot: {parsed.run} {parsed.id}")
@@ -115,7 +115,7 @@ class SnapshotRepository:
         if data is None:
             if not self.taken():
                 self._store.create(name, Record(0, None, self._token).to_bytes())
-            data = self._store.read(name, _RECORD_BYTES)  # of the run that was first
+            data = self._store.read(name, _RECORD_BYTES)  # the record of the run that came first
         if data is None or chain.parse(data, name).by != self._token:
             raise run_exists(self._location, self.run)
 
@@ -177,7 +177,7 @@ class SnapshotRepository:
         """Record the result and return the valid one: the first of two evaluations of a snapshot wins. Gone: the
         snapshot was deleted in the meantime."""
         if not self.has(id):
-            raise Gone(f"{self._manifest(id)} is gone")
+            raise Gone(f"{self._manifest(id)} is missing")
         name = f"{self.run}/{id}/{evaluation.NAME}"
         return result if self._store.create(name, result.to_bytes()) else self.evaluation(id) or result
 
@@ -227,7 +227,7 @@ class SnapshotRepository:
         try:
             digest = self._store.fetch(name, target, should_continue)
         except KeyError:
-            raise Gone(f"{name} is gone") from None
+            raise Gone(f"{name} is missing") from None
         _check_digest(name, digest, file)
 
     def check(self, id: SnapshotId, task: str, file: File, should_continue: ContinueCheck = always) -> None:
@@ -236,7 +236,7 @@ class SnapshotRepository:
         try:
             digest = self._store.digest(name, should_continue)
         except KeyError:
-            raise Gone(f"{name} is gone") from None
+            raise Gone(f"{name} is missing") from None
         _check_digest(name, digest, file)
 
     # ---- retention

@@ -19,19 +19,19 @@ AT_ONCE = 4  # pieces of a file in parallel
 SMALL = 8  # files in parallel that take one request each
 LARGE = 2  # files in parallel that take more; all pieces in flight are in memory
 IN_PARTS = PIECE  # bytes; larger files are sent in parts
-MOST_PARTS = 10_000  # of one file; the limit of all stores
+MOST_PARTS = 10_000  # parts of one file; the limit of all stores
 WHOLE = 256 * 1024 * 1024  # bytes; larger files are fetched in parts
 PART = 64 * 1024 * 1024
 CHUNK = 128 * 1024  # bytes: small enough to stay in the processor's cache until written and hashed
 ANSWER_S = 30.0
 CONNECT_S = 5.0
 MOST = 64 * 1024 * 1024  # bytes of what is created: manifests and records
-RETRY_S = 60.0  # for one request with all retries
+RETRY_S = 60.0  # seconds for one request with all retries
 CONDITIONAL_WRITES = "use a server that supports conditional writes (If-None-Match)"
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 _TRANSIENT = ("GenericError", "JoinError")
 _RETRY = ("408", "429")
-_LOST_PARTS = ("InvalidBlockList", "NoSuchUpload")  # of a multipart upload; the reply to an earlier attempt was lost
+_LOST_PARTS = ("InvalidBlockList", "NoSuchUpload")  # after a lost reply to a request of a multipart upload
 _CLOCK_SKEW = "RequestTimeTooSkewed"  # requests are signed with the time
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _NO_REPLY = re.compile(r"Error performing [A-Z]+ (https?://[^/?\s]+).*error sending request", re.DOTALL)
@@ -47,7 +47,7 @@ class BucketStore:
         import obstore.store
 
         self._url = url.rstrip("/")
-        self._refuses_existing = False  # whether the server is known to refuse to create a name that exists
+        self._refuses_existing = False  # whether the server is known to reject the creation of an existing name
         limits = {
             "timeout": timedelta(seconds=min(ANSWER_S, patience)),
             "connect_timeout": timedelta(seconds=min(CONNECT_S, patience / 2)),
@@ -297,18 +297,18 @@ class BucketStore:
             start, reply = offset, self._get(name, offset, end)
 
     def _failed(self, verb: str, name: str, error: Exception) -> StoreError:
-        """Refusals get a text of our own; the rest of the server's text is for its developers."""
+        """Known errors get our own text, because the server's text is meant for its developers."""
         text = str(error)
         status = next(iter(_STATUS.findall(text)), "")
         status = status or {"UnauthenticatedError": "401", "PermissionDeniedError": "403"}.get(type(error).__name__, "")
         code = next(("".join(groups) for groups in _CODE.findall(text)), "")
-        status = status or ("403" if code == "AccessDenied" else "")  # for one name in a request for several
+        status = status or ("403" if code == "AccessDenied" else "")  # an error for one name in a request for several
         reason = {
             "401": "the credentials are not accepted",
             "403": f"the credentials are not accepted, or lack the permission to {verb} there",
             "404": "the bucket does not exist",
             "501": "the server does not support the request",
-            "503": "the server is overloaded or unavailable: it answers 503",
+            "503": "the server is overloaded or unavailable: it returned 503",
         }.get(status, _no_answer(text) or _first_line(error))
         reason = "the server has lost the parts of the upload" if code in _LOST_PARTS else reason
         reason = "the clock of this machine is wrong" if code == _CLOCK_SKEW else reason
@@ -372,9 +372,9 @@ def _is_known(from_url: Any, url: str, name: str, value: str) -> bool:
 
 
 def _no_answer(text: str) -> str:
-    """The library's own text about an unreachable server is long, and does not start with the server."""
+    """A short text for an unreachable server: the library's own text is long, and names the server last."""
     match = _NO_REPLY.search(text)
-    return f"no answer from {match[1]}" if match else ""
+    return f"no response from {match[1]}" if match else ""
 
 
 def _first_line(error: Exception) -> str:

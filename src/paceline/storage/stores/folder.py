@@ -20,7 +20,7 @@ SYNCS = 16  # small files that are synced in parallel
 MANY = 64  # from this number of small files on, the whole file system is synced instead,
 FLUSH = 1024 * 1024  # if there are at most this many bytes to write per small file: about as slow as one flush
 
-# Errors that may go away: a disk gets free space, a share comes back, a volume is mounted writable again.
+# Errors that may be temporary: a full disk, a share that is unreachable, a volume that is mounted read-only.
 TRANSIENT = (
     errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN, errno.EROFS,
     errno.EACCES, errno.EPERM,
@@ -184,7 +184,7 @@ class FolderStore:
         together(sync_file, small, lambda _: SYNCS, should_continue)
 
     def at_once(self, size: int) -> int:
-        """Small files one after the other: several threads would wait for Python's GIL."""
+        """Small files are fetched one after the other: several threads would wait for Python's GIL."""
         return 1 if size <= SMALL else AT_ONCE
 
     def take(self, pieces: Iterable[bytes | bytearray], name: str) -> tuple[int, str]:

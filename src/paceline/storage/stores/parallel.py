@@ -20,7 +20,7 @@ def together(
 ) -> list[Result]:
     """Process all items and return the results in order. Items with the same `at_once` share that many threads.
 
-    If one fails, the others are canceled; its error is raised when all have ended, so that nothing writes any more.
+    If one fails, the others are canceled; its error is raised when all have ended, so that nothing is written later.
 
     >>> together(lambda item, check: 2 * item, [1, 2, 3], lambda item: 2, lambda size: True)
     [2, 4, 6]

@@ -153,7 +153,7 @@ class Pipes:
         self._silence = math.ceil(seconds)
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
-        signal.alarm(self._silence)  # SIGALRM ends this process: the client is gone
+        signal.alarm(self._silence)  # SIGALRM ends this process: the client has disconnected
         write_all(self._out, data)
         signal.alarm(0)
 

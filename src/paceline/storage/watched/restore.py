@@ -114,7 +114,7 @@ def _replace(
     if keep and os.path.lexists(folder) and not _is_empty(folder):
         backup = old = _free_name(f"{parent}/{name}.before-{owner[0]}")
     _move_aside(folder, old)
-    _write(own, [0, ""], {})  # from here on, the contents are of this run
+    _write(own, [0, ""], {})  # from here on, the contents belong to this run
     try:
         os.rename(new, folder)
     except OSError as error:

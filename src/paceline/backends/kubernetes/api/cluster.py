@@ -28,7 +28,7 @@ from lightkube.types import CascadeType
 from paceline.backends.kubernetes.api.pending_reasons import remedy
 from paceline.errors import PacelineError
 
-CONNECT_S = 5.0  # until a cluster that does not answer is reported as unreachable
+CONNECT_S = 5.0  # seconds until a cluster that does not respond is reported as unreachable
 RESPONSE_S = 30.0
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ _DECODERS = threading.Lock()
 
 
 class Unreachable(PacelineError):
-    """No cluster answers."""
+    """The cluster does not respond."""
 
     def __init__(self, what: str, *, where: str = "", remedy: str = "", sent: bool = False) -> None:
         super().__init__(what, where=where, remedy=remedy)
@@ -45,12 +45,12 @@ class Unreachable(PacelineError):
 
 
 class Refused(PacelineError):
-    """The cluster has refused a request."""
+    """The cluster refused a request."""
 
     def __init__(self, what: str, reason: str, *, message: str = "", remedy: str = "") -> None:
         super().__init__(what, remedy=remedy)
-        self.reason = reason  # the API's: AlreadyExists, NotFound, Forbidden, ...
-        self.message = message  # the API's own text
+        self.reason = reason  # reason code of the API: AlreadyExists, NotFound, Forbidden, ...
+        self.message = message  # message of the API
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
 def _transport(single: SingleConfig) -> httpx2.HTTPTransport | None:
     """A transport with TCP keepalive, to notice a lost connection although a watch or a log may be silent for hours.
 
-    None if there is a proxy, which the library finds on its own: this transport would bypass it.
+    None if there is a proxy: the library detects proxies itself, and this transport would bypass them.
     """
     if {"https", "all"} & set(getproxies()) or not single.user:
         return None

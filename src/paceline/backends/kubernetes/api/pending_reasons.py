@@ -13,7 +13,7 @@ from paceline.agent.pod import CANNOT, CANNOT_WORDS
 
 Object = dict[str, Any]
 
-LONGEST = 500  # characters of a message of the cluster
+LONGEST = 500  # characters of a message from the cluster
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable")
 _KINDS = {"secret": "Secret", "configmap": "ConfigMap", "persistentvolumeclaim": "PersistentVolumeClaim"}
 _ASK = "ask an administrator of the cluster"
@@ -26,7 +26,7 @@ class Reason:
     what: str  # worker-host-3, or a Job
     cause: str  # a stable code: no-node, image, ...
     text: str
-    final: bool = False  # waiting does not help
+    final: bool = False  # whether waiting does not help
 
     def __str__(self) -> str:
         return f"{self.what}: {self.text}"
@@ -38,7 +38,7 @@ class MissingClaim(Reason):
 
 @dataclass(frozen=True)
 class Advice:
-    """The parts of remedies that depend on what the pod is for."""
+    """The parts of remedies that depend on the purpose of the pod."""
 
     resources: str  # the fields of the job file that request resources
     more_memory: str
@@ -106,7 +106,7 @@ def _of_end(ended: Object, what: str, image: str, advice: Advice) -> Reason | No
 
 
 def _of_termination_message(message: str, what: str) -> Reason | None:
-    """The reason that a member gives when it leaves for good."""
+    """The reason that a member gives when it exits and must not be replaced."""
     try:
         report = json.loads(message)
     except ValueError:
@@ -249,7 +249,7 @@ def of_job(event: Object, what: str, advice: Advice = FOR_HOST) -> Reason | None
     if violates_policy(message):
         return Reason(what, "admission", f"refused: {text}; change the job file to comply", final=True)
     if "failed calling webhook" in message:
-        return Reason(what, "admission", f"{text}; wait until that webhook answers, or {_ASK}")
+        return Reason(what, "admission", f"{text}; wait until that webhook responds, or {_ASK}")
     match = re.search(r'serviceaccount "([^"]+)" not found', message)
     if match:
         text = f"there is no ServiceAccount {match[1]}: create it, or correct kubernetes.service_account"
@@ -268,11 +268,11 @@ def violates_policy(message: str) -> bool:
 
 
 def remedy(reason: str, message: str, namespace: str) -> str:
-    """What to do about a request that the cluster has refused, if anything. `reason`: the API's reason."""
+    """What the user can do about a refused request; empty if unknown. `reason`: the API's reason."""
     if "exceeded quota" in message:
         return f"`kubectl describe quota -n {namespace}` shows what is in use"
     if "failed calling webhook" in message:
-        return f"that webhook must answer first: {_ASK}"
+        return f"that webhook must respond first: {_ASK}"
     if violates_policy(message):
         return "change the job file to comply"
     if reason == "Forbidden":

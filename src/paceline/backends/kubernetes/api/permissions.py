@@ -21,7 +21,7 @@ class Right:
     group: str
     resource: str
     verbs: tuple[str, ...]
-    without: str = ""  # what does not work without them; empty: no run is possible
+    without: str = ""  # what does not work without this permission; empty: no run is possible
 
     @property
     def kubectl_name(self) -> str:

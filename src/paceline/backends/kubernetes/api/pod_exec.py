@@ -23,9 +23,9 @@ STDOUT, STDERR, STATUS = 1, 2, 3  # channels; 0 is stdin
 END_OF_INPUT = bytes((255, 0))
 OPEN_S = 20.0
 CLOSE_S = 5.0
-MESSAGE_LIMIT = 256 * 1024  # messages of a kubelet have 32 KiB
+MESSAGE_LIMIT = 256 * 1024  # a kubelet sends messages of up to 32 KiB
 QUEUE = 64  # unread messages
-STDERR_LIMIT = 2000  # bytes that are kept
+STDERR_LIMIT = 2000  # bytes of standard error that are kept
 KILLED = "137"  # exit code
 
 

@@ -23,7 +23,7 @@ def _is_shared(cluster: Cluster, claim: str) -> bool:
         volume_claim = cluster.find(PersistentVolumeClaim, claim)
     except Refused as error:
         if error.reason == "Forbidden":
-            return False  # as most claims are
+            return False  # unknown: most claims are not shared
         raise
     if volume_claim is None:
         raise NotServed(f"there is no PersistentVolumeClaim {claim} in {cluster.namespace}")

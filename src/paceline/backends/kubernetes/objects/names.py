@@ -11,11 +11,11 @@ RUN_LABEL = "paceline.dev/run"
 ROLE_LABEL = "paceline.dev/role"
 SERVE = "serve"
 CAPTAIN_PORT = 7733
-FILES_PORT = 7734  # of TensorBoard's pod, for the members
-SERVES_LABEL = "paceline.dev/serves"  # of objects that serve a run's model: they do not belong to the run
-TEMPLATE_LABEL = "paceline.dev/template"  # of their pods: distinguishes the pods of an update from earlier ones
-REST_PORT, GRPC_PORT = 8501, 8500  # those of TensorFlow Serving
-SNAPSHOTS_PORT = 7735  # of the captain's pod, for the members, if the captain stores the snapshots
+FILES_PORT = 7734  # port of TensorBoard's pod, for the members
+SERVES_LABEL = "paceline.dev/serves"  # label of objects that serve a run's model: they do not belong to the run
+TEMPLATE_LABEL = "paceline.dev/template"  # label of their pods: distinguishes the pods of an update from earlier ones
+REST_PORT, GRPC_PORT = 8501, 8500  # the ports of TensorFlow Serving
+SNAPSHOTS_PORT = 7735  # port of the captain's pod, for the members, if the captain stores the snapshots
 
 
 @dataclass(frozen=True)

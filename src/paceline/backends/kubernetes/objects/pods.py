@@ -15,12 +15,12 @@ from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Plan, split_claim
 
 Object = dict[str, Any]
 
-LEASE_S = 30.0  # a deleted captain's pod is replaced within it, so that training continues
+LEASE_S = 30.0  # seconds; a deleted captain's pod is replaced within this time, so that training continues
 LOST_NODE_S = 30  # how long a pod stays on a lost node
 ANY_SKEW = 2**31 - 1
-TERMINATION_S = 10  # for the agent itself, in addition to the grace of its tasks
+TERMINATION_S = 10  # seconds for the agent itself, in addition to the grace period of its tasks
 CAPTAIN_REQUESTS = {"cpu": "100m", "memory": "128Mi"}
-CAPTAIN_LIMITS = {"cpu": "1", "memory": "1Gi"}  # 5,000 members take 164 MB; a quota may require both
+CAPTAIN_LIMITS = {"cpu": "1", "memory": "1Gi"}  # 5,000 members take 164 MB; a quota may require both fields
 BOARD_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 BOARD_MEMORY_LIMIT = "1Gi"
 BOARD_TERMINATION_S = 5

@@ -15,9 +15,9 @@ from paceline.plan import CAPTAIN, TENSORBOARD, Plan, to_json
 
 Object = dict[str, Any]
 
-NO_LIMIT = 2**31 - 1  # of restarts: the captain counts them
+NO_LIMIT = 2**31 - 1  # limit of restarts: none, because the captain counts them
 VISIT_S = 24 * 3600  # the longest a visit can take
-BACKSTOP_S = 86400 + 120  # after the captain should have ended the run; includes up to a day in a queue
+BACKSTOP_S = 86400 + 120  # seconds after the captain should have ended the run, including up to a day in a queue
 
 
 def render(

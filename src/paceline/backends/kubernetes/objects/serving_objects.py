@@ -21,21 +21,21 @@ Object = dict[str, Any]
 EXPORT, SERVER = "export", "server"  # the containers
 MODELS = "/models"
 MONITORING = f"{MODELS}/.monitoring"  # configures the metrics of TensorFlow Serving; not a valid model name
-DRAIN_S = 5  # between the request to end and the end, until no new requests arrive
+DRAIN_S = 5  # seconds between SIGTERM and the exit, until no new requests arrive
 TERMINATION_S = 45  # includes DRAIN_S and the longest request
-LOAD_S = 600  # for a server to load its model
-_DIGITS = 10  # of the digest in names
+LOAD_S = 600  # seconds for a server to load its model
+_DIGITS = 10  # characters of the digest in names
 
 
 @dataclass(frozen=True)
 class Model:
     """The model to serve."""
 
-    name: str  # in paths
+    name: str  # used in URLs
     snapshot: str
-    location: str  # of the run's snapshots: a bucket, or a folder in a claim
+    location: str  # location of the run's snapshots: a bucket, or a folder in a claim
     pinned: bool = False  # serve only this snapshot, even if it no longer exists
-    needs_one_node: bool = False  # it needs a claim that only one node at a time can mount
+    needs_one_node: bool = False  # whether it needs a claim that only one node at a time can mount
 
 
 def render(

@@ -1,4 +1,4 @@
-"""agent.pyz: one file with everything an agent needs in any image with Python 3.9, also for `import paceline`.
+"""agent.pyz: one file with everything an agent needs in any image with Python 3.9, including `import paceline`.
 
 It is a program (`python agent.pyz '{"run": ...}'`, `python agent.pyz pod`, `python agent.pyz export`) and, on
 PYTHONPATH, a library.
@@ -61,8 +61,8 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 
 def strip_comments(source: str) -> str:
-    """Without docstrings and most comments; line numbers stay the same. A fast heuristic for Paceline's own sources,
-    since each run waits for it.
+    """The source without docstrings and most comments; line numbers stay the same. A fast heuristic for Paceline's
+    own sources, since each run waits for it.
     """
     lines = source.split("\n")
     within, docstring, before = False, False, ":"

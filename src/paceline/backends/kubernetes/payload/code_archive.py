@@ -1,7 +1,7 @@
 """Collects the user's code for a cluster: which files of a folder are sent, and the archive with them.
 
 Which files are excluded, and how to include them, is in ignore_rules.py. Symbolic links inside the folder stay links;
-links that lead out of it are errors. Empty folders are sent; sockets, pipes and devices are not, with a note.
+links that point outside it are errors. Empty folders are sent; sockets, pipes and devices are not, with a note.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _exists(path: Path) -> bool:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, os.stat_result, Fate, bool]]:
-    """Every path with its fate, and whether it is a secret that only the built-in rules exclude."""
+    """Each path, whether it is sent (its `Fate`), and whether it is a secret that only the built-in rules exclude."""
     above, prefix = _above(root)
     pending = [("", above, Fate.SENT)]
     while pending:
@@ -341,7 +341,7 @@ def _check_links(code: Code) -> None:
     for path, target in links.items():
         if leads_outside(path, links):
             raise CodeError(
-                f"the link {_shown(path)} leads out of the folder, to {_shown(target)}",
+                f"the link {_shown(path)} points outside the folder, to {_shown(target)}",
                 where=_shown(code.folder),
                 remedy=f"replace it with a copy or a relative link inside the folder, or list it in {OWN}",
             )

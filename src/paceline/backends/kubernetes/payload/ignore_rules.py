@@ -1,12 +1,12 @@
 """Which files are not sent: .gitignore as git itself reads it, .pacelineignore, and built-in rules.
 
-- `.gitignore` files apply at every level, also those of the repository above the folder.
+- `.gitignore` files apply at every level, including those of the repository above the folder.
 - `.pacelineignore` has the same syntax and takes precedence over .gitignore, wherever the two files are. Its
   `!data/words.txt` also re-includes a file in a folder that .gitignore excludes; a folder that .pacelineignore excludes
   stays excluded, as in git.
 - Keys, credentials, caches and the like (`SECRETS`, `NEVER`) are excluded whatever .gitignore says. Only a `!` line of
-  .pacelineignore that ends in the exact name re-includes one, such as `!certs/ca.pem`: `!*` or `!*.json` names what a
-  program needs, which must not send a key by accident.
+  .pacelineignore that ends in the exact name re-includes one, such as `!certs/ca.pem`: `!*` or `!*.json`, written
+  to include other files, must not send a key by accident.
 
 Patterns are translated here because they decide what leaves the machine, so they must be exact: pathspec 1.1.1 does not
 support `[[:digit:]]` or `[\\]]`, so it would send files that git ignores, and it fails on `[z-a]`.
@@ -86,13 +86,13 @@ class Rules:
     own: tuple[Lines, ...] = ()
 
     def within(self, base: str, git: tuple[Pattern, ...], own: tuple[Pattern, ...]) -> Rules:
-        """The rules in a folder with ignore files of its own."""
+        """The rules in a folder that has its own ignore files."""
         if not git and not own:
             return self
         return Rules((*self.git, (base, git)), (*self.own, (base, own)))
 
     def fate(self, path: str, folder: bool, above: Fate, hidden: bool = False) -> Fate:
-        """The fate of `path` in a folder whose own fate is `above`. `hidden`: a built-in rule applies to it."""
+        """Whether `path` is sent, if `above` applies to its folder. `hidden`: a built-in rule applies to the path."""
         own = _last_match(self.own, path, folder)
         if own is not None and not own.reincludes:
             return Fate.CLOSED

@@ -50,7 +50,7 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
 
 
 def save_job_uid(folder: Path, uid: str) -> None:
-    """`uid`: of the captain's Job, since a later Job may have the same name."""
+    """`uid`: that of the captain's Job, saved because a later Job may have the same name."""
     replace(str(folder / "run.json"), {**run_folders.info(folder), "uid": uid})
 
 
@@ -128,7 +128,7 @@ def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
 
 def refresh(folder: Path, hosts: set[str] | None = None) -> None:
     """Fetch events and the output of these hosts from the cluster, once. Also fetch what the run has uploaded to its
-    bucket, if the run has ended or the cluster does not answer."""
+    bucket, if the run has ended or the cluster does not respond."""
     with try_lock(folder) as is_locked:
         if not is_locked or (folder / WHOLE).exists():
             return  # another process follows the run, or everything was fetched
@@ -168,7 +168,8 @@ def _refresh(folder: Path, hosts: set[str]) -> None:
         mirror.update_events(cluster.request("list events", lambda: list(cluster.client.list(Event))))
     mirror.save_pods()
     job_ended = job is None or finished(job)
-    run_ended = run_state.read(run_folders.Run(run, folder)).state.ended is not None  # before its Job, by a moment
+    # The run ends a moment before its Job.
+    run_ended = run_state.read(run_folders.Run(run, folder)).state.ended is not None
     if job is not None and (job_ended or run_ended) and not run_folders.outcome_known(folder):
         running.write_report()
     try:
@@ -184,7 +185,7 @@ def _refresh(folder: Path, hosts: set[str]) -> None:
 
 
 def _import_uploaded(folder: Path, hosts: set[str]) -> None:
-    """Import what the run has uploaded to its bucket, also of deleted pods."""
+    """Import what the run has uploaded to its bucket, including output of deleted pods."""
     if _in_bucket(folder):
         source = snapshot_locations.open_source(run_folders.Run(folder.name, folder))
         archive_import.import_hosts(source.archive, folder, [CAPTAIN, *sorted(hosts)])

@@ -27,20 +27,20 @@ from paceline.view.events import seconds
 from paceline.view.run_folders import info
 
 RETRY_S = 1.0
-AWAY = "away"  # key of the last time a note was written that the cluster does not answer
+AWAY = "away"  # key of the last time a note was written because the cluster did not respond
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, *LOG_IN_ERRORS)
 LONGEST_RETRY_S = 60.0
-REPEAT_S = 60.0  # until a recurring reason is reported again
-SAVE_S = 1.0  # between two updates of pods.json
+REPEAT_S = 60.0  # seconds until a recurring reason is reported again
+SAVE_S = 1.0  # seconds between two updates of pods.json
 MAX_STREAMS = 64  # pods whose output is followed; each is a connection to the cluster
 PAGE_SIZE = 250  # objects in a response
-LEFT_S = 60.0  # how long the captain may run after all members have left
+LEFT_S = 60.0  # seconds that the captain may run after all members have exited
 FETCHERS = 8
 OVERLAP_S = 10  # seconds of a log that are read twice after a broken connection, as clocks differ
 
 
 class Mirror:
-    """Runs in threads of its own until the run has ended. Its state is the folder and these attributes."""
+    """Runs in separate threads until the run has ended. Its state is the folder and these attributes."""
 
     def __init__(self, cluster: Cluster, run: str, folder: Path, plan: Plan) -> None:
         self._cluster = cluster
@@ -55,17 +55,17 @@ class Mirror:
         self._listed = threading.Event()  # all pods were listed once
         self.output_incomplete = False  # some output was not read
         self._pods: dict[str, PodRecord] = {}
-        self._uid = str(info(folder).get("uid") or "")  # of the captain's Job
-        self._uids: dict[str, str] = {}  # of all Jobs, by name
+        self._uid = str(info(folder).get("uid") or "")  # uid of the captain's Job
+        self._uids: dict[str, str] = {}  # uids of all Jobs, by name
         self._jobs: dict[str, Reason] = {}  # why a Job creates no pods, by uid: an earlier run may have had its name
         self._mounts: dict[str, Reason] = {}  # why a pod's volumes cannot be mounted
         self._without_captain: dict[str, Reason] = {}  # why a running pod cannot find its captain
         self._reported: dict[str, float] = {}  # when a note was last written
-        self._finished_jobs: set[str] = set()  # of members
-        self._left_at: float | None = None  # when all of them had finished
+        self._finished_jobs: set[str] = set()  # Jobs of members
+        self._left_at: float | None = None  # when all members had finished
         self._changed = True
         self._saved_at = 0.0
-        self.last_reasons = pod_records.load_reasons(folder)  # why hosts were missing, the last time some were
+        self.last_reasons = pod_records.load_reasons(folder)  # the last reasons why hosts were missing
         self.inbox = Inbox(folder)
         self.over = threading.Event()  # the captain's Job has finished or was deleted
         self.job_deleted = False
@@ -96,7 +96,7 @@ class Mirror:
                 yield from client.watch(kind, resource_version=listed.resourceVersion, **selectors)
             except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN_ERRORS) as error:
                 is_denied = isinstance(error, ApiError) and error.status.code in (401, 403)
-                # Connections end now and then; report only that a new one cannot be opened.
+                # Connections end from time to time; report only that a new one cannot be opened.
                 if kind is not Event and (is_denied or isinstance(error, UNREACHABLE)):
                     self._report_away(error)
                 self.over.wait(LONGEST_RETRY_S if is_denied else RETRY_S)
@@ -106,7 +106,7 @@ class Mirror:
             is_new = AWAY not in self._reported
             self._reported[AWAY] = time.monotonic()
         if is_new:
-            self.inbox.note(f"the cluster does not answer ({error}): the run continues, and Paceline keeps retrying")
+            self.inbox.note(f"the cluster does not respond ({error}): the run continues, and Paceline keeps retrying")
 
     def _watch_jobs(self) -> None:
         def replace(jobs: list[Any]) -> None:
@@ -223,7 +223,7 @@ class Mirror:
         return timeout if have_left else next((reason for reason in self.waiting if reason.final), None)
 
     def _report_missing(self) -> None:
-        """One note for new reasons: 2 of 4 pods run; worker-3: no node fits (0 of 3): ..."""
+        """One note for new reasons: 2 of 4 pods are running; worker-3: no node fits (0 of 3): ..."""
         now = time.monotonic()
         waiting = self.waiting
         with self._lock:
@@ -235,7 +235,7 @@ class Mirror:
             running = sum(map(_is_running, self._pods.values()))
         if new:
             reasons = "; ".join(map(str, new[:3]))
-            self.inbox.note(f"{running} of {len(self.hosts) + 1} pods run; {reasons}")
+            self.inbox.note(f"{running} of {len(self.hosts) + 1} pods are running; {reasons}")
 
     def save_pods(self) -> None:
         """Write pods.json if something has changed, at most every SAVE_S seconds."""
@@ -274,7 +274,7 @@ class Mirror:
         if "not-followed" not in self._reported:
             self._reported["not-followed"] = time.monotonic()
             self.inbox.note(
-                f"only the output of {MAX_STREAMS} pods is shown; for another task, stop following the run and call: "
+                f"only the output of {MAX_STREAMS} pods is shown; for another task, stop following the run and use: "
                 f"paceline logs {self._run} --task NAME"
             )
 
@@ -325,7 +325,7 @@ class Mirror:
             self._report_missing()
 
     def fetch(self, hosts: set[str]) -> bool:
-        """Fetch the output of these hosts' pods that the folder does not have yet. Whether all of it was fetched."""
+        """Fetch the output of these hosts' pods that the folder does not have yet. Return whether all was fetched."""
         pods_by_host: dict[str, list[PodRecord]] = {}
         for pod in sorted(self._pods.values(), key=lambda pod: pod.created):
             if pod.began and pod.host in hosts:

@@ -40,14 +40,14 @@ class Inbox:
         self._lock = threading.Lock()
         self._last: dict[str, tuple[str, set[str]]] = {}  # by file: the newest time, and its lines with that time
         self.formed = False  # a generation has been formed
-        self.complete = False  # and no host was lost since
+        self.complete = False  # a generation has been formed, and no host has been lost since
         self.joined: set[str] = set()  # hosts that have joined their captain
 
     def reader(self, captain: bool) -> Reader:
         return Reader(self, captain)
 
     def note(self, text: str) -> None:
-        """Write an event of this process's own, about the cluster."""
+        """Write an event that this process, not the captain, reports about the cluster."""
         line = json.dumps({"at": stamp(), "event": "note", "generation": 0, "by": COMMAND_LINE, "text": text})
         with self._lock:
             self._write("events.jsonl", line)

@@ -22,10 +22,10 @@ from paceline.plan import CAPTAIN
 from paceline.view import run_folders, run_state
 
 DRAIN_S = 5.0
-STOP_REASON = "asked"  # a file with the reason why the user ended the Jobs, if the captain did not answer
+STOP_REASON = "asked"  # a file with the reason why the user ended the Jobs, if the captain did not respond
 WHOLE = "whole"  # a marker file: all output of the run was fetched
 STOP_S = 15
-STUCK_S = 30.0  # a captain's pod that was deleted so long ago is on a lost node, and has fenced itself
+STUCK_S = 30.0  # seconds; a captain's pod that was deleted longer ago is on a lost node, and has fenced itself
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Running:
             self._given_up = self.mirror.fatal_reason
             if self._given_up is not None:
                 self.end_jobs()
-                self.kill_pods()  # no task has run, and a shell that starts as PID 1 ignores SIGTERM
+                self.kill_pods()  # no task has run yet, and a shell that starts as PID 1 ignores SIGTERM
         if not self.mirror.over.wait(timeout):
             return False
         report = self._captain_report()
@@ -57,7 +57,7 @@ class Running:
         return True
 
     def _free_captain(self) -> None:
-        """The cluster replaces a captain's pod on a lost node only when it gives up the node, which is late."""
+        """The cluster replaces a captain's pod on a lost node only when it removes the node, which takes long."""
         for pod in self.mirror.stuck_captains(STUCK_S):
             if pod.uid not in self._forced:
                 self._forced.add(pod.uid)
@@ -65,7 +65,7 @@ class Running:
                 threading.Thread(target=self._force, args=(pod.pod,), daemon=True).start()
 
     def _force(self, pod: str) -> None:
-        """Without its finalizer: the Job would wait forever for the outcome of the pod, which is unknown."""
+        """Delete a pod without its finalizer: the Job would wait forever for the outcome of the pod."""
         self._end_pods([pod])
         patch: dict[str, Any] = {"metadata": {"finalizers": None}}
         try:
@@ -95,7 +95,7 @@ class Running:
         (self.folder / STOP_REASON).write_text(reason)
         return self.end_jobs()
 
-    def kill(self, reason: str = "killed immediately, without grace") -> None:
+    def kill(self, reason: str = "killed immediately, without a grace period") -> None:
         """Kill all pods immediately, without their grace period."""
         (self.folder / STOP_REASON).write_text(reason)
         self.end_jobs()
@@ -147,7 +147,7 @@ class Running:
         return {names.RUN_LABEL: self.run}
 
     def write_report(self) -> None:
-        """From the termination message of the captain, also if its events are missing."""
+        """From the termination message of the captain, even if its events are missing."""
         outcome = self._captain_report()
         current = run_state.read(run_folders.Run(self.run, self.folder))
         if outcome is None and self._given_up is not None:

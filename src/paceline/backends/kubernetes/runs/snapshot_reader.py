@@ -27,8 +27,8 @@ from paceline.plan import CAPTAIN
 from paceline.view import run_folders
 from paceline.view.snapshot_locations import NoClaim, OutOfReach, in_claim
 
-START_S = 600.0  # until a pod with the claim runs: its image may be large, its volume on another node
-QUIET_S = 5.0  # until the user is told why it does not run yet
+START_S = 600.0  # seconds to wait for a pod with the claim: its image may be large, its volume on another node
+QUIET_S = 5.0  # seconds until the user is told why it does not run yet
 POLL_S = 0.5
 
 # The agent in the pod may have another version or be missing: the program is sent through its standard input.
@@ -51,7 +51,7 @@ _NO_PYTHON = "there is no Python 3.9 or newer in its image"
 
 
 def command(folder: str, run: str, length: int) -> list[str]:
-    """`folder`: with the snapshots. `length`: of the archive that is sent first."""
+    """`folder`: contains the snapshots. `length`: size of the archive that is sent first."""
     script = f'{pods.EXEC_PYTHON} -I -c "$@"; done; echo "{_NO_PYTHON}" >&2; exit 1'
     return ["/bin/sh", "-c", script, "sh", _BEGIN, str(length), folder, run]
 

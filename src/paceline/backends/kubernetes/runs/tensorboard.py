@@ -1,4 +1,4 @@
-"""TensorBoard of a run on a cluster: its pod, its address, and why it does not answer."""
+"""TensorBoard of a run on a cluster: its pod, its address, and why it does not respond."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ensure_started(cluster: Cluster, run: str) -> None:
     deployment = cluster.find(Deployment, name)
     if deployment is None:
         raise NoTensorBoard(
-            f"there is no TensorBoard of {run} in {cluster.namespace}: it ends with the run, when that is deleted or "
+            f"no TensorBoard for {run} in {cluster.namespace}: TensorBoard is removed when the run is deleted or "
             "limits.keep_finished has passed"
         )
     if deployment.spec and deployment.spec.replicas == 0:
@@ -44,11 +44,11 @@ def pod(cluster: Cluster, run: str) -> str:
     for each in _pods(cluster, run):
         if each.status and each.status.phase == "Running" and not each.metadata.deletionTimestamp:
             return str(each.metadata.name)
-    raise Refused(f"no pod of {names.board(run)} runs", "NotFound")
+    raise Refused(f"no pod of {names.board(run)} is running", "NotFound")
 
 
 def published(cluster: Cluster, run: str, section: Any) -> str:
-    """Its published address, as far as known; empty: it is not published. `section`: `tensorboard` of the plan."""
+    """Its published address, if known; empty: it is not published. `section`: `tensorboard` of the plan."""
     if not isinstance(section, dict) or not (section.get("service") or section.get("ingress")):
         return ""
     if ingress := section.get("ingress"):
@@ -71,7 +71,7 @@ def published(cluster: Cluster, run: str, section: Any) -> str:
 
 
 def why(cluster: Cluster, run: str) -> str:
-    """Why it does not answer, from the cluster and its own log. NoTensorBoard: it never will."""
+    """Why it does not respond, from the cluster and its own log. NoTensorBoard: it never will."""
     ensure_started(cluster, run)
     for each in _pods(cluster, run):
         reason = pending_reasons.of_pod(each.to_dict(), TENSORBOARD)

@@ -23,7 +23,7 @@ Object = dict[str, Any]
 
 POLL_S = 1.0
 RESPONSE_S = 30.0
-DELETION_S = TERMINATION_S + 60.0  # for pods to end, and for the cluster to delete objects without an owner
+DELETION_S = TERMINATION_S + 60.0  # seconds for pods to end, and for the cluster to delete objects without an owner
 # Names and owners only: the content is megabytes.
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -41,7 +41,7 @@ class Before:
     """What existed before an update."""
 
     served: bool  # some pods were available
-    maps: frozenset[str]  # ConfigMaps, also those of an interrupted update
+    maps: frozenset[str]  # ConfigMaps, including those of an interrupted update
 
 
 # ---- apply
@@ -159,10 +159,10 @@ def wait(cluster: Cluster, run: str, deployment: Object, limit: float, notify: C
     while True:
         connection_error = ""
         try:
-            found = _find_deployment(cluster, run)
-            if found is None:
+            current = _find_deployment(cluster, run)
+            if current is None:
                 raise NotServed(f"{names.server(run)} was deleted in the meantime")
-            live = found.to_dict()
+            live = current.to_dict()
             if _template(live) != _template(deployment):
                 raise NotServed("another update has replaced this one")
             if rolled_out(live):
@@ -201,7 +201,7 @@ def _counts(deployment: Object) -> tuple[int, ...]:
 
 
 def address(cluster: Cluster, run: str, path: str) -> str:
-    """Its address from outside the cluster, as far as known; empty: it is reachable only within the cluster."""
+    """Its address from outside the cluster, if known; empty: it is reachable only within the cluster."""
     name = names.server(run)
     service = cluster.request(f"read the Service {name}", partial(cluster.client.get, Service, name))
     kind = service.spec.type if service.spec else ""

@@ -18,7 +18,7 @@ from paceline.backends.kubernetes.objects.serving_objects import EXPORT, SERVER
 Object = dict[str, Any]
 
 LINES = 20
-TRIES = 3  # of a container that crashes
+TRIES = 3  # restarts of a crashing container after which waiting does not help
 _NOT_STARTED = ("StartError", "ContainerCannotRun")
 _FOR_EXPORT = Advice(
     resources="`serve.cpu`, `serve.memory`, `serve.gpus`",
