@@ -273,7 +273,7 @@ def _print(data: Any, output: str) -> None:
 
 
 def _show_table(infos: list[SnapshotInfo], include_superseded: bool, wide: bool) -> None:
-    from paceline.view.terminal import clean, table
+    from paceline.view.terminal import table
     from paceline.view.wording import metrics
 
     headings = ["SNAPSHOT", "STEP", "GENERATION", "AGE", "SIZE", "FILES"]
@@ -286,7 +286,7 @@ def _show_table(infos: list[SnapshotInfo], include_superseded: bool, wide: bool)
         cells += ["yes" if each.is_current else "no"] if include_superseded else []
         cells += [manifest.at if manifest else "-", str(len(manifest.parts)) if manifest else "-"] if wide else []
         rows.append([*cells, f"damaged: {each.damaged}" if manifest is None else metrics(each.metrics)])
-    print(table([[clean(cell, colors=False) for cell in row] for row in rows]))
+    print(table(rows))
     sys.stdout.flush()
 
 
