@@ -272,6 +272,17 @@ def test_a_location_in_another_users_plan_must_be_a_plain_bucket(to: str, adopte
     run = adopted({}, snapshots=Snapshots(to))
     with pytest.raises(StoreError, match="is not a bucket"):
         snapshot_locations.open_source(run)
+    with pytest.raises(StoreError, match="is not a bucket"):
+        snapshot_origin.resolved(plan_with({}, snapshots=Snapshots(origin=RUN)))
+
+
+def test_a_run_that_starts_from_another_users_snapshot_takes_only_the_bucket(
+    adopted: Callable[..., Run], theirs: Recorder, tmp_path: Path
+) -> None:
+    adopted(hostile(theirs, tmp_path / "token"))
+    own = plan_with({"AWS_REGION": "us-east-1"}, snapshots=Snapshots(origin=RUN))
+    resolved = snapshot_origin.resolved(own)
+    assert resolved.snapshots.origin == f"{BUCKET}/{RUN}" and resolved.roles == own.roles
 
 
 def test_a_folder_in_another_users_plan_does_not_lead_to_a_folder_of_this_machine(

@@ -57,9 +57,14 @@ def settings_of(folder: Path, location: str) -> dict[str, str]:
     return _of_another_user(folder.name, location, variables)
 
 
-def _of_another_user(run: str, location: str, variables: Mapping[str, str]) -> dict[str, str]:
+def check_bucket(run: str, location: str) -> None:
+    """StoreError if the location in the plan of another user is more than the name of a bucket and a path."""
     if not _BUCKET.fullmatch(location):
         raise StoreError(f"{run} was submitted by another user, and {location!r} in its plan is not a bucket")
+
+
+def _of_another_user(run: str, location: str, variables: Mapping[str, str]) -> dict[str, str]:
+    check_bucket(run, location)
     settings = {name: variables[name] for name in _REGIONS if _REGION.fullmatch(variables.get(name, ""))}
     if _endpoint:
         return {**settings, **chosen(location)}
