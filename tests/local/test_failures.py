@@ -77,6 +77,17 @@ def test_the_same_error_twice_without_progress_ends_the_run(start: Starter) -> N
     assert "Injected" in run.said() and "faults.py:" in run.said()
 
 
+def test_a_failure_is_reported_without_the_secrets_in_its_text(start: Starter) -> None:
+    program = "import os; raise ValueError('cannot log in with', os.environ['API_TOKEN'], 'at https://me:pw@host/')"
+    env = {"API_TOKEN": "a-token-of-the-job"}
+    run = start(job(["python", "-c", program], workers=1, restart={"limit": 0}, env=env))
+    report = run.fails()
+    assert "ValueError: ('cannot log in with', '***', 'at https://***@host/')" in report["reason"]
+    kept = (run.folder / "events.jsonl").read_text() + (run.folder / "report.json").read_text()
+    assert "a-token" not in kept and "me:pw" not in kept
+    assert "a-token-of-the-job" in run.log("worker-0"), "the log is what the program wrote"
+
+
 def test_an_exit_code_without_a_message_is_a_program_error(start: Starter) -> None:
     run = start(job(misbehave("--fail-at", 1, "--fail-how", "exit:7"), restart={"limit": 0}))
     report = run.fails()

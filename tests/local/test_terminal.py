@@ -50,12 +50,23 @@ def test_colors_can_be_turned_off(me: Person, setting: dict[str, str]) -> None:
 
 
 def test_output_of_a_program_cannot_control_the_terminal(me: Person) -> None:
-    me.job("print('\\x1b[2J\\x1b]0;title\\x07\\x1b[5Aclean \\x1b[32mgreen')")
-    terminal = me.terminal("run")
-    assert terminal.end() == 0
+    """Neither what it prints, nor the text of its exception, which is shown as the reason of the failure."""
+    program = r"""
+print("\x1b]0;title\x07\x1b[5Aclean \x1b[32mgreen")
+raise ValueError("\x1b]52;c;bHM=\x07\x1b[2J\x1b[>4m")
+"""
+    me.job(program)
+    terminal = me.terminal("run", "--set", "restart.limit=0")
+    assert terminal.end() == 1
     assert "clean \x1b[32mgreen\x1b[0m" in terminal.raw
-    assert "worker-0 | clean green" in terminal.screen
-    assert "\x1b[2J" not in terminal.raw and "title" not in terminal.raw
+    assert r"worker-0 | \x1b]0;title\x07clean green" in terminal.screen
+    shown = terminal.raw
+    for verb in (["status"], ["events"], ["ls", "-o", "wide"], ["logs"]):
+        reader = me.terminal(*verb)
+        assert reader.end() == 0
+        assert r"ValueError: \x1b]52;c;bHM=\x07\x1b[2J\x1b[>4m" in reader.raw
+        shown += reader.raw
+    assert not re.search(r"\x1b\]|\x1b\[2J|\x1b\[>|\x07", shown)
 
 
 def test_a_progress_bar_is_replaced_in_place(me: Person) -> None:

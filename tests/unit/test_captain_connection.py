@@ -365,6 +365,19 @@ def test_notices_for_the_user_are_kept_up_to_a_limit(host: Host, captain: Captai
     assert len(peer.received[0]["text"]) == 2000
 
 
+def test_notices_contain_no_secret_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, folder: str, clock: Clock, captain: Captain
+) -> None:
+    """Also not the part of it that remains when the text is shortened."""
+    monkeypatch.setenv("STORE_TOKEN", "from-a-secret")
+    host = Host(folder, clock, f"127.0.0.1:{captain.port}")
+    host.connection.notify(f"{'x' * 1990} from-a-secret at http://me:pw@store/")
+    peer = join(host, captain)
+    host.loop.until(lambda: peer.received)
+    assert peer.received[0]["text"] == f"{'x' * 1990} *** at ht"
+    host.connection.hang_up()
+
+
 def test_a_notice_is_sent_only_once(host: Host, captain: Captain) -> None:
     host.connection.notify("hello")
     peer = join(host, captain)

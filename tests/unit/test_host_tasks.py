@@ -1214,3 +1214,50 @@ def test_a_task_that_does_not_listen_blocks_nothing(host: Host) -> None:
     for number in range(10_000):
         host.tasks.tell(["worker-0"], {"agreed": number})
     assert 0 < len(process.received()) < 10_000
+
+
+# ---- secrets
+
+
+def secretive(make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host whose tasks have a token from a Secret and one from the job file."""
+    monkeypatch.setenv("STORE_TOKEN", "from-a-secret-" + "x" * 20)
+    roles = tuple(replace(role, env={**role.env, "API_KEY": "from-the-job-file"}) for role in TWO.roles)
+    return make(replace(TWO, roles=roles))
+
+
+@pytest.mark.parametrize("how", ["raised", "traceback", "last line"])
+def test_why_a_task_ended_is_reported_without_its_secrets(
+    how: str, make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the text is cut within a secret."""
+    host = secretive(make, monkeypatch)
+    process = host.start_one()
+    text = f"{'no ' * 92}{os.environ['STORE_TOKEN']} nor from-the-job-file"
+    if how == "raised":
+        process.raises(text=f"from-the-job-file {text}")
+    elif how == "traceback":
+        process.prints(f'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: {text}\n')
+    else:
+        process.prints(f"{text}\n")
+    host.clock.run_ready()
+    host.exits(process, 1 << 8)
+    detail = host.exit()["detail"]
+    assert "***" in detail and "from-" not in detail
+    assert how == "raised" or "from-the-job-file" in host.log()[-1], "the log is what the program wrote"
+
+
+def test_warnings_and_stacks_are_reported_without_secrets(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = secretive(make, monkeypatch)
+    process = host.start_one()
+    process.reports(_="warning", text=f"slow: {os.environ['STORE_TOKEN']} https://me:pw@host/x")
+    host.clock.run_ready()
+    assert host.connection.texts[-1] == "worker-0: slow: *** https://***@host/x"
+    host.clock.pass_time(10.0)
+    host.end("abort", worker_0=1)
+    process.prints("Fatal Python error: Aborted\n  from-the-job-file\n")
+    host.exits(process, ABORT)
+    (ended,) = host.connection.take("ended")
+    assert ended["stacks"]["worker-0"].splitlines()[1] == "  ***"

@@ -14,6 +14,7 @@ from paceline.agent import __main__ as keeper
 from paceline.agent import machine
 from paceline.agent.code_unpacking import UnpackError, unpack
 from paceline.agent.options import Options, endpoint
+from paceline.agent.redaction import Redactor
 from paceline.agent.transfers.porter import OBSTORE
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, from_data
 
@@ -118,7 +119,7 @@ def _address(plan: Plan, settings: dict[str, Any], index: int, own: str) -> str:
 
 def report_failure(reason: str, message_path: str, code: int = CANNOT) -> int:
     """Prints the reason, writes it as the termination message, and returns the exit code."""
-    text = f"{CANNOT_WORDS}{reason}"
+    text = f"{CANNOT_WORDS}{Redactor(os.environ)(reason)}"
     print(text, flush=True)
     try:
         with open(message_path, "w") as file:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.plan import CLAIM, Plan
-from paceline.storage.stores.locations import SETTINGS
-from paceline.view import run_folders, snapshot_locations
+from paceline.storage.stores.locations import SETTINGS, is_bucket
+from paceline.view import run_folders, snapshot_locations, store_settings
 
 
 def resolved(plan: Plan, cluster: bool = False) -> Plan:
@@ -30,6 +30,8 @@ def resolved(plan: Plan, cluster: bool = False) -> Plan:
         raise snapshot_locations.OutOfReach(
             f"the snapshots of {run.name} are at {store} on its cluster", where="snapshots.from", remedy=copy_one
         )
+    if is_bucket(store) and not run_folders.is_own(run.folder):
+        store_settings.check_bucket(run.name, store)
     location = f"{store.rstrip('/')}/{run.name}"
     return replace(plan, snapshots=replace(plan.snapshots, origin=location))
 

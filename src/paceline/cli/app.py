@@ -15,6 +15,7 @@ import typer
 from paceline.cli.output import note, print_error, print_json
 from paceline.cli.verb import Group, group, load
 from paceline.errors import PacelineError
+from paceline.view.terminal import guard, silence
 
 PROGRAM = "paceline"
 VERBS = {
@@ -44,6 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = guard(sys.stdout), guard(sys.stderr)
     if arguments[:1] != ["run"]:
         # When the reader closes the pipe (`paceline logs | head`), exit as other Unix programs do.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -60,8 +62,6 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        from paceline.view.terminal import silence
-
         silence(sys.stdout)  # the reader closed the pipe
         return 141
     except Exception as error:

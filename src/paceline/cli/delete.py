@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, complete_runs
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, complete_runs, use_endpoint
 from paceline.cli.output import confirm, fail, note, print_error, tell
 
 if TYPE_CHECKING:
@@ -44,11 +44,13 @@ def main(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Delete runs with their logs and TensorBoard files.
 
     Committed snapshots are kept unless --snapshots is given.
     """
+    use_endpoint(endpoint)
     from paceline.client import deletion, run_store
     from paceline.client.find import Target, find_run, refresh
     from paceline.view import run_folders

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, ReadArgument
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument, use_endpoint
 from paceline.cli.output import one_of
 from paceline.cli.readers import followed, readable
 
@@ -25,8 +25,10 @@ def main(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Show the events of a run, such as starts, failures, restarts and snapshots."""
+    use_endpoint(endpoint)
     one_of(output, ("json",))
     from paceline.view import events
     from paceline.view.wording import clock, describe

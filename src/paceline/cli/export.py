@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
 from paceline.cli.output import fail, tell
 from paceline.cli.snapshot_options import (
     CodeOption,
@@ -30,6 +30,7 @@ def main(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Export a model from a snapshot of a run, by running the job's `export.command` on this machine.
 
@@ -40,6 +41,7 @@ def main(
 
     DIR appears only when the model is complete. Its paceline.json describes the model's inputs and outputs.
     """
+    use_endpoint(endpoint)
     if not to:
         fail("--to DIR is required")
     from paceline.client import job_programs, model_export

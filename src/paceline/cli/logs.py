@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, ReadArgument
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument, use_endpoint
 from paceline.cli.output import fail, one_of
 from paceline.cli.readers import followed, readable
 
@@ -54,8 +54,10 @@ def main(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:  # fmt: skip
     """Show the output of a run's tasks, merged in time order."""
+    use_endpoint(endpoint)
     one_of(output, ("json",))
     from paceline.view import logs
 

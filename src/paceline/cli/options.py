@@ -86,3 +86,20 @@ OnOption = Annotated[
 JsonOption = Annotated[
     str, typer.Option("-o", "--output", metavar="json", help="Print JSON.", autocompletion=lambda: ["json"])
 ]
+EndpointOption = Annotated[
+    str,
+    typer.Option(
+        "--endpoint",
+        metavar="URL",
+        help="The server of the bucket (default: that of your environment or of your own job). Your credentials are "
+        "sent there.",
+    ),
+]
+
+
+def use_endpoint(endpoint: str) -> None:
+    """For all buckets that this command reads."""
+    if endpoint:
+        from paceline.view import store_settings
+
+        store_settings.use_endpoint(endpoint)

@@ -29,8 +29,8 @@ def main(
     Example:
       paceline render job.yaml --with-certificates | kubectl apply -f -
 
-    For the same job and run id, the output is the same, byte for byte. It contains no secrets, except with
-    --with-certificates.
+    For the same job and run id, the output is the same, byte for byte. It contains no secrets, except those of the job
+    file and, with --with-certificates, the keys of the run.
     """
     from paceline.backends.kubernetes.objects.run_objects import render
     from paceline.backends.kubernetes.payload.agent_archive import agent_archive

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, use_endpoint
 from paceline.cli.output import fail, note, one_of
 from paceline.cli.snapshot_options import (
     CodeOption,
@@ -54,6 +54,7 @@ def main(
     ] = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
     stop: Annotated[bool, typer.Option("--stop", help="With --on kubernetes: stop serving.")] = False,
 ) -> int:
     """Serve a run's model over REST, with the URLs of TensorFlow Serving, until Ctrl-C.
@@ -70,6 +71,7 @@ def main(
     With --on kubernetes, pods serve the model as the job's `serve` section describes, until --stop. Run the command
     again to switch to a newer snapshot.
     """
+    use_endpoint(endpoint)
     if one_of(on, ("local", "kubernetes"), "--on") == "kubernetes":
         from paceline.cli.serve_on_kubernetes import serve_on_kubernetes, stop_on_kubernetes
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
 from paceline.cli.output import confirm, fail, one_of, print_json, tell
 from paceline.cli.snapshot_options import (
     LOCATION_HELP,
@@ -70,8 +70,10 @@ def ls(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:  # fmt: skip
     """List the current snapshots of a run, newest first."""
+    use_endpoint(endpoint)
     one_of(output, ("json", "yaml", "wide", "name"))
     from paceline.view import snapshot_listing
 
@@ -104,8 +106,10 @@ def show(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:  # fmt: skip
     """Show the details of a snapshot: its files with their digests, and the generations it is based on."""
+    use_endpoint(endpoint)
     one_of(output, ("json", "yaml"))
     from paceline.client.snapshots import find_snapshot
     from paceline.view import snapshot_listing
@@ -138,8 +142,10 @@ def get(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Copy a snapshot to a folder, which appears only when every file is verified."""
+    use_endpoint(endpoint)
     if not to:
         fail("--to FOLDER is required")
     from pathlib import Path
@@ -166,11 +172,13 @@ def verify(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Read every byte of snapshots and compare it with what was committed (default: the newest snapshot).
 
     Exit code: 1 if anything differs, otherwise 0.
     """
+    use_endpoint(endpoint)
     if snapshot and every:
         fail("name snapshots or use --all, not both")
     from paceline.storage.snapshots.manifest import Damaged, Gone, Newer
@@ -218,12 +226,14 @@ def rm(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Delete snapshots.
 
     The newest snapshot of a run that this machine knows to be running is never deleted, not even with --force: a
     restart would resume from it.
     """
+    use_endpoint(endpoint)
     from paceline.view import snapshot_listing
     from paceline.view.wording import join, size
 
@@ -263,7 +273,7 @@ def _print(data: Any, output: str) -> None:
 
 
 def _show_table(infos: list[SnapshotInfo], include_superseded: bool, wide: bool) -> None:
-    from paceline.view.terminal import clean, table
+    from paceline.view.terminal import table
     from paceline.view.wording import metrics
 
     headings = ["SNAPSHOT", "STEP", "GENERATION", "AGE", "SIZE", "FILES"]
@@ -276,7 +286,7 @@ def _show_table(infos: list[SnapshotInfo], include_superseded: bool, wide: bool)
         cells += ["yes" if each.is_current else "no"] if include_superseded else []
         cells += [manifest.at if manifest else "-", str(len(manifest.parts)) if manifest else "-"] if wide else []
         rows.append([*cells, f"damaged: {each.damaged}" if manifest is None else metrics(each.metrics)])
-    print(table([[clean(cell, colors=False) for cell in row] for row in rows]))
+    print(table(rows))
     sys.stdout.flush()
 
 

@@ -6,7 +6,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import ContextOption, JsonOption, NamespaceOption, OnOption, ReadArgument
+from paceline.cli.options import (
+    ContextOption,
+    EndpointOption,
+    JsonOption,
+    NamespaceOption,
+    OnOption,
+    ReadArgument,
+    use_endpoint,
+)
 from paceline.cli.output import one_of, print_json
 from paceline.cli.readers import readable, refresh
 
@@ -20,8 +28,10 @@ def main(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Show the status of a run: its tasks, progress, failures and their causes; on a cluster also pods and nodes."""
+    use_endpoint(endpoint)
     one_of(output, ("json",))
     from paceline.view import run_state
     from paceline.view.snapshot_locations import origin_of

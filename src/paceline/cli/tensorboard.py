@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption, TensorBoardArgument
+from paceline.cli.options import (
+    ContextOption,
+    EndpointOption,
+    NamespaceOption,
+    OnOption,
+    TensorBoardArgument,
+    use_endpoint,
+)
 from paceline.cli.output import fail, note, tell
 
 if TYPE_CHECKING:
@@ -37,6 +44,7 @@ def main(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Open a run in TensorBoard on a local port, until Ctrl-C.
 
@@ -44,6 +52,7 @@ def main(
     installed in your environment. For a run on a cluster with `tensorboard: true` in its job file, it forwards the
     local port to the TensorBoard of the run.
     """
+    use_endpoint(endpoint)
     if port is not None and not 0 <= port <= 65535:
         fail("invalid port", where=f"--port {port}", remedy="use 0 to 65535")
     from paceline.client import run_store

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.options import ContextOption, NamespaceOption, OnOption
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
 from paceline.cli.snapshot_options import CodeOption, JobOption, RunOrLocation, SnapshotOption, restored
 from paceline.cli.verb import Verb
 
@@ -37,6 +37,7 @@ def main(
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
 ) -> int:
     """Run the job's `try.command`, followed by ARGS, on this machine with a snapshot of a run.
 
@@ -49,6 +50,7 @@ def main(
     folder with the snapshot's files. Standard input, output and the exit code are those of the command. Snapshots are
     cached on this machine.
     """
+    use_endpoint(endpoint)
     from paceline.client import job_programs
 
     with restored(

@@ -66,13 +66,15 @@ def missing_section(source: Source, name: str, example: str, job: str) -> NoProg
 
 
 def _of_run(source: Source) -> Plan:
-    """Plans from a bucket are never run: anyone who can write to it could run any program here."""
-    if source.folder is None or not (source.folder / "job.yaml").exists():
+    """Plans of other users, from a bucket or a cluster, are never run: anyone who can write there could run any program
+    here, with the credentials of this user."""
+    folder = source.folder
+    if folder is None or not run_folders.is_own(folder) or not (folder / "job.yaml").exists():
         raise NoProgram(
             f"the job file of {source.run} is not on this machine",
             remedy="pass a job file that has the command with --job FILE",
         )
-    data = run_folders.read_object(source.folder / "plan.json")
+    data = run_folders.read_object(folder / "plan.json")
     try:
         return plans.from_data(data or {})
     except (ValueError, KeyError, TypeError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.plan import CLAIM, NAME
-from paceline.view import run_folders
+from paceline.view import run_folders, store_settings
 from paceline.view.run_folders import Run
 from paceline.view.snapshot_locations import (
     PATIENCE_S,
@@ -40,11 +40,12 @@ def open_location(address: str, note: Callable[[str], None] = lambda text: None)
     location, run = _split(address)
     if location.startswith(CLAIM):
         return open_run(Run(run, _folder_for_claim(location, run)), note)
-    store = open_store(location, PATIENCE_S)
+    settings = store_settings.chosen(location)
+    store = open_store(location, PATIENCE_S, settings)
     folders = store.folders(f"{run}/")
     if not any(is_of_a_run(name) for name in folders):
         raise _not_a_run(store, location, run, folders)
-    return source_of(run, location, _known_folder(location, run))
+    return source_of(run, location, _known_folder(location, run), settings)
 
 
 def _open_through_pod(run: Run, location: str, note: Callable[[str], None]) -> Source:

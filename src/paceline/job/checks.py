@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from paceline.agent.redaction import looks_secret
 from paceline.job import kubernetes_checks, kubernetes_section
 from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import ROLES
@@ -77,7 +78,26 @@ def notes(job: Job, cluster: bool) -> list[str]:
         messages.append(f"{join_names(unused)}: not used on this machine")
     if not cluster and job.ingest is not None and job.ingest.to.startswith(CLAIM):
         messages.append("ingest.to: on this machine, a folder managed by Paceline replaces the volume claim")
+    if secrets := _literal_secrets(job):
+        instead = "use a Secret and kubernetes.env_from" if cluster else "set it in your shell instead"
+        messages.append(
+            f"{join_names(secrets)}: a secret in a job file is written to plan.json of the run and printed by "
+            f"`paceline plan`; {instead}"
+        )
     return messages
+
+
+def _literal_secrets(job: Job) -> list[str]:
+    """The variables whose values look like secrets."""
+    environments = {"env": job.env}
+    for role, groups in job.roles.items():
+        environments[f"roles.{role}.env"] = groups[0].env
+    return [
+        f"{field}.{name}"
+        for field, variables in environments.items()
+        for name, value in variables.items()
+        if looks_secret(name, value)
+    ]
 
 
 def _cluster_only_fields(job: Job) -> list[str]:

@@ -129,6 +129,19 @@ def on_cluster(folder: Path) -> bool:
     return info(folder).get("on") == "kubernetes"
 
 
+def is_own(folder: Path) -> bool:
+    """Whether this user started or submitted the run from here. Otherwise its files came from a cluster or a store:
+    they are data, and must not decide where credentials go or which program runs.
+
+    Nothing that is fetched is written to run.json or job.yaml. Runs that an older version submitted have only the
+    latter."""
+    known = info(folder)
+    if "adopted" in known:
+        return known["adopted"] is False
+    is_local = bool(known) and "on" not in known
+    return is_local or (folder / "job.yaml").exists()
+
+
 def at_location(folder: Path) -> bool:
     return info(folder).get("on") == LOCATION
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import USAGE, PacelineError
 from paceline.plan import CAPTAIN, CLAIM
-from paceline.storage.stores.locations import SETTINGS, is_bucket
-from paceline.view import run_folders
+from paceline.storage.stores.locations import is_bucket
+from paceline.view import run_folders, store_settings
 from paceline.view.run_folders import Run
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def location_of(run: Run) -> str:
     """The location to which a run known on this machine commits."""
     to = planned_location(run.folder)
     if run_folders.on_cluster(run.folder):
-        return to or _IN_POD
+        # A folder would be one of the pod; the plan of another user must not lead to a folder on this machine.
+        return to if to.startswith(CLAIM) or is_bucket(to) else _IN_POD
     return to if to.startswith("/") or is_bucket(to) else str(run.folder / "snapshots")
 
 
@@ -122,7 +123,8 @@ def described(run: Run, snapshot: str) -> str:
 def open_source(run: Run) -> Source:
     """Open snapshots in a folder or a bucket. Sends no request yet."""
     location = location_of(run)
-    return source_of(run.name, location, run.folder, settings_of(run.folder) if is_bucket(location) else None)
+    settings = store_settings.settings_of(run.folder, location) if is_bucket(location) else None
+    return source_of(run.name, location, run.folder, settings)
 
 
 def source_of(run: str, location: str, folder: Path | None, settings: Mapping[str, str] | None = None) -> Source:
@@ -134,14 +136,6 @@ def source_of(run: str, location: str, folder: Path | None, settings: Mapping[st
     store, transfers = open_store(location, PATIENCE_S, settings), open_store(location, None, settings)
     reader, slow_reader = SnapshotRepository(store, run), SnapshotRepository(transfers, run)
     return Source(run, location, reader, slow_reader, RunArchive(store, run, transfers), folder)
-
-
-def settings_of(folder: Path) -> dict[str, str]:
-    """The job's own variables for access to its bucket, which agents use, too."""
-    roles = (run_folders.read_object(folder / "plan.json") or {}).get("roles")
-    env: Any = next((role.get("env") for role in roles or [] if isinstance(role, dict) and role.get("decides")), {})
-    variables = env.items() if isinstance(env, dict) else ()
-    return {str(name): str(value) for name, value in variables if str(name).startswith(SETTINGS)}
 
 
 def planned_location(folder: Path) -> str:

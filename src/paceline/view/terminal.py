@@ -1,4 +1,8 @@
-"""Writes lines to a terminal or a pipe; a terminal also has a live area below them."""
+"""Writes lines to a terminal or a pipe; a terminal also has a live area below them.
+
+Much of what is shown was written by programs and by other users. On its way to a terminal, everything but printable
+text, line ends, tabs and colors becomes visible characters: it cannot move the cursor, set the clipboard or hide text.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,17 @@ import re
 import select
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO, cast
+from unicodedata import category
 
 _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]",
-    re.DOTALL,
-)
+_RESET = "\x1b[0m"
+_COLOR = r"\x1b\[[0-9;]{0,100}m"
+_LAST_COLOR = re.compile(rf".*({_COLOR})", re.DOTALL)
+_UNUSUAL = re.compile(rf"({_COLOR})|[^\x20-\x7e\n\t]")
+_JOINERS = "\u200c\u200d"  # invisible, but some scripts and emoji need them
+# How progress bars redraw their line. Each state of a bar is a line of its own here, so this is just dropped.
+_REDRAWING = re.compile(r"\x1b\[[0-9]{0,4}[ABCDGK]|\x1b\[0?J|\x1b\[\?25[hl]|\x08+")
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -35,16 +43,69 @@ def bold(text: str) -> str:
     return f"\x1b[1m{text}\x1b[0m"
 
 
-def clean(text: str, colors: bool) -> str:
-    """Output of a program without control sequences that move the cursor or change the terminal; colors may stay."""
+def visible(text: str, colors: bool) -> str:
+    """The text with control characters and invisible characters spelled out; colors stay, or are dropped.
+
+    >>> visible("\\x1b]52;c;bHM=\\x07 \\x1b[31mred\\x1b[0m \\u202etxt.exe", colors=False)
+    '\\\\x1b]52;c;bHM=\\\\x07 red \\\\u202etxt.exe'
+    """
     if text.isprintable():
         return text
-    cleaned = _CONTROL.sub(lambda match: match[0] if colors and _is_color(match[0]) else "", text)
-    return f"{cleaned}\x1b[0m" if "\x1b" in cleaned else cleaned
+    return _UNUSUAL.sub(lambda match: (match[1] if colors else "") if match[1] else _spelled_out(match[0]), text)
 
 
-def _is_color(sequence: str) -> bool:
-    return sequence.startswith("\x1b[") and sequence.endswith("m")
+def _spelled_out(letter: str) -> str:
+    if letter.isprintable() or letter in _JOINERS or category(letter) == "Zs":
+        return letter
+    code = ord(letter)
+    if code < 0x20:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def clean(text: str, colors: bool) -> str:
+    """A line of a program's output: without the redrawing of progress bars, and with its colors closed."""
+    if text.isprintable():
+        return text
+    shown = visible(_REDRAWING.sub("", text), colors)
+    return f"{shown}{_RESET}" if "\x1b" in shown else shown
+
+
+class SafeTerminal:
+    """A terminal that receives only visible text, whatever is written to it. A color ends with its line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unguarded = stream
+        self._colors = colored(stream)
+        self._color_is_open = False
+
+    def write(self, text: str) -> int:
+        shown = visible(text, self._colors)
+        self.unguarded.write(self._with_closed_colors(shown) if self._color_is_open or "\x1b" in shown else shown)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def _with_closed_colors(self, text: str) -> str:
+        closed = []
+        for line in text.splitlines(keepends=True):
+            if match := _LAST_COLOR.match(line):
+                self._color_is_open = match[1] not in (_RESET, "\x1b[m")
+            if self._color_is_open and line.endswith("\n"):
+                line, self._color_is_open = f"{line[:-1]}{_RESET}\n", False
+            closed.append(line)
+        return "".join(closed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unguarded, name)
+
+
+def guard(stream: TextIO) -> TextIO:
+    """The stream, or what to write to instead if it is a terminal."""
+    is_guarded = isinstance(stream, SafeTerminal) or not is_terminal(stream)
+    return stream if is_guarded else cast(TextIO, SafeTerminal(stream))
 
 
 def fit(text: str, width: int) -> str:
@@ -70,13 +131,16 @@ class Screen:
         self.live = is_terminal(stream) and os.environ.get("TERM") != "dumb" if live is None else live
         self.colors = colored(stream)
         self.gone = False
+        self._is_terminal = is_terminal(stream)
+        self._out: TextIO = stream.unguarded if isinstance(stream, SafeTerminal) else stream  # it moves the cursor
         self._drawn: list[str] = []
 
     def show(self, lines: Sequence[str], below: Sequence[str] = ()) -> None:
         live_lines = [fit(line, self.width() - 1) for line in below] if self.live else []
         if not lines and live_lines == self._drawn:
             return
-        out = self._erase() + "".join(f"{line}\n" for line in lines) + "\n".join(live_lines)
+        shown = [_closed(visible(line, self.colors)) for line in lines] if self._is_terminal else lines
+        out = self._erase() + "".join(f"{line}\n" for line in shown) + "\n".join(live_lines)
         self._drawn = live_lines
         self._write(out)
 
@@ -104,11 +168,15 @@ class Screen:
         if self.gone or not text:
             return
         try:
-            self.stream.write(text)
-            self.stream.flush()
+            self._out.write(text)
+            self._out.flush()
         except (OSError, ValueError):
             self.gone = True
             silence(self.stream)
+
+
+def _closed(line: str) -> str:
+    return f"{line}{_RESET}" if "\x1b" in line and not line.endswith(_RESET) else line
 
 
 def hung_up(stream: TextIO) -> bool:
@@ -131,7 +199,8 @@ def silence(stream: TextIO) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], stream: TextIO | None = None) -> str:
-    """Align columns to their widest cell."""
+    """Align columns to their widest cell. A cell is one line, without colors."""
+    rows = [[visible(cell, colors=False).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if lines and colored(stream or sys.stdout):

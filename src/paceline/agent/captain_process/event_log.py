@@ -7,19 +7,24 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable
 
+from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Appender, Echo, stamp
 
 RESERVE = 256 * 1024  # bytes
 
 
 class EventLog:
-    def __init__(self, folder: str, echo: Echo | None, print_error: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: str, echo: Echo | None, print_error: Callable[[str], None], redact: Redactor | None = None
+    ) -> None:
         self._file = Appender(f"{folder}/events.jsonl", print_error)
         self._reserve_path = f"{folder}/.reserve"
         self._echo = echo
+        self._redact = redact or Redactor()
 
     def write(self, kind: str, generation: int, fields: Mapping[str, Any]) -> None:
-        line = json.dumps({"at": stamp(), "event": kind, "generation": generation, **fields}).encode() + b"\n"
+        event = {"at": stamp(), "event": kind, "generation": generation, **self._redact.texts(fields)}
+        line = json.dumps(event).encode() + b"\n"
         self._file.write(line)
         if self._echo is not None:
             self._echo.write(line)

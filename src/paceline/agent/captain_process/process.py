@@ -21,6 +21,7 @@ from paceline.agent.net.dns import Address, NameLookup
 from paceline.agent.net.frames import encode, encode_packed
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import FAILED, LEAVING, SAVING_SHARE, Options, endpoint
+from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, replace, stamp, write_termination_message
 from paceline.agent.transfers.log_upload import LogUpload
 from paceline.agent.transfers.porter_client import PorterClient, porter_settings
@@ -42,7 +43,8 @@ class CaptainProcess:
         self._rank = {task.name: task.rank for task in plan.tasks}
         self.loop = Loop()
         now = self.loop.now()
-        self._log = EventLog(options.folder, Echo() if options.echo else None, _print)
+        self._redact = Redactor(os.environ, *(role.env for role in plan.roles))
+        self._log = EventLog(options.folder, Echo() if options.echo else None, _print, self._redact)
         self._notes = CaptainNotes(options.folder, now)
         settings = porter_settings(plan, options)
         keeps_copies = bool(settings.serve) or not settings.place.startswith("/")
@@ -195,7 +197,7 @@ class CaptainProcess:
     # ---- the end
 
     def _end_run(self, end: ins.EndRun) -> None:
-        report = self._report(end)
+        report = self._redact.texts(self._report(end))
         try:
             replace(f"{self._options.folder}/report.json", report)
         except OSError as error:

@@ -15,6 +15,7 @@ from paceline.agent.net.frames import Message, WireError
 from paceline.agent.net.loop import Loop, Timer
 from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import NO_CAPTAIN, Options, endpoint
+from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo
 
 OWN_SHARE = 0.9  # fraction of a lease: tasks end before the captain assumes that they have
@@ -42,6 +43,7 @@ class CaptainConnection:
         except those about the connection itself."""
         self._options, self._loop, self._echo = options, loop, echo
         self._join, self._heartbeat, self._receive = join, beat, receive
+        self._redact = Redactor(os.environ)
         self._tls = context(options.tls, "member", server=False)
         self._link: TlsLink | None = None
         self._connecting: socket.socket | None = None
@@ -162,7 +164,7 @@ class CaptainConnection:
 
     def notify(self, text: str, warning: bool = False) -> None:
         """Sends a text for the user; keeps it until the captain can be reached."""
-        notice = ev.Notice(self._options.host, text[:NOTICE_LIMIT], warning)
+        notice = ev.Notice(self._options.host, self._redact(text)[:NOTICE_LIMIT], warning)
         if self.joined:
             self.send(notice)
         elif len(self._early_notices) < MOST_NOTICES:

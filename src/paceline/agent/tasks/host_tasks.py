@@ -16,6 +16,7 @@ from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import StartOnHost
 from paceline.agent.options import Options
+from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, replace_text
 from paceline.agent.tasks import exit_causes
 from paceline.agent.tasks.attempt import Attempt
@@ -45,6 +46,8 @@ class HostTasks:
         self._plan, self._options, self._loop = plan, options, loop
         self._connection, self._snapshots, self._evaluators, self._echo = connection, snapshots, evaluators, echo
         self._on_all_ended = on_all_ended
+        # Texts of tasks are redacted here, where they become events; their logs stay as they wrote them.
+        self._redact = Redactor(os.environ, plan.role(plan.host(options.host).role).env)
         all_tasks = [*plan.tasks, *([] if plan.ingest_task is None else [plan.ingest_task])]
         self._tasks = {task.name: task for task in all_tasks if task.host == options.host}
         self._launcher = TaskLauncher(
@@ -200,7 +203,7 @@ class HostTasks:
         if kind == "saved":
             self._snapshots.collect()
         elif kind == "warning":
-            self._connection.notify(f"{task}: {str(message.get('text'))[:2000]}", True)
+            self._connection.notify(f"{task}: {self._redact(str(message.get('text')))[:2000]}", True)
         elif kind == "asks":
             attempt.polls_for_saves = True
             self._connection.beat()
@@ -223,7 +226,7 @@ class HostTasks:
 
     def _on_ingest_message(self, attempt: Attempt, message: dict[str, Any]) -> None:
         if message.get("stage") == "failed":
-            attempt.ingest_failure = str(message.get("cause")), str(message.get("detail"))[:2000]
+            attempt.ingest_failure = str(message.get("cause")), self._redact(str(message.get("detail")))[:2000]
             return
         progress = ev.IngestProgress(
             self._options.host, str(message.get("stage", "")), str(message.get("data", "")),
@@ -279,11 +282,12 @@ class HostTasks:
         self._evaluators.attempt_ended(name)
         self.reached = max(self.reached, attempt.step or 0)
         if attempt.cold_because:
-            self._launcher.disable_spares(f"{name} starts without a spare from now on: {attempt.cold_because}")
+            reason = self._redact(attempt.cold_because)
+            self._launcher.disable_spares(f"{name} starts without a spare from now on: {reason}")
         if attempt.state:
             self._states[name] = attempt.state
         if attempt.requested_end == ins.ABORT:
-            self._stacks[name] = exit_causes.stacks(attempt.log.tail)[-STACKS_LIMIT:]
+            self._stacks[name] = self._redact(exit_causes.stacks(attempt.log.tail))[-STACKS_LIMIT:]
         exit = self._exit_of(attempt, status)
         self._exits[name], self._exit_at[name] = exit, self._failed_at(attempt)
         if exit.cause or not exit.expected:
@@ -299,15 +303,18 @@ class HostTasks:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         expected = bool(attempt.requested_end)
+        output = [self._redact(line) for line in attempt.log.tail]
+        raised = attempt.raised
+        raised = None if raised is None else replace(raised, text=self._redact(raised.text))
         if expected:
-            tail = attempt.log.tail if attempt.requested_end == ins.KILL else ()
-            cause = exit_causes.own_error(tail, attempt.raised) if attempt.requested_end != ins.TERMINATE else None
+            tail = output if attempt.requested_end == ins.KILL else ()
+            cause = exit_causes.own_error(tail, raised) if attempt.requested_end != ins.TERMINATE else None
             cause = cause or exit_causes.Cause("")
         elif attempt.ingest_failure is not None and status != 0:
             cause = exit_causes.Cause(*attempt.ingest_failure)
         else:
             memory = self._out_of_memory(attempt, exit_causes.signal_of(status))
-            cause = exit_causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
+            cause = exit_causes.classify(status, output, self._leaving, memory, raised)
             if cause.kind == "signal" and cause.place == "SIGILL":
                 cause = replace(cause, detail=f"{cause.detail}: {self._launcher.sigill_hint()}")
         survivor = cause.survivor and len(self._plan.tasks) > 1

@@ -34,7 +34,10 @@ _RETRY = ("408", "429")
 _LOST_PARTS = ("InvalidBlockList", "NoSuchUpload")  # after a lost reply to a request of a multipart upload
 _CLOCK_SKEW = "RequestTimeTooSkewed"  # requests are signed with the time
 _STATUS = re.compile(r"status code: ([0-9]{3})")
-_NO_REPLY = re.compile(r"Error performing [A-Z]+ (https?://[^/?\s]+).*error sending request", re.DOTALL)
+# Without the user and password that an endpoint may contain.
+_NO_REPLY = re.compile(
+    r"Error performing [A-Z]+ (https?://)(?:[^/?\s]*@)?([^/?@\s]+).*error sending request", re.DOTALL
+)
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: ([A-Za-z0-9]{1,60})\)")
 
 
@@ -374,7 +377,7 @@ def _is_known(from_url: Any, url: str, name: str, value: str) -> bool:
 def _no_answer(text: str) -> str:
     """A short text for an unreachable server: the library's own text is long, and names the server last."""
     match = _NO_REPLY.search(text)
-    return f"no response from {match[1]}" if match else ""
+    return f"no response from {match[1]}{match[2]}" if match else ""
 
 
 def _first_line(error: Exception) -> str:

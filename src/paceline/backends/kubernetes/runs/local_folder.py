@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -31,9 +31,12 @@ from paceline.storage.stores.locations import is_bucket
 from paceline.storage.stores.protocol import StoreError
 from paceline.view import run_folders, run_state, snapshot_locations
 
+LARGEST_PLAN = 64 * 1024 * 1024  # bytes; a ConfigMap holds 1 MiB, but it may be compressed
 
-def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
-    """Create the folder, before anything of the run exists on the cluster."""
+
+def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, adopted: bool = False) -> Path:
+    """Create the folder, before anything of the run exists on the cluster. `adopted`: another user or another machine
+    has submitted the run."""
     folder = run_folders.runs_folder() / run
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -41,11 +44,12 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
         (folder / "logs").mkdir()
     except FileExistsError:
         raise Taken(run_folders.taken(folder)) from None
+    target = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": False}
+    # Before the plan, which must not be mistaken for one of this user if this process is killed now.
+    replace(str(folder / "run.json"), {**run_identity(run, plan), **target, "adopted": adopted})
     (folder / "plan.json").write_text(plans.to_json(plan))
     if text:
         (folder / "job.yaml").write_text(text)
-    target = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": False}
-    replace(str(folder / "run.json"), {**run_identity(run, plan), **target})
     return folder
 
 
@@ -87,14 +91,28 @@ def adopt(cluster: Cluster, run: str) -> Path:
                 f"`kubectl delete job {run}` removes a run without a plan",
             ) from None
         raise
-    text = (config_map.data or {}).get("plan.json")
-    if text is None:
-        text = gzip.decompress(base64.b64decode((config_map.binaryData or {})["plan.json.gz"])).decode()
-    folder = make_folder(plans.from_data(json.loads(text)), "", cluster, run)
+    folder = make_folder(_planned(run, config_map), "", cluster, run, adopted=True)
     save_job_uid(folder, str(job.metadata.uid if job.metadata else ""))
     if _is_released(job):
         mark_submitted(folder)
     return folder
+
+
+def _planned(run: str, config_map: Any) -> Plan:
+    """The plan in a ConfigMap, which anyone in the namespace may have written."""
+    try:
+        text = (config_map.data or {}).get("plan.json")
+        if text is None:
+            packed = base64.b64decode((config_map.binaryData or {})["plan.json.gz"])
+            reader = zlib.decompressobj(wbits=31)
+            text = reader.decompress(packed, LARGEST_PLAN).decode()
+            if not reader.eof:
+                raise ValueError(f"it is larger than {LARGEST_PLAN >> 20} MiB, or incomplete")
+        return plans.from_data(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, zlib.error) as error:
+        raise run_folders.NoRun(
+            f"cannot read the plan of {run} in the ConfigMap {run}-plan: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _jobs(cluster: Cluster, run: str) -> list[Any]:
