@@ -93,6 +93,11 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
             "next attempt in 4 s",
         ),
         (
+            {**recorded.RESTART, "count": 2, "signs_of_work": "model.pt had changed"},
+            "restarting after a failure of worker-1 (signal, 2 of 10 without a step or snapshot): killed by SIGKILL; "
+            "the same error as before, but model.pt had changed",
+        ),
+        (
             event(1, "hang", tasks=["worker-0"], silent_s=601.0, limit_s=600.0, progress="output"),
             "worker-0 hangs: no output for 10 min 1 s (limit 10 min)",
         ),

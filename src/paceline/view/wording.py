@@ -119,9 +119,11 @@ def _stacks(event: Event) -> str:
 def _restart(event: Event) -> str:
     cause, detail = event.text("cause"), event.text("detail")
     source = f" of {event.text('task')}" if event.text("task") else ""
-    budget = f"{event.get('count')} of {event.get('limit')} without progress"
+    signs = event.text("signs_of_work")
+    budget = f"{event.get('count')} of {event.get('limit')} without {'a step or snapshot' if signs else 'progress'}"
     text = f"restarting after a failure{source} ({cause}, {budget})"
     text += f": {detail}" if detail else ""
+    text += f"; the same error as before, but {signs}" if signs else ""
     delay = event.number("delay_s")
     return f"{text}; next attempt in {span(delay)}" if delay >= 1 else text
 

@@ -19,6 +19,7 @@ from paceline.agent.options import Options
 from paceline.agent.run_files import Echo, replace_text
 from paceline.agent.tasks import exit_causes
 from paceline.agent.tasks.attempt import Attempt
+from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.launcher import TaskLauncher
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
@@ -311,11 +312,22 @@ class HostTasks:
             if cause.kind == "signal" and cause.place == "SIGILL":
                 cause = replace(cause, detail=f"{cause.detail}: {self._launcher.sigill_hint()}")
         survivor = cause.survivor and len(self._plan.tasks) > 1
+        failed_at = self._failed_at(attempt)
         return ev.TaskExit(
             attempt.task.name, attempt.number, code,
             None if number is None else exit_causes.signal_name(number), expected,
-            cause.kind, cause.detail, cause.place, survivor, max(0.0, self._loop.now() - self._failed_at(attempt)),
+            cause.kind, cause.detail, cause.place, survivor, max(0.0, self._loop.now() - failed_at),
+            max(0.0, failed_at - attempt.started), max(0.0, (attempt.first_output_at or failed_at) - attempt.started),
+            self._changed_checkpoint(attempt) if cause.kind == "program-error" else "",
         )  # fmt: skip
+
+    def _changed_checkpoint(self, attempt: Attempt) -> str:
+        """For a program that reports nothing: a checkpoint of its own that it has changed. In a job with
+        `snapshots.watch`, only snapshots count: other files of the watched folder are replaced at the restart."""
+        if attempt.step is not None or attempt.task.name == INGEST or self._plan.snapshots.watch:
+            return ""
+        work, runs = self._options.work or self._plan.code, os.path.dirname(self._options.folder)
+        return changed_checkpoint(work, attempt.started_wall, runs)
 
     def _failed_at(self, attempt: Attempt) -> float:
         """When the attempt failed: at its uncaught exception if there was one. It decides which task failed first."""
