@@ -383,6 +383,29 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+# ---- hints
+
+
+def legacy(plan: Plan) -> Plan:
+    return replace(plan, roles=tuple(replace(role, env={"TF_USE_LEGACY_KERAS": "1"}) for role in plan.roles))
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_hinted"), [(TWO, True), (legacy(TWO), False), (replace(TWO, framework="none"), False)]
+)
+def test_an_error_of_code_for_keras_2_leads_to_a_hint(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, plan: Plan, is_hinted: bool
+) -> None:
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    host = make(plan)
+    process = host.start_one()
+    process.raises("AttributeError", "'SGD' object has no attribute 'minimize'", "train.py:3")
+    host.exits(process, 1 << 8)
+    detail = host.exit()["detail"]
+    assert detail.startswith("AttributeError: 'SGD' object has no attribute 'minimize' at train.py:3")
+    assert ("; written for Keras 2? set tensorflow: {keras: legacy}" in detail) is is_hinted
+
+
 # ---- starting
 
 

@@ -46,6 +46,7 @@ class Cause:
     detail: str = ""
     place: str = ""
     survivor: bool = False
+    raised: Raised | None = None  # the exception, if one is known
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _exception_cause(raised: Raised) -> Cause:
     if _PORT_IN_USE.search(full_text):
         return Cause("port-in-use", str(raised))
     place = " ".join(filter(None, (raised.type, raised.place, raised.library)))
-    return Cause("program-error", str(raised), place, bool(_SURVIVOR.search(full_text)))
+    return Cause("program-error", str(raised), place, bool(_SURVIVOR.search(full_text)), raised)
 
 
 def traceback(tail: Sequence[str]) -> Raised | None:

@@ -17,7 +17,7 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import StartOnHost
 from paceline.agent.options import Options
 from paceline.agent.run_files import Echo, replace_text
-from paceline.agent.tasks import exit_causes
+from paceline.agent.tasks import exit_causes, keras_hint
 from paceline.agent.tasks.attempt import Attempt
 from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.launcher import TaskLauncher
@@ -311,6 +311,8 @@ class HostTasks:
             cause = exit_causes.classify(status, attempt.log.tail, self._leaving, memory, attempt.raised)
             if cause.kind == "signal" and cause.place == "SIGILL":
                 cause = replace(cause, detail=f"{cause.detail}: {self._launcher.sigill_hint()}")
+        if cause.raised is not None and self._launcher.uses_keras_3() and keras_hint.is_for_keras_2(cause.raised):
+            cause = replace(cause, detail=f"{cause.detail}; {keras_hint.HINT}")
         survivor = cause.survivor and len(self._plan.tasks) > 1
         failed_at = self._failed_at(attempt)
         return ev.TaskExit(
