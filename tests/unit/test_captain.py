@@ -454,6 +454,16 @@ def test_stop_ends_everything() -> None:
     assert (world.over.status, world.over.reason) == ("stopped", "a person said so")
 
 
+@pytest.mark.parametrize(("interrupt", "how"), [(False, "term"), (True, "int")])
+def test_a_stop_by_ctrl_c_interrupts_tasks_with_the_same_grace(interrupt: bool, how: str) -> None:
+    world = up(make_plan(2))
+    world.tell(ev.StopRequested("interrupted", interrupt))
+    ends = [each for m in world.machines.values() for each in m.inbox if isinstance(each, ins.EndTasks)]
+    assert [(end.how, end.grace) for end in ends] == [(how, world.plan.limits.grace)] * 2
+    world.deliver_all()
+    assert world.over is not None and (world.over.status, world.over.reason) == ("stopped", "interrupted")
+
+
 def test_recovery_is_timed_from_failure_to_the_next_step() -> None:
     world = up(make_plan(2))
     world.step(10)

@@ -36,7 +36,7 @@ from paceline.plan import INGEST, Plan
 from support.worlds import make_plan
 
 GRACE = 20.0
-KILL, TERM, CONT, ABORT = signal.SIGKILL, signal.SIGTERM, signal.SIGCONT, signal.SIGABRT
+KILL, TERM, CONT, ABORT, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGCONT, signal.SIGABRT, signal.SIGINT
 TWO = make_plan(2, per_host=2)
 SHELL = replace(TWO, roles=tuple(replace(role, command=("sh", "train.sh")) for role in TWO.roles))
 
@@ -871,6 +871,38 @@ def test_a_task_is_asked_to_end_and_killed_after_its_grace(make: Callable[..., H
     assert host.signals() == []
     host.clock.pass_time(0.2)
     assert host.signals() == [(-process.pid, KILL)]
+
+
+def test_ctrl_c_interrupts_a_task_then_asks_it_to_end_then_kills_it(host: Host) -> None:
+    process = host.start_one()
+    host.end("int", worker_0=1)
+    assert host.signals() == [(-process.pid, INT), (-process.pid, CONT)]
+    host.end("int", worker_0=1)  # from a captain that has returned
+    assert host.signals() == [], "a second SIGINT would interrupt the clean-up"
+    host.clock.pass_time(GRACE / 2 - 0.1)
+    assert host.signals() == []
+    host.clock.pass_time(0.2)
+    assert host.signals() == [(process.pid, TERM)]
+    host.clock.pass_time(GRACE / 2)
+    assert host.signals() == [(-process.pid, KILL)]
+
+
+def test_an_interrupted_task_that_ends_gets_no_more_signals_and_has_not_failed(host: Host) -> None:
+    process = host.start_one()
+    host.end("int", worker_0=1)
+    process.prints('Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nKeyboardInterrupt\n')
+    host.exits(process, INT)
+    host.signals()
+    host.clock.pass_time(GRACE)
+    assert host.signals() == [] and host.connection.take("exited") == []
+
+
+@pytest.mark.parametrize("task", ["ps-0", "worker-0", "chief-0"])
+def test_ctrl_c_terminates_servers(make: Callable[..., Host], task: str) -> None:
+    host = make(make_plan(1, ps=1, chief=True), f"{task[:-2]}-host-0")
+    process = host.start_one(task)
+    host.tasks.end(ins.EndTasks(host.name, {task: 1}, ins.INTERRUPT, GRACE))
+    assert host.signals()[0] == ((-process.pid, INT) if task == "chief-0" else (process.pid, TERM))
 
 
 def test_an_ingest_is_asked_to_end_together_with_its_command(make: Callable[..., Host]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         """A run that was just started, on this machine or on a cluster."""
 
         def ended(self, timeout: float) -> bool: ...
-        def stop(self, reason: str) -> bool: ...
+        def stop(self, reason: str, interrupt: bool = False) -> bool: ...
         def kill(self) -> None: ...
 
 
@@ -37,6 +37,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.stop_requested = False
+        self.interrupted = False  # the request was Ctrl-C
         self.kill_requested = False
         self.hung_up = False  # the terminal was closed
         self._last = 0.0
@@ -59,6 +60,7 @@ class Signals:
         # already sent us: neither is a second request by the user.
         if self.stop_requested and number != signal.SIGHUP and now - self._last > _ONE_PRESS_S:
             self.kill_requested = True
+        self.interrupted = self.interrupted or (number == signal.SIGINT and not self.stop_requested)
         self.stop_requested, self._last = True, now
         self.hung_up = self.hung_up or number == signal.SIGHUP
 
@@ -145,7 +147,8 @@ class Stopping:
         if self._requested_at is None and (signals.stop_requested or terminal_closed):
             self._requested_at = now
             self._screen.line(f"stopping: tasks have {span(self._grace)} to finish; press Ctrl-C again to kill them")
-            self._request_stop("interrupted" if signals.stop_requested else "the terminal was closed")
+            reason = "interrupted" if signals.stop_requested else "the terminal was closed"
+            self._request_stop(reason, signals.interrupted)
         if self._requested_at is None or self._killed_at is not None:
             return
         if signals.kill_requested:
@@ -153,11 +156,11 @@ class Stopping:
         elif now - self._requested_at > self._grace + _PATIENCE_S:
             self._kill(f"still running {span(self._grace + _PATIENCE_S)} after the stop request: killing all tasks")
 
-    def _request_stop(self, reason: str) -> None:
+    def _request_stop(self, reason: str, interrupt: bool) -> None:
         """Repeats the request until the captain accepts it: one that has just started does not answer yet."""
 
         def request() -> None:
-            while self._killed_at is None and not self._running.stop(reason):
+            while self._killed_at is None and not self._running.stop(reason, interrupt):
                 time.sleep(_POLL_S)
 
         threading.Thread(target=request, daemon=True).start()

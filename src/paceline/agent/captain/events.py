@@ -237,6 +237,7 @@ class StoreAnswered:
 @record
 class StopRequested:
     reason: str
+    interrupt: bool = False  # by Ctrl-C: tasks receive SIGINT before SIGTERM
 
 
 @record

@@ -159,7 +159,7 @@ class Captain:
         elif isinstance(event, ev.Notice):
             self._notice(event, now)
         elif isinstance(event, ev.StopRequested):
-            self._shutdown.stop(event.reason, now)
+            self._shutdown.stop(event.reason, now, ins.INTERRUPT if event.interrupt else ins.TERMINATE)
         else:
             assert_never(event)
 

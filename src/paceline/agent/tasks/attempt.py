@@ -41,7 +41,7 @@ class Attempt:
         self.log = log
         self.pid = 0
         self.warm = False
-        self.requested_end = ""  # how it was asked to end: KILL, TERMINATE or ABORT; empty: not yet
+        self.requested_end = ""  # how it was asked to end: KILL, TERMINATE, INTERRUPT or ABORT; empty: not yet
         self.started = now
         self.started_wall = time.time()
         self.output_at = now

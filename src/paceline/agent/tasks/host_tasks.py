@@ -24,10 +24,12 @@ from paceline.agent.tasks.launcher import TaskLauncher
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
-from paceline.plan import INGEST, Plan
+from paceline.plan import INGEST, Plan, Task
 
 STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
+GRACEFUL = (ins.TERMINATE, ins.INTERRUPT)  # ways to end after which the task may exit on its own
+TERMINATE_AFTER = 0.5  # share of the grace period between SIGINT and SIGTERM
 
 
 class HostTasks:
@@ -261,7 +263,7 @@ class HostTasks:
         attempt.kill()  # the processes that it left in its process group
         self._kill_orphans(attempt.task.name)
         attempt.finish()
-        succeeded = status == 0 and attempt.requested_end in ("", ins.TERMINATE)
+        succeeded = status == 0 and attempt.requested_end in ("", *GRACEFUL)
         self._snapshots.watched.attempt_ended(attempt, succeeded, lambda: self._finish_attempt(attempt, status))
 
     def _kill_orphans(self, task: str) -> None:
@@ -302,7 +304,7 @@ class HostTasks:
         expected = bool(attempt.requested_end)
         if expected:
             tail = attempt.log.tail if attempt.requested_end == ins.KILL else ()
-            cause = exit_causes.own_error(tail, attempt.raised) if attempt.requested_end != ins.TERMINATE else None
+            cause = exit_causes.own_error(tail, attempt.raised) if attempt.requested_end not in GRACEFUL else None
             cause = cause or exit_causes.Cause("")
         elif attempt.ingest_failure is not None and status != 0:
             cause = exit_causes.Cause(*attempt.ingest_failure)
@@ -371,6 +373,7 @@ class HostTasks:
         self._report_ended()
 
     def _end(self, attempt: Attempt, how: str, grace: float) -> None:
+        is_repeated = attempt.requested_end in GRACEFUL  # by a captain to which this host has reconnected
         attempt.requested_end = how
         if how == ins.KILL:
             attempt.state = "stopped" if attempt.is_stopped() else ""
@@ -385,10 +388,27 @@ class HostTasks:
                 _signal(pid, signal.SIGABRT)
                 _signal(pid, signal.SIGCONT)
             attempt.kill_within(STACKS_WITHIN)
+        elif how == ins.INTERRUPT and not self._only_serves(attempt.task):
+            if not is_repeated:  # a second SIGINT would interrupt the program's clean-up
+                self._interrupt(attempt, grace)
+            attempt.kill_within(grace)
         else:
             self._terminate(attempt)
             attempt.signal(signal.SIGCONT, whole_group=True)
             attempt.kill_within(grace)
+
+    def _only_serves(self, task: Task) -> bool:
+        """Whether a task runs none of the user's training: servers wait in C++ code, in which Python handles no
+        SIGINT."""
+        has_chief = any(role.name == "chief" for role in self._plan.roles)
+        servers = ("ps", "worker") if has_chief else ("ps",)
+        return task.name == INGEST or (self._plan.strategy == "parameter-server" and task.role in servers)
+
+    def _interrupt(self, attempt: Attempt, grace: float) -> None:
+        """As Ctrl-C in a terminal: SIGINT for all processes of the task. Half of the grace period later: SIGTERM."""
+        attempt.signal(signal.SIGINT, whole_group=True)
+        attempt.signal(signal.SIGCONT, whole_group=True)
+        self._loop.after(TERMINATE_AFTER * grace, lambda: None if attempt.exited else self._terminate(attempt))
 
     def _terminate(self, attempt: Attempt) -> None:
         whole_group = self._launcher.python is None or attempt.task.name == INGEST
