@@ -200,6 +200,36 @@ def test_two_exits_with_different_last_lines_are_different_errors() -> None:
     assert world.over is not None and "the same exit code and last line of output twice" in world.over.reason
 
 
+def formed(world: World) -> list[dict[str, Any]]:
+    return [fields for kind, _, fields in world.events if kind == "generation-formed"]
+
+
+def test_a_group_without_a_snapshot_starts_again_from_the_beginning() -> None:
+    world = up(make_plan(2, evaluator=1))
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    world.exit("evaluator-0", "signal")
+    world.deliver_all()
+    assert [(fields["tasks"], fields.get("from_scratch")) for fields in formed(world)] == [
+        (["worker-0", "worker-1", "evaluator-0"], None), (["worker-0", "worker-1"], True), (["evaluator-0"], None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reports_steps", [False, True])
+def test_a_snapshot_of_a_program_that_reports_no_steps_has_a_number(reports_steps: bool) -> None:
+    world = up(make_plan(1, watch="ckpt"))
+    if reports_steps:
+        world.step(1)
+    world.save("worker-0", 1)
+    world.deliver_all()
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    assert formed(world)[-1]["restore"] == "step-1-g1"
+    kinds = ("saved", "committed", "generation-formed")
+    counted = [fields.get("counted", False) for kind, _, fields in world.events if kind in kinds][1:]
+    assert counted == [not reports_steps] * 3
+
+
 def test_losing_a_peer_twice_is_not_a_repeated_program_error() -> None:
     """For example, a chief whose worker has not found the new ps yet: no other task has failed."""
     world = up(make_plan(2, limit=2, hang_after=None))

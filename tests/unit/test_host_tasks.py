@@ -31,6 +31,7 @@ from paceline.agent.transfers import host_snapshots
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.agent.transfers.watched_folder import NOTHING_AFTER_S
 from paceline.frameworks import amx
 from paceline.plan import INGEST, Plan
 from support.worlds import make_plan
@@ -381,6 +382,36 @@ def full_disk() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# ---- checkpoints of programs
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize(("watch", "file"), [("ckpt", "ckpt/1"), ("snapshot.pt", "snapshot.pt"), ("*.pt", "model.pt")])
+def test_a_warning_if_there_is_nothing_to_capture(
+    make: Callable[..., Host], watch: str, file: str, exists: bool
+) -> None:
+    host = make(make_plan(1, watch=watch))
+    (host.folder / "watched" / "tasks").mkdir(parents=True)
+    if exists:
+        (host.folder / file).parent.mkdir(exist_ok=True)
+        (host.folder / file).write_text("x")
+    host.start_one()
+
+    def capture() -> list[str]:
+        host.staging.watched.capture(host.tasks.attempts)
+        host.porter.requests[-1][1](req.WatchedCaptured(False))
+        return host.connection.texts
+
+    host.clock.pass_time(NOTHING_AFTER_S - 1)
+    assert capture() == []
+    host.clock.pass_time(2)
+    texts = capture()
+    assert texts == capture(), "it is not repeated"
+    path = f"{host.folder}/{watch}"
+    expected = f"no snapshot has been taken: there is nothing at {path} (snapshots.watch) after 10 minutes"
+    assert [text.partition(";")[0] for text in texts] == ([] if exists else [expected])
 
 
 # ---- hints

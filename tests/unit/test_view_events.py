@@ -75,6 +75,19 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
             event(1, "generation-formed", 2, tasks=["worker-0"], restore="step-120"),
             "starting worker-0 from step 120 (generation 2)",
         ),
+        (
+            event(2, "generation-formed", generation=2, tasks=["worker-0"], restore="step-4-g1", counted=True),
+            "starting worker-0 from snapshot 4 (generation 2)",
+        ),
+        (
+            event(2, "generation-formed", generation=2, tasks=["worker-0"], restore=None, from_scratch=True),
+            "starting worker-0 from the beginning: no snapshot (generation 2)",
+        ),
+        (
+            event(2, "generation-formed", generation=2, tasks=["evaluator-0"], restore=None),
+            "starting evaluator-0 (generation 2)",
+        ),
+        (event(1, "saved", step=4, snapshot="step-4-g1", counted=True), "snapshot 4 saved"),
         (recorded.KILLED, "worker-1 was killed by SIGKILL"),
         (
             event(1, "task-exited", task="worker-1", code=3, signal=None, expected=False),
