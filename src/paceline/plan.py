@@ -99,7 +99,7 @@ class Snapshots:
     best: tuple[str, bool] | None = None  # a metric, and whether the lowest value is the best
     rate: int | None = None  # limit of what a host sends, in bytes per second
     claim: dict[str, Any] = field(default_factory=dict)  # size, storage_class and access of a claim to create; {}: none
-    watch: str = ""  # a folder in which tasks keep their own checkpoints
+    watch: str = ""  # where tasks keep their own checkpoints: a folder, a file, or a pattern of names of files
     origin: str = ""  # what the run starts from: a run id, the location of a run, or a folder
     trust: bool = False  # whether `origin` is trusted
 

@@ -88,6 +88,32 @@ def test_a_failure_is_reported_without_the_secrets_in_its_text(start: Starter) -
     assert "a-token-of-the-job" in run.log("worker-0"), "the log is what the program wrote"
 
 
+EPOCHS = """
+import json, pathlib
+checkpoint = pathlib.Path("checkpoint.json")
+start = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
+for epoch in range(start + 1, 41):
+    print("epoch", epoch)
+    if epoch % 10 == 0:
+        checkpoint.write_text(json.dumps(epoch))
+    if epoch in (15, 30) and start < epoch - 5:
+        json.loads("damaged")
+"""
+
+
+def test_the_same_error_of_an_unmodified_program_is_tried_again_if_its_checkpoint_has_changed(
+    start: Starter, tmp_path: Path
+) -> None:
+    program = tmp_path / "epochs.py"
+    program.write_text(EPOCHS)
+    run = start(job(["python", str(program)], workers=1))
+    report = run.succeeds()
+    assert causes(report) == [("program-error", "worker-0")] * 2
+    place = f"at {program}:10 (raised in json/decoder.py:"
+    assert all(place in restart["detail"] for restart in report["restarts"])
+    assert "the same error as before, but checkpoint.json had changed" in run.said()
+
+
 def test_an_exit_code_without_a_message_is_a_program_error(start: Starter) -> None:
     run = start(job(misbehave("--fail-at", 1, "--fail-how", "exit:7"), restart={"limit": 0}))
     report = run.fails()

@@ -36,7 +36,7 @@ def child_pids(run: Run, tasks: int = 2) -> set[int]:
 # ---- stopped
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_first_signal_sends_tasks_a_sigterm_and_waits_for_them(start: Starter, number: signal.Signals) -> None:
     run = start(job([*WITH_CHILDREN, "--slow-sigterm", "0.3"], limits={"grace": "20s"}))
     run.all_step()
@@ -50,6 +50,34 @@ def test_a_first_signal_sends_tasks_a_sigterm_and_waits_for_them(start: Starter,
         assert run.log(task).count("| leaving") == 1
     assert not [pid for pid in pids if alive(pid)]
     assert run.wait("run-ended")["status"] == "stopped"
+
+
+def test_ctrl_c_interrupts_tasks_as_a_terminal_would(start: Starter) -> None:
+    """The program's `except KeyboardInterrupt` and `finally` run."""
+    run = start(job([*WITH_CHILDREN, "--clean-up", "--slow-sigterm", "0"], limits={"grace": "60s"}))
+    run.all_step()
+    pids = child_pids(run)
+    run.cli.send_signal(signal.SIGINT)
+    code, report = run.end()
+    assert (code, report["status"], report["reason"], report["restarts"]) == (130, "stopped", "interrupted", [])
+    for task in ("worker-0", "worker-1"):
+        printed = [line.partition("| ")[2] for line in run.log(task).splitlines()]
+        assert [line for line in printed if line in ("interrupted", "cleaned up", "leaving")] == [
+            "interrupted",
+            "cleaned up",
+        ]
+    assert {event["expected"] for event in run.events("task-exited")} == {True}
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_a_task_that_ignores_ctrl_c_gets_a_sigterm_within_the_grace(start: Starter) -> None:
+    script = "trap '' INT; trap 'echo leaving; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    run = start(job(["sh", "-c", script], workers=1, limits={"grace": "4s"}))
+    eventually("the task is ready", lambda: "ready" in run.log("worker-0"), more=run.story)
+    run.cli.send_signal(signal.SIGINT)
+    code, report = run.end()
+    assert (code, report["status"]) == (130, "stopped")
+    assert "| leaving" in run.log("worker-0")
 
 
 def test_a_task_that_ignores_sigterm_is_killed_after_the_grace(start: Starter) -> None:

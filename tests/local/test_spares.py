@@ -316,6 +316,25 @@ def test_two_tasks_of_one_spare_are_as_different_as_two_interpreters(tmp_path: P
     assert all(a != b for a, b in zip(one.out.split(), two.out.split(), strict=True))
 
 
+def test_a_sigint_raises_keyboard_interrupt_even_if_paceline_ignores_it(tmp_path: Path) -> None:
+    """A shell makes its background jobs ignore SIGINT."""
+    write(tmp_path / "t.py", """
+        import os, signal, numpy
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)  # fmt: skip
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        endings = three_ways(["python", "t.py"], tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [(ended.code, ended.out.split()) for ended in endings] == [(0, ["True", "interrupted"])] * 3
+
+
 ENDINGS: dict[str, tuple[str, int]] = {
     "exception": ("import numpy\ndef f():\n    raise ValueError('no')\nf()", 1),
     "syntax": ("import numpy\nx = (\n", 1),

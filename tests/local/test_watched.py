@@ -133,6 +133,49 @@ def test_runs_in_one_working_folder_have_a_folder_each(start: Starter, tmp_path:
     assert sorted(path.name for path in (code / "ckpt").iterdir()) == sorted([name, two.folder.name])
 
 
+_ONE_FILE = """
+import json, os, pathlib, time
+snapshot, orders = pathlib.Path("snapshot.pt"), pathlib.Path("orders")
+step = json.loads(snapshot.read_text())["step"] if snapshot.exists() else 0
+print("start", step, flush=True)
+while not (orders / "finish").exists():
+    if (orders / "save").exists():
+        step += 10
+        (orders / "save").unlink()
+        snapshot.write_text(json.dumps({"step": step}))  # in place
+    if (orders / "tear").exists():
+        (orders / "tear").unlink()
+        snapshot.write_text('{"step": 9')
+        os.kill(os.getpid(), 9)
+    time.sleep(0.02)
+"""
+
+
+def test_a_single_file_in_the_working_folder(start: Starter, tmp_path: Path) -> None:
+    """As in the tutorial of torch: `torch.save(state, "snapshot.pt")`."""
+    code = tmp_path / "code"
+    (code / "orders").mkdir(parents=True)
+    (code / "train.py").write_text(_ONE_FILE)
+    fields = job(["python", "train.py"], workers=1, code=str(code), snapshots={"watch": "snapshot.pt"})
+    run = start(fields)
+    for saved in (1, 2):
+        (code / "orders" / "save").touch()
+        eventually("it is committed", lambda saved=saved: len(run.events("committed")) == saved, more=run.story)  # type: ignore[misc]
+    (code / "orders" / "tear").touch()
+    eventually("it resumes", lambda: starts(run) == [0, 20], more=run.story)
+    (code / "orders" / "finish").touch()
+    run.succeeds()
+    said = run.said()
+    assert "* starting worker-0 from snapshot 2 (generation 2)" in said and "snapshots    snapshot 2 committed" in said
+    assert sorted(path.name for path in code.iterdir()) == ["orders", "snapshot.pt", "train.py"]
+
+
+def test_the_end_says_that_nothing_was_captured(start: Starter) -> None:
+    run = start(job(["true"], workers=1, snapshots={"watch": "chkpt/"}))
+    run.succeeds()
+    assert "snapshots    none: nothing was captured from chkpt (snapshots.watch)" in run.said()
+
+
 def test_files_written_since_the_last_commit_are_removed(start: Starter, orders: Path) -> None:
     """They are newer than the committed files, and may be incomplete."""
     run = start(a_job(orders))

@@ -416,11 +416,10 @@ def test_a_link_inside_the_folder_is_recorded(folder: Folder) -> None:
     folder.take("")
 
 
-def test_a_file_instead_of_the_folder_is_refused(folder: Folder) -> None:
+def test_a_file_instead_of_the_folder_is_captured_as_a_file(folder: Folder) -> None:
     folder.path.rmdir()
     folder.path.write_text("a file")
-    with pytest.raises(Unfit, match="it is not a folder"):
-        folder.once("")
+    assert (folder.take() / "ckpt").read_text() == "a file"
 
 
 def test_a_canceled_capture_leaves_no_files(folder: Folder) -> None:

@@ -22,8 +22,11 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="report steps to Paceline instead of printing them")
     parser.add_argument("--silent", action="store_true", help="neither report nor print steps")
     parser.add_argument("--resume", action="store_true", help="save each step as a snapshot, and go on from the last")
-    parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true", help="and SIGINT")
     parser.add_argument("--slow-sigterm", type=float, metavar="S", help="on SIGTERM print `leaving`, leave S later")
+    parser.add_argument(
+        "--clean-up", action="store_true", help="print `interrupted` on SIGINT, `cleaned up` at the end"
+    )
     parser.add_argument("--children", type=int, default=0, help="start processes that sleep")
     parser.add_argument("--strays", type=int, default=0, help="the same, each in a session of its own")
     parser.add_argument("--listen", metavar="VARIABLE", help="listen on the port in this variable, e.g. MASTER_PORT")
@@ -39,6 +42,7 @@ def main() -> None:
 
     if options.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.slow_sigterm is not None:
         signal.signal(signal.SIGTERM, lambda *_: leave(options.slow_sigterm))
     for stray in [False] * options.children + [True] * options.strays:
@@ -50,6 +54,19 @@ def main() -> None:
     if options.memory:
         faults.eat_memory(options.memory)
 
+    if options.clean_up:
+        try:
+            train(options)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            raise
+        finally:
+            print("cleaned up", flush=True)
+    else:
+        train(options)
+
+
+def train(options: argparse.Namespace) -> None:
     rank = int(os.environ.get("RANK") or os.environ.get("PACELINE_RANK") or 0)
     start = resumed() if options.resume else 0
     print(f"start {start}", flush=True)

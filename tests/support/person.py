@@ -33,6 +33,7 @@ def on_sigterm(*_):
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, on_sigterm)
+signal.signal(signal.SIGINT, on_sigterm)
 step = 0
 while True:
     step += 1
@@ -40,7 +41,7 @@ while True:
     print("step", step, flush=True)
     time.sleep(0.05)
 """
-DEAF = STEADY.replace("signal.signal(signal.SIGTERM, on_sigterm)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+DEAF = STEADY.replace(", on_sigterm)", ", signal.SIG_IGN)")
 SHORT = """
 import paceline
 for step in range(1, 6):

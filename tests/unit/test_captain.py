@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -139,6 +139,95 @@ def test_the_same_program_error_after_progress_is_tried_again() -> None:
         world.deliver_all()
         assert len(world.running()) == 2
     assert [record.cause for record in world.captain.failures.restarts] == ["program-error"] * 3
+
+
+@pytest.mark.parametrize(
+    ("signs", "text"),
+    [
+        ({"checkpoint": "ckpt/model.pt"}, "ckpt/model.pt had changed"),
+        ({"ran": 61.0, "to_first_output": 6.0}, "the program had run for 61 s"),
+    ],
+)
+def test_the_same_error_of_a_program_that_reports_nothing_is_tried_again_after_work(
+    signs: dict[str, Any], text: str
+) -> None:
+    world = up(make_plan(2, limit=3, hang_after=None))
+    for _ in range(3):
+        world.exit("worker-0", "program-error", "train.py:10", **signs)
+        world.deliver_all()
+        world.pass_time(70)
+        world.deliver_all()
+    assert world.over is None and len(world.running()) == 2
+    restarts = [fields for kind, _, fields in world.events if kind == "restart"]
+    assert [fields.get("signs_of_work") for fields in restarts] == [None, text, text]
+    assert [fields["count"] for fields in restarts] == [1, 2, 3], "the budget counts on"
+    world.exit("worker-0", "program-error", "train.py:10", **signs)
+    world.deliver_all()
+    assert world.over is not None and "restart.limit is 3" in world.over.reason
+
+
+@pytest.mark.parametrize(
+    "signs", [{"ran": 59.0, "to_first_output": 1.0}, {"ran": 300.0, "to_first_output": 40.0}, {"ran": 0.1}]
+)
+def test_a_short_run_and_a_slow_start_are_no_progress(signs: dict[str, float]) -> None:
+    world = up(make_plan(1))
+    for _ in range(2):
+        world.exit("worker-0", "program-error", "train.py:10", **signs)
+        world.deliver_all()
+    assert world.over is not None
+    assert "no new step, snapshot or checkpoint file, and it ran only briefly" in world.over.reason
+
+
+def test_once_steps_are_reported_only_they_and_snapshots_are_progress() -> None:
+    world = up(make_plan(1))
+    world.step(5)
+    for _ in range(2):
+        world.exit("worker-0", "program-error", "train.py:10", ran=1e4, checkpoint="model.pt")
+        world.deliver_all()
+    assert world.over is not None and "no new step or snapshot" in world.over.reason
+
+
+def test_two_exits_with_different_last_lines_are_different_errors() -> None:
+    world = up(make_plan(1, hang_after=None))
+    for place in ("exit code 1: epoch 15", "exit code 1: epoch 30"):
+        world.exit("worker-0", "program-error", place)
+        world.deliver_all()
+        world.pass_time(70)
+        world.deliver_all()
+    assert world.over is None
+    world.exit("worker-0", "program-error", "exit code 1: epoch 30")
+    world.deliver_all()
+    assert world.over is not None and "the same exit code and last line of output twice" in world.over.reason
+
+
+def formed(world: World) -> list[dict[str, Any]]:
+    return [fields for kind, _, fields in world.events if kind == "generation-formed"]
+
+
+def test_a_group_without_a_snapshot_starts_again_from_the_beginning() -> None:
+    world = up(make_plan(2, evaluator=1))
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    world.exit("evaluator-0", "signal")
+    world.deliver_all()
+    assert [(fields["tasks"], fields.get("from_scratch")) for fields in formed(world)] == [
+        (["worker-0", "worker-1", "evaluator-0"], None), (["worker-0", "worker-1"], True), (["evaluator-0"], None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reports_steps", [False, True])
+def test_a_snapshot_of_a_program_that_reports_no_steps_has_a_number(reports_steps: bool) -> None:
+    world = up(make_plan(1, watch="ckpt"))
+    if reports_steps:
+        world.step(1)
+    world.save("worker-0", 1)
+    world.deliver_all()
+    world.exit("worker-0", "signal")
+    world.deliver_all()
+    assert formed(world)[-1]["restore"] == "step-1-g1"
+    kinds = ("saved", "committed", "generation-formed")
+    counted = [fields.get("counted", False) for kind, _, fields in world.events if kind in kinds][1:]
+    assert counted == [not reports_steps] * 3
 
 
 def test_losing_a_peer_twice_is_not_a_repeated_program_error() -> None:
@@ -393,6 +482,16 @@ def test_stop_ends_everything() -> None:
     world.deliver_all()
     assert world.running() == [] and world.over is not None
     assert (world.over.status, world.over.reason) == ("stopped", "a person said so")
+
+
+@pytest.mark.parametrize(("interrupt", "how"), [(False, "term"), (True, "int")])
+def test_a_stop_by_ctrl_c_interrupts_tasks_with_the_same_grace(interrupt: bool, how: str) -> None:
+    world = up(make_plan(2))
+    world.tell(ev.StopRequested("interrupted", interrupt))
+    ends = [each for m in world.machines.values() for each in m.inbox if isinstance(each, ins.EndTasks)]
+    assert [(end.how, end.grace) for end in ends] == [(how, world.plan.limits.grace)] * 2
+    world.deliver_all()
+    assert world.over is not None and (world.over.status, world.over.reason) == ("stopped", "interrupted")
 
 
 def test_recovery_is_timed_from_failure_to_the_next_step() -> None:

@@ -87,7 +87,8 @@ class AnyOrder(RuleBasedStateMachine):
     def task_ends(self, data: Any, cause: str, survivor: bool) -> None:
         task = data.draw(st.sampled_from(self._running()))
         location = data.draw(st.sampled_from(["a.py:1", "b.py:2"])) if cause == "program-error" else ""
-        self.world.exit(task, cause, location, survivor)
+        ran, checkpoint = data.draw(st.sampled_from([(0.0, ""), (100.0, ""), (1.0, "model.pt")]))
+        self.world.exit(task, cause, location, survivor, ran, checkpoint=checkpoint)
 
     @precondition(lambda self: self._running())
     @rule()

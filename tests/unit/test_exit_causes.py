@@ -60,6 +60,50 @@ def test_an_exit_code_without_a_traceback_shows_the_last_line() -> None:
     assert cause.kind == "program-error" and cause.detail == "exit code 3; last line of output: bad learning rate"
 
 
+def test_errors_without_a_traceback_are_the_same_only_with_the_same_last_line() -> None:
+    first, second, again = (
+        exit_causes.classify(exited(1), [line]).place for line in ("epoch 15", "epoch 30", "epoch 15")
+    )
+    assert first == again != second
+
+
+LIBRARY = """Traceback (most recent call last):
+  File "/code/train.py", line 12, in <module>
+    main()
+  File "/code/model.py", line 30, in forward
+    return self.layer(x)
+  File "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125, in forward
+    return F.linear(input, self.weight, self.bias)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied""".splitlines()
+
+
+def test_an_exception_of_a_library_is_located_in_the_users_code() -> None:
+    cause = exit_causes.classify(exited(1), LIBRARY)
+    assert cause.detail == (
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied at /code/model.py:30 "
+        "(raised in torch/nn/modules/linear.py:125)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "library"),
+    [
+        ("/usr/lib/python3.12/json/decoder.py", "json/decoder.py:2"),
+        ("/usr/lib/python3/dist-packages/numpy/x.py", "numpy/x.py:2"),
+        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>:2"),
+        ("/tmp/__autograph_generated_filex.py", "/tmp/__autograph_generated_filex.py:2"),
+        ("/src/paceline/torch/__init__.py", "paceline/torch/__init__.py:2"),
+    ],
+)
+def test_frames_of_libraries(inner: str, library: str) -> None:
+    assert exit_causes.places([("/code/a.py", "1"), (inner, "2")]) == ("/code/a.py:1", library)
+    assert exit_causes.places([(inner, "2")]) == (f"{inner}:2", ""), "there is no other frame"
+
+
+def test_the_code_of_a_command_line_is_the_users() -> None:
+    assert exit_causes.places([("<string>", "1")]) == ("<string>:1", "")
+
+
 def test_missing_output_is_reported() -> None:
     assert exit_causes.classify(exited(3), []).detail == "exit code 3 without any output"
 

@@ -31,12 +31,13 @@ from paceline.agent.transfers import host_snapshots
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.agent.transfers.watched_folder import NOTHING_AFTER_S
 from paceline.frameworks import amx
 from paceline.plan import INGEST, Plan
 from support.worlds import make_plan
 
 GRACE = 20.0
-KILL, TERM, CONT, ABORT = signal.SIGKILL, signal.SIGTERM, signal.SIGCONT, signal.SIGABRT
+KILL, TERM, CONT, ABORT, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGCONT, signal.SIGABRT, signal.SIGINT
 TWO = make_plan(2, per_host=2)
 SHELL = replace(TWO, roles=tuple(replace(role, command=("sh", "train.sh")) for role in TWO.roles))
 
@@ -381,6 +382,59 @@ def full_disk() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# ---- checkpoints of programs
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize(("watch", "file"), [("ckpt", "ckpt/1"), ("snapshot.pt", "snapshot.pt"), ("*.pt", "model.pt")])
+def test_a_warning_if_there_is_nothing_to_capture(
+    make: Callable[..., Host], watch: str, file: str, exists: bool
+) -> None:
+    host = make(make_plan(1, watch=watch))
+    (host.folder / "watched" / "tasks").mkdir(parents=True)
+    if exists:
+        (host.folder / file).parent.mkdir(exist_ok=True)
+        (host.folder / file).write_text("x")
+    host.start_one()
+
+    def capture() -> list[str]:
+        host.staging.watched.capture(host.tasks.attempts)
+        host.porter.requests[-1][1](req.WatchedCaptured(False))
+        return host.connection.texts
+
+    host.clock.pass_time(NOTHING_AFTER_S - 1)
+    assert capture() == []
+    host.clock.pass_time(2)
+    texts = capture()
+    assert texts == capture(), "it is not repeated"
+    path = f"{host.folder}/{watch}"
+    expected = f"no snapshot has been taken: there is nothing at {path} (snapshots.watch) after 10 minutes"
+    assert [text.partition(";")[0] for text in texts] == ([] if exists else [expected])
+
+
+# ---- hints
+
+
+def legacy(plan: Plan) -> Plan:
+    return replace(plan, roles=tuple(replace(role, env={"TF_USE_LEGACY_KERAS": "1"}) for role in plan.roles))
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_hinted"), [(TWO, True), (legacy(TWO), False), (replace(TWO, framework="none"), False)]
+)
+def test_an_error_of_code_for_keras_2_leads_to_a_hint(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, plan: Plan, is_hinted: bool
+) -> None:
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    host = make(plan)
+    process = host.start_one()
+    process.raises("AttributeError", "'SGD' object has no attribute 'minimize'", "train.py:3")
+    host.exits(process, 1 << 8)
+    detail = host.exit()["detail"]
+    assert detail.startswith("AttributeError: 'SGD' object has no attribute 'minimize' at train.py:3")
+    assert ("; written for Keras 2? set tensorflow: {keras: legacy}" in detail) is is_hinted
 
 
 # ---- starting
@@ -848,6 +902,38 @@ def test_a_task_is_asked_to_end_and_killed_after_its_grace(make: Callable[..., H
     assert host.signals() == []
     host.clock.pass_time(0.2)
     assert host.signals() == [(-process.pid, KILL)]
+
+
+def test_ctrl_c_interrupts_a_task_then_asks_it_to_end_then_kills_it(host: Host) -> None:
+    process = host.start_one()
+    host.end("int", worker_0=1)
+    assert host.signals() == [(-process.pid, INT), (-process.pid, CONT)]
+    host.end("int", worker_0=1)  # from a captain that has returned
+    assert host.signals() == [], "a second SIGINT would interrupt the clean-up"
+    host.clock.pass_time(GRACE / 2 - 0.1)
+    assert host.signals() == []
+    host.clock.pass_time(0.2)
+    assert host.signals() == [(process.pid, TERM)]
+    host.clock.pass_time(GRACE / 2)
+    assert host.signals() == [(-process.pid, KILL)]
+
+
+def test_an_interrupted_task_that_ends_gets_no_more_signals_and_has_not_failed(host: Host) -> None:
+    process = host.start_one()
+    host.end("int", worker_0=1)
+    process.prints('Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nKeyboardInterrupt\n')
+    host.exits(process, INT)
+    host.signals()
+    host.clock.pass_time(GRACE)
+    assert host.signals() == [] and host.connection.take("exited") == []
+
+
+@pytest.mark.parametrize("task", ["ps-0", "worker-0", "chief-0"])
+def test_ctrl_c_terminates_servers(make: Callable[..., Host], task: str) -> None:
+    host = make(make_plan(1, ps=1, chief=True), f"{task[:-2]}-host-0")
+    process = host.start_one(task)
+    host.tasks.end(ins.EndTasks(host.name, {task: 1}, ins.INTERRUPT, GRACE))
+    assert host.signals()[0] == ((-process.pid, INT) if task == "chief-0" else (process.pid, TERM))
 
 
 def test_an_ingest_is_asked_to_end_together_with_its_command(make: Callable[..., Host]) -> None:

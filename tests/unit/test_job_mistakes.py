@@ -134,11 +134,29 @@ FIELDS = {
     **{
         f"{path} as a folder of checkpoints": (
             f"snapshots: {{watch: {path}}}\n",
-            "job.yaml:4: snapshots.watch: is not a valid folder for checkpoints; use a folder below the working "
-            "folder, such as ckpt/; "
-            f"allowed: a folder\n    snapshots: {{watch: {path}}}",
+            "job.yaml:4: snapshots.watch: is not a valid place of checkpoints; use a folder below the working folder "
+            "(ckpt/), a file (snapshot.pt) or a pattern of names (*.pt); "
+            f"allowed: a folder, a file, or a pattern of names of files\n    snapshots: {{watch: {path}}}",
         )
         for path in (".", "a/../../b", "~/ckpt", "s3://bucket/ckpt")
+    },
+    **{
+        f"{path} as a pattern of checkpoints": (
+            f"snapshots: {{watch: '{path}'}}\n",
+            "job.yaml:4: snapshots.watch: has a pattern in the name of a folder; use a pattern only for names of "
+            "files; "
+            f"allowed: a folder, a file, or a pattern of names of files\n    snapshots: {{watch: '{path}'}}",
+        )
+        for path in ("run-*/model.pt", "**", "ckpt/**.pt")
+    },
+    **{
+        f"{path} as a pattern of all files": (
+            f"snapshots: {{watch: '{path}'}}\n",
+            "job.yaml:4: snapshots.watch: matches all files, and a restart replaces the files that match; use a part "
+            "of the names of checkpoints, such as *.pt; "
+            f"allowed: a folder, a file, or a pattern of names of files\n    snapshots: {{watch: '{path}'}}",
+        )
+        for path in ("*", "*.*", "out/[a-z]*")
     },
     "a second copy of snapshots": (
         "snapshots: {mirror: true}\n",

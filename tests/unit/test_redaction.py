@@ -111,5 +111,5 @@ def test_an_unreachable_store_is_named_without_the_password_in_its_address() -> 
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         settings = {"AWS_ENDPOINT_URL": f"http://me:password@127.0.0.1:{port}", "AWS_SKIP_SIGNATURE": "true"}
-        with pytest.raises(StoreError, match=rf"no answer from http://127\.0\.0\.1:{port}$"):
+        with pytest.raises(StoreError, match=rf"no response from http://127\.0\.0\.1:{port}$"):
             BucketStore("s3://training", 0.2, settings).names("x")

@@ -75,6 +75,19 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
             event(1, "generation-formed", 2, tasks=["worker-0"], restore="step-120"),
             "starting worker-0 from step 120 (generation 2)",
         ),
+        (
+            event(2, "generation-formed", generation=2, tasks=["worker-0"], restore="step-4-g1", counted=True),
+            "starting worker-0 from snapshot 4 (generation 2)",
+        ),
+        (
+            event(2, "generation-formed", generation=2, tasks=["worker-0"], restore=None, from_scratch=True),
+            "starting worker-0 from the beginning: no snapshot (generation 2)",
+        ),
+        (
+            event(2, "generation-formed", generation=2, tasks=["evaluator-0"], restore=None),
+            "starting evaluator-0 (generation 2)",
+        ),
+        (event(1, "saved", step=4, snapshot="step-4-g1", counted=True), "snapshot 4 saved"),
         (recorded.KILLED, "worker-1 was killed by SIGKILL"),
         (
             event(1, "task-exited", task="worker-1", code=3, signal=None, expected=False),
@@ -91,6 +104,11 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path: Path) -> None:
             {**recorded.RESTART, "delay_s": 4.0},
             "restarting after a failure of worker-1 (signal, 1 of 10 without progress): killed by SIGKILL; "
             "next attempt in 4 s",
+        ),
+        (
+            {**recorded.RESTART, "count": 2, "signs_of_work": "model.pt had changed"},
+            "restarting after a failure of worker-1 (signal, 2 of 10 without a step or snapshot): killed by SIGKILL; "
+            "the same error as before, but model.pt had changed",
         ),
         (
             event(1, "hang", tasks=["worker-0"], silent_s=601.0, limit_s=600.0, progress="output"),

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from paceline.view.events import Event
+    from paceline.view.logs import Line
     from paceline.view.run_state import State
 
     class Running(Protocol):
         """A run that was just started, on this machine or on a cluster."""
 
         def ended(self, timeout: float) -> bool: ...
-        def stop(self, reason: str) -> bool: ...
+        def stop(self, reason: str, interrupt: bool = False) -> bool: ...
         def kill(self) -> None: ...
 
 
@@ -37,6 +39,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.stop_requested = False
+        self.interrupted = False  # the request was Ctrl-C
         self.kill_requested = False
         self.hung_up = False  # the terminal was closed
         self._last = 0.0
@@ -59,6 +62,7 @@ class Signals:
         # already sent us: neither is a second request by the user.
         if self.stop_requested and number != signal.SIGHUP and now - self._last > _ONE_PRESS_S:
             self.kill_requested = True
+        self.interrupted = self.interrupted or (number == signal.SIGINT and not self.stop_requested)
         self.stop_requested, self._last = True, now
         self.hung_up = self.hung_up or number == signal.SIGHUP
 
@@ -145,7 +149,8 @@ class Stopping:
         if self._requested_at is None and (signals.stop_requested or terminal_closed):
             self._requested_at = now
             self._screen.line(f"stopping: tasks have {span(self._grace)} to finish; press Ctrl-C again to kill them")
-            self._request_stop("interrupted" if signals.stop_requested else "the terminal was closed")
+            reason = "interrupted" if signals.stop_requested else "the terminal was closed"
+            self._request_stop(reason, signals.interrupted)
         if self._requested_at is None or self._killed_at is not None:
             return
         if signals.kill_requested:
@@ -153,11 +158,11 @@ class Stopping:
         elif now - self._requested_at > self._grace + _PATIENCE_S:
             self._kill(f"still running {span(self._grace + _PATIENCE_S)} after the stop request: killing all tasks")
 
-    def _request_stop(self, reason: str) -> None:
+    def _request_stop(self, reason: str, interrupt: bool) -> None:
         """Repeats the request until the captain accepts it: one that has just started does not respond yet."""
 
         def request() -> None:
-            while self._killed_at is None and not self._running.stop(reason):
+            while self._killed_at is None and not self._running.stop(reason, interrupt):
                 time.sleep(_POLL_S)
 
         threading.Thread(target=request, daemon=True).start()
@@ -173,6 +178,7 @@ class View:
 
     def __init__(self, run: str, folder: Path, tasks: list[str], screen: Any, verbose: bool = False) -> None:
         from paceline.view import events, logs
+        from paceline.view.progress_bars import ProgressBars
         from paceline.view.run_state import State
 
         self._run = run
@@ -182,62 +188,78 @@ class View:
         self._logs = logs.Logs(folder)
         self._prefix = logs.Prefixer(tasks, screen.colors)
         self._state = State()
-        self._progress: dict[str, Any] = {}  # the latest state of each task's progress bar
+        self._bars = ProgressBars(screen.live)
         self._begun = time.monotonic()
         self._waiting_printed_at = -60.0
         self.has_output = False
 
     def update(self) -> bool:
         """Returns whether there was anything new."""
-        return self._show(self._logs.more())
+        from paceline.view.output_order import STARTS
+
+        # Events first: the output that led to them is in the logs by then. That of a generation that has ended must not
+        # wait, as it is shown before the next one starts.
+        new_events = self._read_events()
+        lines = self._logs.more(unsettled=any(event.kind == STARTS for event in new_events))
+        return self._show(new_events, lines)
 
     def finish(self) -> None:
+        new_events = self._read_events()
         while lines := self._logs.more():
-            self._show(lines)
-        self._show(self._logs.rest(), last=True)
+            self._show(new_events, lines)
+            new_events = []
+        self._show(new_events, self._logs.rest(), last=True)
         self._logs.close()
         self._events.close()
 
-    def _show(self, lines: list[Any], last: bool = False) -> bool:
+    def _show(self, new_events: list[Event], lines: list[Line], last: bool = False) -> bool:
         from paceline.view.framework_noise import is_noise
-        from paceline.view.terminal import clean
+        from paceline.view.logs import Line
+        from paceline.view.output_order import in_order
 
         if not self._verbose:
             lines = [line for line in lines if not is_noise(line.text)]
-        new_lines = self._read_events()
-        for line in lines:
-            previous = self._progress.pop(line.task, None)
-            if previous is not None and previous.generation != line.generation:
-                new_lines.append(self._prefix(previous))
-            if line.progress:
-                self._progress[line.task] = line
+        new_lines: list[str] = []
+        for entry in in_order(new_events, lines):
+            if isinstance(entry, Line):
+                new_lines += map(self._format, self._bars.add(entry))
             else:
-                text = clean(line.text, self._screen.colors) if self._screen.live else line.text
-                new_lines.append(self._prefix(_with_text(line, text)))
-        if last:
-            new_lines += [self._prefix(line) for line in self._progress.values()]
+                new_lines += self._describe(entry)
+        new_lines += map(self._format, self._bars.finish() if last else self._bars.due())
         self.has_output = self.has_output or bool(new_lines)
-        live_lines = [] if last else [*self._bars(), live_line(self._run, self._state, time.monotonic() - self._begun)]
+        bars = [self._prefix(line, plain=True) for line in self._bars.states()[:_PROGRESS_LINES]]
+        live_lines = [] if last else [*bars, live_line(self._run, self._state, time.monotonic() - self._begun)]
         self._screen.show(new_lines, live_lines)
         return bool(new_lines)
 
-    def _bars(self) -> list[str]:
-        newest = list(self._progress.values())[-_PROGRESS_LINES:]
-        return [self._prefix(line, plain=True) for line in newest]
+    def _format(self, line: Line) -> str:
+        from paceline.view.terminal import clean
 
-    def _read_events(self) -> list[str]:
-        from paceline.view import events, wording
+        text = clean(line.text, self._screen.colors) if self._screen.live else line.text
+        return self._prefix(_with_text(line, text))
+
+    def _describe(self, event: Event) -> list[str]:
+        """The lines to print for an event: last states of progress bars that it ends, and its message."""
+        from paceline.view import wording
+        from paceline.view.output_order import STARTS
         from paceline.view.run_state import fold
 
-        messages = []
-        while lines := self._events.read():
-            for event in filter(None, map(events.parse, lines)):
-                fold([event], self._state)
-                if wording.important(event) and not self._repeated(event) and event.kind != "run-ended":
-                    messages.append(self._highlight(wording.describe(event)))
-        return messages
+        fold([event], self._state)
+        bars = self._bars.end_before(event.names("tasks"), event.generation) if event.kind == STARTS else []
+        lines = [self._format(line) for line in bars]
+        if wording.important(event) and not self._repeated(event) and event.kind != "run-ended":
+            lines.append(self._highlight(wording.describe(event)))
+        return lines
 
-    def _repeated(self, event: Any) -> bool:
+    def _read_events(self) -> list[Event]:
+        from paceline.view import events
+
+        new_events: list[Event] = []
+        while lines := self._events.read():
+            new_events += filter(None, map(events.parse, lines))
+        return new_events
+
+    def _repeated(self, event: Event) -> bool:
         """On a terminal the live line shows the wait; elsewhere one message per minute is enough."""
         if event.kind != "waiting":
             return False
@@ -253,7 +275,7 @@ class View:
         return bold(f"* {message}") if self._screen.colors else f"* {message}"
 
 
-def _with_text(line: Any, text: str) -> Any:
+def _with_text(line: Line, text: str) -> Line:
     if text is line.text:
         return line
     from dataclasses import replace

@@ -149,13 +149,14 @@ class Output:
 
     def __init__(self, tasks: list[str], generation: int | None, times: bool, output: str) -> None:
         from paceline.view.logs import Prefixer
+        from paceline.view.progress_bars import ProgressBars
         from paceline.view.terminal import Screen
 
         self._json = output == "json"
         self._screen = Screen(sys.stdout, live=None if not self._json else False)
         self._prefix: Prefixer = Prefixer(tasks, self._screen.colors, times)
         self._generation = generation
-        self._progress: dict[str, Line] = {}
+        self._bars = ProgressBars(self._screen.live)
 
     def selected(self, lines: Iterable[Line]) -> Iterable[Line]:
         return (line for line in lines if self._generation is None or line.generation == self._generation)
@@ -169,25 +170,17 @@ class Output:
     def live(self, lines: Iterable[Line]) -> None:
         batch: list[str] = []
         for line in self.selected(lines):
-            previous = self._progress.pop(line.task, None)
-            if previous is not None and previous.generation != line.generation:
-                batch.append(self._format(previous))
-            if line.progress:
-                self._progress[line.task] = line
-            else:
-                batch.append(self._format(line))
+            batch += map(self._format, self._bars.add(line))
             if len(batch) >= 1000:
                 self._show(batch)
                 batch = []
-        self._show(batch)
+        self._show([*batch, *map(self._format, self._bars.due())])
 
     def finish(self) -> None:
-        last_lines = [self._format(line) for line in self._progress.values()]
-        self._progress.clear()
-        self._show(last_lines)
+        self._show([self._format(line) for line in self._bars.finish()])
 
     def _show(self, batch: list[str]) -> None:
-        self._screen.show(batch, [self._prefix(line, plain=True) for line in self._progress.values()])
+        self._screen.show(batch, [self._prefix(line, plain=True) for line in self._bars.states()])
 
     def _format(self, line: Line) -> str:
         if self._json:

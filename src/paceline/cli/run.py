@@ -109,7 +109,7 @@ def main(
 
     The options --framework through --save can be used only with a command after --. With a job file, use --set.
 
-    Ctrl-C stops the run and gives its tasks time to finish; a second Ctrl-C kills them immediately.
+    Ctrl-C interrupts the tasks and gives them time to finish; a second Ctrl-C kills them immediately.
 
     Exit codes: 0 succeeded, 1 failed, 2 wrong usage or invalid job file, 130 interrupted.
     """

@@ -109,10 +109,10 @@ class Limits(Strict):
     )
     grace: Duration = Field(
         default=30.0,
-        description="Time between SIGTERM and SIGKILL for tasks when the run is stopped, or, including a final "
-        "snapshot, when their host is evicted or shut down. Also the time for an evaluator that does not use "
-        "`follow()` to finish, and the time for saved snapshots to be committed before a restart continues without "
-        "them.",
+        description="Time between SIGTERM (after Ctrl-C: SIGINT) and SIGKILL for tasks when the run is stopped, or, "
+        "including a final snapshot, when their host is evicted or shut down. Also the time for an evaluator that does "
+        "not use `follow()` to finish, and the time for saved snapshots to be committed before a restart continues "
+        "without them.",
         examples=["30s"],
     )
     commit: Duration = Field(

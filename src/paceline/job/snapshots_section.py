@@ -17,6 +17,7 @@ from paceline.job.kubernetes_section import ObjectName
 from paceline.job.similar_names import did_you_mean
 from paceline.plan import CLAIM, KEEP, NAME
 from paceline.plan import SCHEMES as BUCKET_SCHEMES
+from paceline.storage.watched.selection import is_pattern
 
 SCHEMES = (*BUCKET_SCHEMES, "claim")
 LOCATIONS = (
@@ -24,6 +25,7 @@ LOCATIONS = (
     "or on a cluster a volume claim (claim://name/path)"
 )
 ORIGINS = "a run's id, s3://bucket/path/RUN, /folder/RUN, or any folder"
+WATCHED = "a folder, a file, or a pattern of names of files"
 ACCESS = ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")
 _SCHEME_ALIASES = {"gcs": "gs", "s3a": "s3", "azure": "az", "abfs": "az", "abfss": "az", "wasb": "az", "pvc": "claim"}
 _MODE_ALIASES = {"lowest": "min", "minimum": "min", "highest": "max", "maximum": "max"}
@@ -76,19 +78,31 @@ def origin(value: Any) -> str:
     return text
 
 
-def watched_folder(value: Any) -> str:
+def watched_path(value: Any) -> str:
+    """A folder, a file, or a pattern of names of files in a folder."""
     text = values.text(value)
     path = os.path.normpath(text)
     if path in (".", "/") or path.startswith(("..", "~")) or not path.isprintable() or "://" in text:
         raise BadValueError(
-            "is not a valid folder for checkpoints", "use a folder below the working folder, such as ckpt/", "a folder"
+            "is not a valid place of checkpoints",
+            "use a folder below the working folder (ckpt/), a file (snapshot.pt) or a pattern of names (*.pt)",
+            WATCHED,
+        )
+    folder, name = os.path.split(path)
+    if is_pattern(folder) or "**" in name:
+        raise BadValueError("has a pattern in the name of a folder", "use a pattern only for names of files", WATCHED)
+    if is_pattern(name) and not re.search(r"\w", re.sub(r"\[[^]]*\]", "", name)):
+        raise BadValueError(
+            "matches all files, and a restart replaces the files that match",
+            "use a part of the names of checkpoints, such as *.pt",
+            WATCHED,
         )
     return path
 
 
 Location = Annotated[str, PlainValidator(location), WithJsonSchema(text_schema(r"\S"))]
 Origin = Annotated[str, PlainValidator(origin), WithJsonSchema(text_schema(r"\S"))]
-Watched = Annotated[str, PlainValidator(watched_folder), WithJsonSchema(text_schema(r"\S"))]
+Watched = Annotated[str, PlainValidator(watched_path), WithJsonSchema(text_schema(r"\S"))]
 
 
 class Best(Strict):
@@ -139,10 +153,10 @@ class _Snapshots(Strict):
     )
     watch: Watched | None = Field(
         default=None,
-        description="A folder in which the program keeps its own checkpoints, relative to its working folder. Its "
-        "contents are committed whenever they change, and restored before tasks restart. `$PACELINE_RUN` in it is "
-        "replaced by the run's id.",
-        examples=["ckpt/", "ckpt/$PACELINE_RUN"],
+        description="Where the program keeps its own checkpoints, relative to its working folder: a folder, a file, or "
+        "a pattern of names of files in a folder. What is there is committed whenever it changes, and restored before "
+        "tasks restart. `$PACELINE_RUN` in it is replaced by the run's id.",
+        examples=["ckpt/", "snapshot.pt", "*.pt", "ckpt/$PACELINE_RUN"],
     )
     trust: Switch = Field(
         default=False,

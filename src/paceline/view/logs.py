@@ -42,10 +42,10 @@ class Logs:
         self._find_logs()
         yield from heapq.merge(*(self._all(task) for task in list(self._tails)), key=_time)
 
-    def more(self) -> list[Line]:
+    def more(self, unsettled: bool = False) -> list[Line]:
         """Lines written since the last call, in time order. Very new lines wait for the next call: another file may
-        still get an older one."""
-        cut = stamp(datetime.now(UTC) - _SETTLE)
+        still get an older one. `unsettled`: they do not wait."""
+        cut = stamp(datetime.now(UTC) + (_SETTLE if unsettled else -_SETTLE))
         self._find_logs()
         new = [line for task, tail in self._tails.items() for line in self._parse(task, tail.read())]
         ready = self._recent + [line for line in new if line.at <= cut]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.view.events import number, seconds
-from paceline.view.run_folders import Run
+from paceline.view.run_folders import Run, read_object
 from paceline.view.run_state import Mark, Standing
 from paceline.view.snapshot_locations import origin_of
 from paceline.view.wording import clock, count, figure, join, metrics, natural, outcome, since, span
@@ -98,15 +98,23 @@ def snapshots(standing: Standing, now: float | None = None) -> str:
     saved, committed = standing.state.saved, standing.state.committed
     parts = []
     if saved is not None and (committed is None or saved.snapshot != committed.snapshot):
-        parts.append(f"step {saved.step} saved{_ago(saved, now)}")
+        parts.append(f"{saved} saved{_ago(saved, now)}")
     skipped = number(standing.report.get("skipped"))
     parts += [f"{skipped:g} skipped"] if skipped else []
     if committed is not None:
         location = described(Run(standing.run, standing.folder), committed.snapshot)
-        parts.append(f"step {committed.step} committed{_ago(committed, now)}: {location}")
+        parts.append(f"{committed} committed{_ago(committed, now)}: {location}")
     elif parts:
         parts.append("none committed yet" if standing.alive else "none committed")
+    elif standing.state.generation and (watched := _watched(standing.folder)):
+        parts.append(f"none{' yet' if standing.alive else ''}: nothing was captured from {watched} (snapshots.watch)")
     return ", ".join(parts)
+
+
+def _watched(folder: Path) -> str:
+    settings = (read_object(folder / "plan.json") or {}).get("snapshots")
+    watched = settings.get("watch") if isinstance(settings, dict) else None
+    return watched if isinstance(watched, str) else ""
 
 
 def _ago(mark: Mark, now: float | None) -> str:

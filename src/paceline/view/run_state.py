@@ -39,6 +39,10 @@ class Mark:
     snapshot: str
     at: str
     generation: int
+    counted: bool = False  # `step` is the number of the snapshot: the program reports no steps
+
+    def __str__(self) -> str:
+        return f"{'snapshot' if self.counted else 'step'} {self.step}"
 
 
 @dataclass
@@ -204,7 +208,8 @@ def _committed(state: State, event: Event) -> None:
 
 
 def _mark(event: Event) -> Mark:
-    return Mark(int(event.number("step")), event.text("snapshot"), event.at, event.generation)
+    counted = event.get("counted") is True
+    return Mark(int(event.number("step")), event.text("snapshot"), event.at, event.generation, counted)
 
 
 def _task_exited(state: State, event: Event) -> None:

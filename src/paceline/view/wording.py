@@ -60,9 +60,12 @@ def _amount(event: Event) -> str:
 
 def _formed(event: Event) -> str:
     step = step_of(event.get("restore"))
-    origin = (
-        f" from step {step}" if step is not None else f" from {event.get('restore')}" if event.get("restore") else ""
-    )
+    if step is not None:
+        origin = f" from {'snapshot' if event.get('counted') else 'step'} {step}"
+    elif event.get("restore"):
+        origin = f" from {event.get('restore')}"
+    else:
+        origin = " from the beginning: no snapshot" if event.get("from_scratch") else ""
     return f"starting {join(event.names('tasks'))}{origin} (generation {event.generation})"
 
 
@@ -82,7 +85,11 @@ def _committed(event: Event) -> str:
     took = span(event.number("took_s"))
     if origin := event.get("origin"):
         return f"starts from step {event.get('step')} of {origin}: {size(event.number('bytes'))}, copied in {took}"
-    return f"snapshot of step {event.get('step')} committed: {size(event.number('bytes'))}, {took} after it was saved"
+    return f"{_snapshot(event)} committed: {size(event.number('bytes'))}, {took} after it was saved"
+
+
+def _snapshot(event: Event) -> str:
+    return f"snapshot {'' if event.get('counted') else 'of step '}{event.get('step')}"
 
 
 def _evaluated(event: Event) -> str:
@@ -119,9 +126,11 @@ def _stacks(event: Event) -> str:
 def _restart(event: Event) -> str:
     cause, detail = event.text("cause"), event.text("detail")
     source = f" of {event.text('task')}" if event.text("task") else ""
-    budget = f"{event.get('count')} of {event.get('limit')} without progress"
+    signs = event.text("signs_of_work")
+    budget = f"{event.get('count')} of {event.get('limit')} without {'a step or snapshot' if signs else 'progress'}"
     text = f"restarting after a failure{source} ({cause}, {budget})"
     text += f": {detail}" if detail else ""
+    text += f"; the same error as before, but {signs}" if signs else ""
     delay = event.number("delay_s")
     return f"{text}; next attempt in {span(delay)}" if delay >= 1 else text
 
@@ -146,7 +155,7 @@ _SENTENCES = {
     "generation-formed": _formed,
     "task-started": _task_started,
     "step": _step,
-    "saved": lambda event: f"snapshot of step {event.get('step')} saved",
+    "saved": lambda event: f"{_snapshot(event)} saved",
     "committed": _committed,
     "evaluated": _evaluated,
     "task-exited": _task_exited,

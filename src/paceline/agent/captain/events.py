@@ -25,9 +25,12 @@ class TaskExit:
     expected: bool = False  # the captain requested it
     cause: str = ""  # empty: success
     detail: str = ""
-    place: str = ""  # the line at which the program failed; an equal place means the same error
+    place: str = ""  # where the program failed, or its last line of output; an equal place means the same error
     survivor: bool = False  # the error looks like a lost peer, so another failure is the likelier cause
     age: Seconds = 0.0  # time between the exit and this message
+    ran: Seconds = 0.0  # time between its start and its failure
+    to_first_output: Seconds = 0.0  # time between its start and its first output
+    checkpoint: str = ""  # a file of the program's own that it changed, which looks like a checkpoint
 
 
 @record
@@ -234,6 +237,7 @@ class StoreAnswered:
 @record
 class StopRequested:
     reason: str
+    interrupt: bool = False  # by Ctrl-C: tasks receive SIGINT before SIGTERM
 
 
 @record

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.budget import Failure, root_cause
+from paceline.agent.captain.budget import Failure, root_cause, signs_of_work
 from paceline.agent.captain.evaluations import Evaluations
 from paceline.agent.captain.hangs import ProgressWatch
 from paceline.agent.captain.ledger import (
@@ -218,7 +218,8 @@ class Failures:
             if failure.cause in NOT_RETRIED:
                 self._shutdown.end("failed", f"ingest failed: {failure.detail}", failure.cause, now, ins.KILL)
                 return
-        verdict = unit.budget.record(failure, self._plan.restart.limit)
+        reports_steps = self._watch.has_stepped(task.name for task in unit.tasks)
+        verdict = unit.budget.record(failure, self._plan.restart.limit, reports_steps)
         if verdict.give_up:
             if unit.kind == ALONE and unit.tasks[0].role == "evaluator":
                 unit.phase = DONE
@@ -233,9 +234,10 @@ class Failures:
         if unit.kind != BEFORE and (unit.kind != ALONE or self._plan.strategy == "parameter-server"):
             self.recovering.append(restart)
         scope = [task.name for each in [unit, *self._workers_of(unit)] for task in each.tasks]
+        again = {"signs_of_work": verdict.signs_of_work} if verdict.signs_of_work else {}
         self._emit(
             "restart", cause=failure.cause, task=failure.task, detail=failure.detail, count=verdict.count,
-            limit=self._plan.restart.limit, scope=scope, delay_s=verdict.delay,
+            limit=self._plan.restart.limit, scope=scope, delay_s=verdict.delay, **again,
         )  # fmt: skip
 
     # ---- progress
@@ -276,8 +278,9 @@ class Failures:
 
 def failure_of(exit: ev.TaskExit, now: float) -> Failure:
     return Failure(
-        exit.cause, exit.task, exit.detail, exit.place, exit.survivor, now - exit.age, was_ending=exit.expected
-    )
+        exit.cause, exit.task, exit.detail, exit.place, exit.survivor, now - exit.age, was_ending=exit.expected,
+        signs_of_work=signs_of_work(exit.checkpoint, exit.ran, exit.to_first_output),
+    )  # fmt: skip
 
 
 def _host_lost(task: str, detail: str, now: float) -> Failure:

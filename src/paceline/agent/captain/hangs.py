@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,10 @@ class ProgressWatch:
                 self.steps = max(self.steps, progress.step)
         pace.reported_at = max(at, pace.reported_at)
         return is_new_report
+
+    def has_stepped(self, tasks: Iterable[str]) -> bool:
+        """Whether one of these tasks has reported a step, in any generation."""
+        return any(task in self._stepping for task in tasks)
 
     def add_metrics(self, task: str, metrics: Mapping[str, float]) -> None:
         """Add the metrics that an evaluator reported for a snapshot."""

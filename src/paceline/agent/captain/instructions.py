@@ -10,7 +10,9 @@ from paceline.agent.records import record
 from paceline.agent.transfers.requests import Request
 from paceline.storage.snapshots.manifest import SnapshotId
 
-KILL, TERMINATE, ABORT = "kill", "term", "abort"  # how tasks end; ABORT: after they have written their stack traces
+# How tasks end. TERMINATE: SIGTERM, then SIGKILL. INTERRUPT: SIGINT before these, as Ctrl-C would send it. ABORT: after
+# they have written their stack traces.
+KILL, TERMINATE, INTERRUPT, ABORT = "kill", "term", "int", "abort"
 
 # ---- for members
 

@@ -39,16 +39,16 @@ class Shutdown:
 
     # ---- reasons to end
 
-    def stop(self, reason: str, now: float) -> None:
+    def stop(self, reason: str, now: float, how: str = ins.TERMINATE) -> None:
         if self._ledger.phase == RETURNING:  # once it is known which tasks run, they get their grace period
             self.outcome = self.outcome if self.outcome[0] else ("stopped", reason, None)
         elif self._ledger.phase in (LIVE, CLOSING):
-            self.end("stopped", reason, None, now, ins.TERMINATE)
+            self.end("stopped", reason, None, now, how)
 
     def end(self, status: str, reason: str, cause: str | None, now: float, how: str) -> None:
         self._ledger.phase = ENDING
         self.outcome = (status, reason, cause)
-        grace = self._limits.grace if how == ins.TERMINATE else 0.0
+        grace = self._limits.grace if how in (ins.TERMINATE, ins.INTERRUPT) else 0.0
         if self._ledger.is_anything_live():
             self._emit("ending", reason=reason, grace_s=grace)
         self._end_tasks(list(self._ledger.live), how, grace)

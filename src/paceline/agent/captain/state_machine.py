@@ -159,7 +159,7 @@ class Captain:
         elif isinstance(event, ev.Notice):
             self._notice(event, now)
         elif isinstance(event, ev.StopRequested):
-            self._shutdown.stop(event.reason, now)
+            self._shutdown.stop(event.reason, now, ins.INTERRUPT if event.interrupt else ins.TERMINATE)
         else:
             assert_never(event)
 
@@ -167,7 +167,16 @@ class Captain:
         self._instructions.append(instruction)
 
     def _emit(self, kind: str, **fields: Any) -> None:
+        if kind in ("saved", "committed", "generation-formed") and self._counts_snapshots(fields):
+            fields["counted"] = True
         self._instructions.append(ins.EmitEvent(kind, self.generation, fields))
+
+    def _counts_snapshots(self, fields: dict[str, Any]) -> bool:
+        """Whether the number of the snapshot in this event is a count and not a step: the program has its own
+        checkpoints, and has not reported any step."""
+        if not self.plan.snapshots.watch or "origin" in fields or fields.get("restore", "") is None:
+            return False
+        return not self.watch.has_stepped(task.name for task in self.plan.tasks if task.role != "evaluator")
 
     # ---- members
 
@@ -359,7 +368,9 @@ class Captain:
         restarts, roster = len(self.failures.restarts), dict(self.ledger.addresses)
         self._instruct(ins.StartTasks(self.generation, restarts, roster, restore, hosts, self._ingest.data))
         tasks = [name for names in hosts.values() for name in names]
-        self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore))
+        is_group = any(unit.kind != ALONE for unit in units)
+        scratch = {"from_scratch": True} if restore is None and is_group and self.generation > 1 else {}
+        self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore), **scratch)
 
     # ---- after every event
 

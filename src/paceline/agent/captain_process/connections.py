@@ -105,7 +105,7 @@ class Connections:
         elif message["type"] == "stop":
             reason = str(message.get("reason") or "stopped by a user")[:REASON_LIMIT]
             connection.send(encode({"type": "stopping", "grace": self._captain.plan.limits.grace}))
-            self._handle(ev.StopRequested(reason))
+            self._handle(ev.StopRequested(reason, message.get("interrupt") is True))
         else:
             raise WireError(f"message {message['type']!r} before join")
 

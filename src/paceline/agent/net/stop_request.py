@@ -10,9 +10,12 @@ from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.agent.options import endpoint
 
 
-def ask_to_stop(captain: str, tls: str, certificate: str, reason: str, timeout: float = 5.0) -> bool:
-    """True if the captain confirms that it stops the run."""
-    reply = _request(captain, tls, certificate, {"type": "stop", "reason": reason}, timeout)
+def ask_to_stop(
+    captain: str, tls: str, certificate: str, reason: str, timeout: float = 5.0, interrupt: bool = False
+) -> bool:
+    """True if the captain confirms that it stops the run. `interrupt`: tasks receive SIGINT before SIGTERM."""
+    message = {"type": "stop", "reason": reason, **({"interrupt": True} if interrupt else {})}
+    reply = _request(captain, tls, certificate, message, timeout)
     return reply.get("type") == "stopping"
 
 

@@ -29,6 +29,7 @@ _MOST_MODULES = 20_000
 _UNWRITTEN_S = 0.02  # seconds of imports that may stay unrecorded if a task is killed
 _BETWEEN_COUNTS_S = 0.001
 _EXIT_DELAY_S = 0.05
+_MOST_FRAME_CHARACTERS = 20_000  # of the names of files in a reported traceback, which is one datagram
 
 
 def begin(mode: str, fd: int, import_recorder: "Any", load: "Callable[..., Any]") -> None:
@@ -68,19 +69,22 @@ def let_threads_finish() -> None:
 def _report_exception(kind: "Any", value: "Any", trace: "Any") -> None:
     import json
 
+    frames = []
     if trace is None:  # a syntax error in the script
-        place = f"{getattr(value, 'filename', '')}:{getattr(value, 'lineno', '')}"
-    else:
-        while trace.tb_next is not None:
-            trace = trace.tb_next
-        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        frames.append((str(getattr(value, "filename", "")), str(getattr(value, "lineno", ""))))
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code.co_filename, str(trace.tb_lineno)))
+        trace = trace.tb_next
+    while sum(len(file) for file, _ in frames) > _MOST_FRAME_CHARACTERS and len(frames) > 1:
+        del frames[: (len(frames) + 1) // 2]  # the outermost
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
     try:
         fd = int(os.environ["PACELINE_REPORT_FD"])
         if str(os.fstat(fd).st_ino) == os.environ["PACELINE_REPORT_INODE"]:
-            os.write(fd, json.dumps({"_": "raised", "type": name, "text": str(value)[:4000], "place": place}).encode())
+            message = {"_": "raised", "type": name, "text": str(value)[:4000], "frames": frames}
+            os.write(fd, json.dumps(message).encode())
     except (KeyError, ValueError, OSError):
         pass
 

@@ -15,7 +15,7 @@ from paceline.agent import machine
 from paceline.agent.captain.events import TaskProgress
 from paceline.agent.net.loop import Loop, Timer
 from paceline.agent.spares.spare import REPORT_FD
-from paceline.agent.tasks.exit_causes import Raised
+from paceline.agent.tasks.exit_causes import Raised, places
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.plan import Task
 
@@ -41,9 +41,11 @@ class Attempt:
         self.log = log
         self.pid = 0
         self.warm = False
-        self.requested_end = ""  # how it was asked to end: KILL, TERMINATE or ABORT; empty: not yet
+        self.requested_end = ""  # how it was asked to end: KILL, TERMINATE, INTERRUPT or ABORT; empty: not yet
         self.started = now
+        self.started_wall = time.time()
         self.output_at = now
+        self.first_output_at: float | None = None
         self.step: int | None = None
         self.step_at = now
         self.metrics: dict[str, float] = {}
@@ -135,6 +137,8 @@ class Attempt:
                 self._loop.unwatch(self._output)
                 return
             self.output_at = self._loop.now()
+            if self.first_output_at is None:
+                self.first_output_at = self.output_at
             self.log.feed(data)
 
     def read_reports(self) -> None:
@@ -167,7 +171,7 @@ class Attempt:
             self._on_message(self, message)
             return
         if message.get("_") == "raised" and self.raised is None:
-            self.raised = Raised(*(str(message.get(name, "")) for name in ("type", "text", "place")))
+            self.raised = _raised(message)
             self.raised_at = self._loop.now()
             if not self.requested_end:
                 self.kill_within(EXIT_WITHIN)
@@ -220,3 +224,12 @@ class Attempt:
 
     def progress(self, now: float) -> TaskProgress:
         return TaskProgress(self.step, round(now - self.step_at, 4), round(now - self.output_at, 4), self.metrics)
+
+
+def _raised(message: dict[str, Any]) -> Raised:
+    """The uncaught exception that the process of a task reports."""
+    reported = message.get("frames")
+    reported = reported if isinstance(reported, list) else []
+    frames = [(str(frame[0]), str(frame[1])) for frame in reported if isinstance(frame, list) and len(frame) == 2]
+    error, text = str(message.get("type", "")), str(message.get("text", ""))
+    return Raised(error, text, *places(frames)) if frames else Raised(error, text, str(message.get("place", "")))

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.agent.captain.budget import PLAIN_EXIT
+
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
 _ERROR = re.compile(
     r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Fault|Timeout|[A-Z]\w*))(?:: (?P<text>.*))?$"
@@ -29,6 +31,13 @@ _SURVIVOR = re.compile(
     re.I,
 )
 _LOOK_BACK = 60  # lines of the log that are searched
+# Frames of installed packages, of the standard library, and of generated code; `<string>` is the code of `python -c`.
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/(?P<package>.*)|"
+    r"/lib(?:64)?/python\d+(?:\.\d+)?/(?!(?:site|dist)-packages/)(?P<module>.*)|"
+    r"(?:/src|\.pyz)/(?P<helper>paceline/.*)|"
+    r"^<(?!string>|stdin>)|__autograph_generated_file"
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Cause:
     detail: str = ""
     place: str = ""
     survivor: bool = False
+    raised: Raised | None = None  # the exception, if one is known
 
 
 @dataclass(frozen=True)
@@ -45,11 +55,13 @@ class Raised:
 
     type: str
     text: str
-    place: str  # file:line of the innermost frame
+    place: str  # file:line of the innermost frame in the user's code; if it has none, of the innermost frame
+    library: str = ""  # file:line of the innermost frame, if it is in a library; relative to the folder of libraries
 
     def __str__(self) -> str:
         first_line = self.text.splitlines()[0] if self.text else ""
-        return f"{self.type}: {first_line[:300]} at {self.place}" if first_line else f"{self.type} at {self.place}"
+        error = f"{self.type}: {first_line[:300]}" if first_line else self.type
+        return f"{error} at {self.place}" + (f" (raised in {self.library})" if self.library else "")
 
 
 def classify(
@@ -90,7 +102,8 @@ def classify(
     survivor = any(_SURVIVOR.search(line) for line in end)
     last_line = next((line.strip() for line in reversed(end) if line.strip()), "")
     output = f"; last line of output: {last_line[:300]}" if last_line else " without any output"
-    return Cause("program-error", f"exit code {code}{output}", f"exit code {code}", survivor)
+    # Nothing but the last line tells two errors with the same exit code apart.
+    return Cause("program-error", f"exit code {code}{output}", f"{PLAIN_EXIT} {code}: {last_line[:300]}", survivor)
 
 
 def own_error(tail: Sequence[str], raised: Raised | None = None) -> Cause | None:
@@ -106,7 +119,8 @@ def _exception_cause(raised: Raised) -> Cause:
     full_text = f"{raised.type}: {raised.text}"
     if _PORT_IN_USE.search(full_text):
         return Cause("port-in-use", str(raised))
-    return Cause("program-error", str(raised), f"{raised.type} {raised.place}", bool(_SURVIVOR.search(full_text)))
+    place = " ".join(filter(None, (raised.type, raised.place, raised.library)))
+    return Cause("program-error", str(raised), place, bool(_SURVIVOR.search(full_text)), raised)
 
 
 def traceback(tail: Sequence[str]) -> Raised | None:
@@ -114,18 +128,30 @@ def traceback(tail: Sequence[str]) -> Raised | None:
     lines = [_RANK.sub("", line) for line in tail]
     starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
     for start in reversed(starts):
-        place = ""
+        frames: list[tuple[str, str]] = []
         for number in range(start + 1, len(lines)):
             line = lines[number]
             frame = _FRAME.match(line)
             if frame:
-                place = f"{frame['file']}:{frame['line']}"
-            elif place and line[:1].strip():
+                frames.append((frame["file"], frame["line"]))
+            elif frames and line[:1].strip():
                 error = _ERROR.match(line)
                 if error:
-                    return Raised(error["type"], "\n".join([error["text"] or "", *lines[number + 1 :]]), place)
+                    text = "\n".join([error["text"] or "", *lines[number + 1 :]])
+                    return Raised(error["type"], text, *places(frames))
                 break
     return None
+
+
+def places(frames: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Where an exception was raised, from its frames (file and line), outermost first: the innermost frame in the
+    user's code, and the innermost frame of all if that is in a library."""
+    file, line = frames[-1]
+    library = _LIBRARY.search(file)
+    own = next((frame for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
+    if library is None or own is None:
+        return f"{file}:{line}", ""
+    return f"{own[0]}:{own[1]}", f"{library['package'] or library['module'] or library['helper'] or file}:{line}"
 
 
 def stacks(lines: Sequence[str]) -> str:

@@ -18,16 +18,19 @@ from paceline.agent.net.messages import StartOnHost
 from paceline.agent.options import Options
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, replace_text
-from paceline.agent.tasks import exit_causes
+from paceline.agent.tasks import exit_causes, keras_hint
 from paceline.agent.tasks.attempt import Attempt
+from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.launcher import TaskLauncher
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
-from paceline.plan import INGEST, Plan
+from paceline.plan import INGEST, Plan, Task
 
 STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
+GRACEFUL = (ins.TERMINATE, ins.INTERRUPT)  # ways to end after which the task may exit on its own
+TERMINATE_AFTER = 0.5  # share of the grace period between SIGINT and SIGTERM
 
 
 class HostTasks:
@@ -263,7 +266,7 @@ class HostTasks:
         attempt.kill()  # the processes that it left in its process group
         self._kill_orphans(attempt.task.name)
         attempt.finish()
-        succeeded = status == 0 and attempt.requested_end in ("", ins.TERMINATE)
+        succeeded = status == 0 and attempt.requested_end in ("", *GRACEFUL)
         self._snapshots.watched.attempt_ended(attempt, succeeded, lambda: self._finish_attempt(attempt, status))
 
     def _kill_orphans(self, task: str) -> None:
@@ -308,7 +311,7 @@ class HostTasks:
         raised = None if raised is None else replace(raised, text=self._redact(raised.text))
         if expected:
             tail = output if attempt.requested_end == ins.KILL else ()
-            cause = exit_causes.own_error(tail, raised) if attempt.requested_end != ins.TERMINATE else None
+            cause = exit_causes.own_error(tail, raised) if attempt.requested_end not in GRACEFUL else None
             cause = cause or exit_causes.Cause("")
         elif attempt.ingest_failure is not None and status != 0:
             cause = exit_causes.Cause(*attempt.ingest_failure)
@@ -317,12 +320,25 @@ class HostTasks:
             cause = exit_causes.classify(status, output, self._leaving, memory, raised)
             if cause.kind == "signal" and cause.place == "SIGILL":
                 cause = replace(cause, detail=f"{cause.detail}: {self._launcher.sigill_hint()}")
+        if cause.raised is not None and self._launcher.uses_keras_3() and keras_hint.is_for_keras_2(cause.raised):
+            cause = replace(cause, detail=f"{cause.detail}; {keras_hint.HINT}")
         survivor = cause.survivor and len(self._plan.tasks) > 1
+        failed_at = self._failed_at(attempt)
         return ev.TaskExit(
             attempt.task.name, attempt.number, code,
             None if number is None else exit_causes.signal_name(number), expected,
-            cause.kind, cause.detail, cause.place, survivor, max(0.0, self._loop.now() - self._failed_at(attempt)),
+            cause.kind, cause.detail, cause.place, survivor, max(0.0, self._loop.now() - failed_at),
+            max(0.0, failed_at - attempt.started), max(0.0, (attempt.first_output_at or failed_at) - attempt.started),
+            self._changed_checkpoint(attempt) if cause.kind == "program-error" else "",
         )  # fmt: skip
+
+    def _changed_checkpoint(self, attempt: Attempt) -> str:
+        """For a program that reports nothing: a checkpoint of its own that it has changed. In a job with
+        `snapshots.watch`, only snapshots count: other files of the watched folder are replaced at the restart."""
+        if attempt.step is not None or attempt.task.name == INGEST or self._plan.snapshots.watch:
+            return ""
+        work, runs = self._options.work or self._plan.code, os.path.dirname(self._options.folder)
+        return changed_checkpoint(work, attempt.started_wall, runs)
 
     def _failed_at(self, attempt: Attempt) -> float:
         """When the attempt failed: at its uncaught exception if there was one. It decides which task failed first."""
@@ -364,6 +380,7 @@ class HostTasks:
         self._report_ended()
 
     def _end(self, attempt: Attempt, how: str, grace: float) -> None:
+        is_repeated = attempt.requested_end in GRACEFUL  # by a captain to which this host has reconnected
         attempt.requested_end = how
         if how == ins.KILL:
             attempt.state = "stopped" if attempt.is_stopped() else ""
@@ -378,10 +395,27 @@ class HostTasks:
                 _signal(pid, signal.SIGABRT)
                 _signal(pid, signal.SIGCONT)
             attempt.kill_within(STACKS_WITHIN)
+        elif how == ins.INTERRUPT and not self._only_serves(attempt.task):
+            if not is_repeated:  # a second SIGINT would interrupt the program's clean-up
+                self._interrupt(attempt, grace)
+            attempt.kill_within(grace)
         else:
             self._terminate(attempt)
             attempt.signal(signal.SIGCONT, whole_group=True)
             attempt.kill_within(grace)
+
+    def _only_serves(self, task: Task) -> bool:
+        """Whether a task runs none of the user's training: servers wait in C++ code, in which Python handles no
+        SIGINT."""
+        has_chief = any(role.name == "chief" for role in self._plan.roles)
+        servers = ("ps", "worker") if has_chief else ("ps",)
+        return task.name == INGEST or (self._plan.strategy == "parameter-server" and task.role in servers)
+
+    def _interrupt(self, attempt: Attempt, grace: float) -> None:
+        """As Ctrl-C in a terminal: SIGINT for all processes of the task. Half of the grace period later: SIGTERM."""
+        attempt.signal(signal.SIGINT, whole_group=True)
+        attempt.signal(signal.SIGCONT, whole_group=True)
+        self._loop.after(TERMINATE_AFTER * grace, lambda: None if attempt.exited else self._terminate(attempt))
 
     def _terminate(self, attempt: Attempt) -> None:
         whole_group = self._launcher.python is None or attempt.task.name == INGEST

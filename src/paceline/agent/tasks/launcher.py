@@ -247,6 +247,11 @@ class TaskLauncher:
         """The likely reason if a task was killed by SIGILL."""
         return amx.likely_reason(self._static)
 
+    def uses_keras_3(self) -> bool:
+        """Whether `tf.keras` is Keras 3 in these tasks, as far as their environment decides it."""
+        is_legacy = self._static.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+        return self._plan.framework == "tensorflow" and not is_legacy
+
     def pids(self) -> set[int]:
         return {self._spare.pid} if self._spare is not None else set()
 

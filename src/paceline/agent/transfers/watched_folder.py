@@ -1,5 +1,5 @@
-"""The folder to which tasks write their own checkpoints (`snapshots.watch`). The agent of the leading task captures it
-as a snapshot whenever it changes. Every agent restores it before tasks start.
+"""The folder or files to which tasks write their own checkpoints (`snapshots.watch`). The agent of the leading task
+captures them as a snapshot whenever they change. Every agent restores them before tasks start.
 
 Files that a task left when it died are not captured: it may have died while writing them.
 
@@ -24,10 +24,12 @@ from paceline.agent.transfers.porter_client import PorterClient
 from paceline.plan import Plan
 from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.storage.watched.restore import TASKS, tidy
+from paceline.storage.watched.selection import is_empty
 
 RUN = "$PACELINE_RUN"  # allowed in the folder's name, so that runs with the same working folder watch different folders
 WARN_AFTER_S = 120.0  # seconds of captures that fail because files keep changing
 RETRY_S = 0.2  # seconds until the last capture is retried
+NOTHING_AFTER_S = 600.0  # of a task that has written nothing that could be captured
 
 
 class WatchedFolder:
@@ -56,6 +58,8 @@ class WatchedFolder:
         self._late_since: float | None = None
         self._doubtful: req.Signatures = {}  # files that a task may have been writing when it died
         self._warned: set[str] = set()
+        self._has_snapshot = False  # in any generation
+        self._has_checked = False  # whether there is anything to capture
 
     # ---- before tasks start
 
@@ -66,6 +70,7 @@ class WatchedFolder:
 
         def answered(answer: req.Answer) -> None:
             self._step, self._doubtful = 0 if id is None else id.step, {}
+            self._has_snapshot = self._has_snapshot or id is not None
             if isinstance(answer, req.WatchedRestored):
                 self._doubtful = answer.doubtful
                 if answer.kept:
@@ -93,6 +98,16 @@ class WatchedFolder:
         attempt = attempts.get(self._leader)
         if attempt is not None and attempt.pid and self._request is None:
             self._request_capture(attempt, self._leader, self._warn)
+            self._warn_if_empty(attempt)
+
+    def _warn_if_empty(self, attempt: Attempt) -> None:
+        if self._has_snapshot or self._has_checked or self._loop.now() - attempt.started < NOTHING_AFTER_S:
+            return
+        self._has_checked = True
+        if not is_empty(self.folder):
+            return  # what prevents a capture leads to another warning
+        text = f"no snapshot has been taken: there is nothing at {self.folder} (snapshots.watch) after"
+        self._warn_once(f"{text} {NOTHING_AFTER_S / 60:g} minutes; is that where the program writes its checkpoints?")
 
     def _request_capture(self, attempt: Attempt, leader: str, then: Callable[[req.Failure | None], None]) -> None:
         """`leader`: empty once the leading task has succeeded. `then`: receives the reason why nothing could be
@@ -104,6 +119,7 @@ class WatchedFolder:
                 self._request = None
             if isinstance(answer, req.WatchedCaptured) and answer.captured:
                 self._step = max(self._step + 1, step or 0)
+                self._has_snapshot = True
                 self._collect(attempt.task.name, SnapshotId(self._step, attempt.generation), to)
             then(answer if isinstance(answer, req.Failure) else None)
 

@@ -65,9 +65,9 @@ class Running:
     _pipe: int  # closing it tells the supervisor that this process has ended
     _has_ended: bool = False
 
-    def stop(self, reason: str) -> bool:
-        """Ask the captain: tasks get SIGTERM and limits.grace."""
-        return stop_request.ask_to_stop(self.folder, reason)
+    def stop(self, reason: str, interrupt: bool = False) -> bool:
+        """Ask the captain: tasks get SIGTERM and limits.grace. `interrupt`: they get SIGINT first."""
+        return stop_request.ask_to_stop(self.folder, reason, interrupt=interrupt)
 
     def kill(self) -> None:
         """Kill everything immediately."""

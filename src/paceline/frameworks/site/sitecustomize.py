@@ -34,6 +34,8 @@ def _start() -> None:
         if mode or os.environ.get("PACELINE_JAX_COORDINATOR") or os.environ.get("PACELINE_PATCH_KERAS"):
             starter = _load("agent", "spares", "import_recorder.py")
             starter.begin(mode, int(fd), starter, _load)
+    except KeyboardInterrupt:
+        raise  # Ctrl-C: Python ends, as it would at any other import
     except BaseException as error:
         os.write(2, f"paceline: cannot prepare this interpreter: {error!r}\n".encode())
         if mode == "spare":  # Python would run the program in a process that is not a task

@@ -16,6 +16,7 @@ from paceline.storage.snapshots.repository import Unfit, always
 from paceline.storage.stores.protocol import ContinueCheck
 from paceline.storage.watched import folder_contents
 from paceline.storage.watched.folder_contents import ABOUT, Contents, Later, Signature, contents, duplicate
+from paceline.storage.watched.selection import select
 
 REST = 0.9  # seconds without a change, or as long as the writing took: a checkpoint is often more than one file
 LONGEST_REST = 10.0
@@ -26,10 +27,12 @@ PAUSES = 10
 
 
 class FolderCapture:
-    def __init__(self, folder: str, own: str, tasks: str) -> None:
-        """`own`: a folder for the copies, which is recreated. `tasks`: a folder with a file for each task on this host
-        that may write to the watched folder, containing its pid; a task that has succeeded has none."""
-        self._folder, self._own, self._tasks = folder, own, tasks
+    def __init__(self, path: str, own: str, tasks: str) -> None:
+        """`path`: a folder, a file, or a folder with a pattern of names of files. `own`: a folder for the copies, which
+        is recreated. `tasks`: a folder with a file for each task on this host that may write to the watched folder,
+        containing its pid; a task that has succeeded has none."""
+        self._path, self._own, self._tasks = path, own, tasks
+        self._selection = select(path)
         self._copies: dict[str, tuple[Signature, str]] = {}  # path -> signature of the original, and path of the copy
         self._numbers = itertools.count()
         self._captured = Contents()
@@ -43,7 +46,8 @@ class FolderCapture:
         """Call before tasks start. `restored`: the folder contains a restored snapshot. `doubtful`: files of a task
         that may have died while writing them."""
         self._doubtful = dict(doubtful)
-        self._captured = contents(self._folder) if restored else Contents()
+        self._selection = select(self._path)
+        self._captured = self._scan() if restored else Contents()
         self._first_change = None
 
     def take(
@@ -51,7 +55,8 @@ class FolderCapture:
     ) -> bool:
         """Capture into the new folder `to`; False if nothing is new. `leader`: the task that writes the files; empty:
         it has succeeded."""
-        scan = contents(self._folder)
+        self._selection = select(self._path)  # it may have become a file, or a folder
+        scan = self._scan()
         if scan.unfit:
             raise Unfit(scan.unfit[0])
         if scan == self._captured or not scan.files:
@@ -67,7 +72,7 @@ class FolderCapture:
         self._first_change = None
         for path, signature in scan.files.items():
             self._copy(path, signature, should_continue)
-        if contents(self._folder) != scan:
+        if self._scan() != scan:
             raise Later("it changed while it was copied")
         self._check_tasks_live(leader)
         try:
@@ -78,6 +83,9 @@ class FolderCapture:
         self._drop_deleted(scan)
         self._captured = scan
         return True
+
+    def _scan(self) -> Contents:
+        return contents(self._selection.folder, self._selection.pattern)
 
     def _at_rest(self, scan: Contents, ended: bool) -> Contents:
         """The contents, once nothing has changed for a while."""
@@ -93,7 +101,7 @@ class FolderCapture:
             raise Later("it has just changed")
         for _ in range(PAUSES):
             time.sleep(PAUSE)
-            before, scan = scan, contents(self._folder)
+            before, scan = scan, self._scan()
             if scan == before:
                 return scan
         raise Later("it keeps changing")
@@ -120,7 +128,7 @@ class FolderCapture:
         os.makedirs(self._own, exist_ok=True)
         copy = f"{self._own}/{next(self._numbers)}"
         try:
-            duplicate(f"{self._folder}/{path}", copy, should_continue)
+            duplicate(f"{self._selection.folder}/{path}", copy, should_continue)
         except FileNotFoundError:
             raise Later("it changed while it was copied") from None
         except BaseException:
@@ -140,12 +148,13 @@ class FolderCapture:
                 duplicate(self._copies[path][1], f"{to}/{path}", always)
         for path in scan.logs:
             try:
-                duplicate(f"{self._folder}/{path}", f"{to}/{path}", always)
+                duplicate(f"{self._selection.folder}/{path}", f"{to}/{path}", always)
             except FileNotFoundError:
                 continue
         times = {path: signature[3] for path, signature in scan.files.items()}
         with open(f"{to}/{ABOUT}", "w") as file:
-            json.dump({"metrics": dict(metrics), "watched": {"times": times, "links": scan.links}}, file)
+            kind = {"files": True} if self._selection.pattern else {}
+            json.dump({"metrics": dict(metrics), "watched": {"times": times, "links": scan.links, **kind}}, file)
 
     def _drop_deleted(self, scan: Contents) -> None:
         for path in [path for path in self._copies if path not in scan.files]:

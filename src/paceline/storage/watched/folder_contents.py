@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shutil
 import stat
@@ -34,8 +35,9 @@ class Contents:
     unfit: list[str] = field(default_factory=list, compare=False)  # why the folder cannot become a snapshot
 
 
-def contents(folder: str) -> Contents:
-    """Scan a folder, which need not exist. Later: it is changing right now."""
+def contents(folder: str, pattern: str = "") -> Contents:
+    """Scan a folder, which need not exist. `pattern`: only files in the folder itself whose names match it. Later: the
+    folder is changing right now."""
     scan = Contents()
     folders = [""]
     while folders:
@@ -44,7 +46,9 @@ def contents(folder: str) -> Contents:
             with os.scandir(f"{folder}/{parent}") as entries:
                 for entry in entries:
                     path = f"{parent}{entry.name}"
-                    if path != ABOUT and _add(scan, path, entry):
+                    if path == ABOUT or (pattern and not _is_matching_file(entry, pattern)):
+                        continue
+                    if _add(scan, path, entry):
                         folders.append(f"{path}/")
         except FileNotFoundError:
             if parent:
@@ -55,6 +59,10 @@ def contents(folder: str) -> Contents:
             scan.unfit.append(f"it contains more than {MOST_FILES} files")
             break
     return scan
+
+
+def _is_matching_file(entry: os.DirEntry[str], pattern: str) -> bool:
+    return fnmatch.fnmatchcase(entry.name, pattern) and not entry.is_dir(follow_symlinks=False)
 
 
 def _add(scan: Contents, path: str, entry: os.DirEntry[str]) -> bool:

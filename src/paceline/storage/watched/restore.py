@@ -1,7 +1,10 @@
 """Restores a snapshot into the folder in which a program keeps its own checkpoints, before its tasks start.
 
+If only some files of a folder are watched, only these are replaced.
+
 All hosts on a machine share that folder and the run's own folder, in which progress is recorded; pods share neither.
-Whenever this process is killed, the folder has its old contents, or the snapshot, or does not exist.
+Whenever this process is killed, the folder has its old contents, or the snapshot, or does not exist; of files, some may
+be missing until the next attempt.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from paceline.storage.snapshots.repository import Unfit, always
 from paceline.storage.stores.protocol import ContinueCheck, TransferCanceled
 from paceline.storage.watched.folder_contents import (
     ABOUT,
+    Contents,
     Signature,
     contents,
     duplicate,
@@ -25,13 +29,14 @@ from paceline.storage.watched.folder_contents import (
     remove,
     signature,
 )
+from paceline.storage.watched.selection import Selection, label, select
 
 _BEGUN = "begun.json"
 TASKS = "tasks"  # the processes that may write to the folder: see FolderCapture
 
 
 def begin(
-    folder: str,
+    path: str,
     own: str,
     owner: tuple[str, str],
     generation: int,
@@ -39,7 +44,8 @@ def begin(
     inner: Iterable[str] = (),
     should_continue: ContinueCheck = always,
 ) -> tuple[dict[str, Signature], str]:
-    """`own`: a folder of the run. `owner`: the run and the host. `inner`: folders that must not be in `folder`.
+    """`path`: a folder, a file, or a folder with a pattern of names of files. `own`: a folder of the run. `owner`: the
+    run and the host. `inner`: folders that must not be in a folder that is replaced.
 
     `source`: a snapshot; empty: none, and what tasks of this run have left is moved aside, unless the folder had
     contents before the run.
@@ -47,14 +53,10 @@ def begin(
     Return the files of tasks that may have died while writing them, and the folder to which contents from before the
     run were moved.
     """
-    folder = os.path.realpath(folder)
-    for path in inner:
-        if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
-            raise Unfit(
-                f"{folder} contains more than checkpoints: {path} is in it; use a separate folder for checkpoints"
-            )
-    if os.path.ismount(folder):
-        raise Unfit(f"{folder} is a mount point, which cannot be replaced; use a folder in it")
+    selection = select(path, source)
+    folder = selection.folder
+    if not selection.pattern:
+        _check_replaceable(folder, inner)
     os.makedirs(own, exist_ok=True)
     with _locked(f"{own}/lock"):
         record = _read(f"{own}/{_BEGUN}")
@@ -63,19 +65,44 @@ def begin(
         backup = ""
         if record and record["this"][0] > generation:
             raise TransferCanceled(f"generation {record['this'][0]} has already started here")
-        if record.get("this") != this or (source and not os.path.isdir(folder)):
+        if record.get("this") != this or (source and not _exists(selection)):
             if source:
-                keep = not record or any(_only_here(folder, path, start[path], source) for path in start)
-                backup, start = _replace(folder, own, owner, source, keep, should_continue), {}
+                keep = not record or any(_only_here(folder, name, start[name], source) for name in start)
+                backup = _replace(selection, label(path), own, owner, source, keep, should_continue)
+                start = {}
             elif not record:
-                start = {path: list(signature) for path, signature in contents(folder).files.items()}
+                start = {name: list(signature) for name, signature in _scan(selection).files.items()}
             elif not start:
-                _move_aside(folder, _names(folder, own, owner)[1])
+                _move_aside(selection, _names(_target(selection, label(path)), own, owner)[1])
             remove(f"{own}/{TASKS}")  # they have all ended
             os.mkdir(f"{own}/{TASKS}")
             _write(own, this, start)
-        files = ({} if source else contents(folder).files).items()
-        return {path: signature for path, signature in files if list(signature) != start.get(path)}, backup
+        files = ({} if source else _scan(selection).files).items()
+        return {name: signature for name, signature in files if list(signature) != start.get(name)}, backup
+
+
+def _check_replaceable(folder: str, inner: Iterable[str]) -> None:
+    for path in inner:
+        if f"{os.path.realpath(path)}/".startswith(f"{folder}/"):
+            raise Unfit(
+                f"{folder} contains more than checkpoints: {path} is in it; use a separate folder for checkpoints, or "
+                "watch only some files, such as *.pt"
+            )
+    if os.path.ismount(folder):
+        raise Unfit(f"{folder} is a mount point, which cannot be replaced; use a folder in it")
+
+
+def _scan(selection: Selection) -> Contents:
+    return contents(selection.folder, selection.pattern)
+
+
+def _exists(selection: Selection) -> bool:
+    return bool(_scan(selection).files) if selection.pattern else os.path.isdir(selection.folder)
+
+
+def _target(selection: Selection, name: str) -> str:
+    """The path next to which temporary and backup folders are created. `name`: the label of what is watched."""
+    return f"{selection.folder}/{name}" if selection.pattern else selection.folder
 
 
 def _only_here(folder: str, path: str, before: list[int], source: str) -> bool:
@@ -88,35 +115,49 @@ def _only_here(folder: str, path: str, before: list[int], source: str) -> bool:
         return os.path.exists(f"{folder}/{path}")
 
 
-def tidy(folder: str, own: str, owner: tuple[str, str]) -> None:
+def tidy(path: str, own: str, owner: tuple[str, str]) -> None:
     """Remove temporary folders at the end of the run."""
-    folder = os.path.realpath(folder)
-    for parent in (os.path.dirname(folder), own):
-        for name in _hidden(folder, owner):
+    target = _target(select(path), label(path))
+    for parent in (os.path.dirname(target), own):
+        for name in _hidden(target, owner):
             remove(f"{parent}/{name}")
     remove(own)
 
 
 def _replace(
-    folder: str, own: str, owner: tuple[str, str], source: str, keep: bool, should_continue: ContinueCheck
+    selection: Selection,
+    name: str,
+    own: str,
+    owner: tuple[str, str],
+    source: str,
+    keep: bool,
+    should_continue: ContinueCheck,
 ) -> str:
-    """`keep`: the contents are not of this run; they are moved to the folder that is returned."""
-    parent, name = os.path.split(folder)
+    """`name`: the label of what is watched. `keep`: the contents are not of this run; they are moved to the folder that
+    is returned."""
+    target = _target(selection, name)
+    parent = os.path.dirname(target)
     os.makedirs(parent, exist_ok=True)
-    new, old = _names(folder, own, owner)
+    new, old = _names(target, own, owner)
     remove(new)
     try:
         _copy(source, new, should_continue)
     except BaseException:
         remove(new)
         raise
+    names = _matching(new, selection.pattern, source) if selection.pattern else []
     backup = ""
-    if keep and os.path.lexists(folder) and not _is_empty(folder):
-        backup = old = _free_name(f"{parent}/{name}.before-{owner[0]}")
-    _move_aside(folder, old)
+    if keep and _has_contents(selection):
+        backup = old = _free_name(f"{target}.before-{owner[0]}")
+    _move_aside(selection, old)
     _write(own, [0, ""], {})  # from here on, the contents belong to this run
+    if selection.pattern:
+        for each in names:
+            os.replace(f"{new}/{each}", f"{selection.folder}/{each}")
+        remove(new)
+        return backup
     try:
-        os.rename(new, folder)
+        os.rename(new, selection.folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -124,10 +165,24 @@ def _replace(
     return backup
 
 
-def _move_aside(folder: str, old: str) -> None:
+def _matching(copy: str, pattern: str, source: str) -> list[str]:
+    scan = contents(copy, pattern)
+    names = [*scan.files, *scan.logs, *scan.links]
+    if not names:
+        raise Unfit(f"{source} contains no file that matches {pattern}")
+    return names
+
+
+def _move_aside(selection: Selection, old: str) -> None:
     remove(old)
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(folder, old)
+    if not selection.pattern:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(selection.folder, old)
+        return
+    scan = _scan(selection)
+    for name in (*scan.files, *scan.logs, *scan.links):
+        os.makedirs(old, exist_ok=True)
+        os.rename(f"{selection.folder}/{name}", f"{old}/{name}")
 
 
 def _names(folder: str, own: str, owner: tuple[str, str]) -> tuple[str, str]:
@@ -174,8 +229,11 @@ def _entries(watched: Any, name: str, kind: type) -> dict[str, Any]:
     return {path: each for path, each in entries.items() if type(each) is kind} if isinstance(entries, dict) else {}
 
 
-def _is_empty(folder: str) -> bool:
-    return os.path.isdir(folder) and not os.listdir(folder)
+def _has_contents(selection: Selection) -> bool:
+    if selection.pattern:
+        return _scan(selection) != Contents()
+    folder = selection.folder
+    return os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder))
 
 
 def _free_name(name: str) -> str:

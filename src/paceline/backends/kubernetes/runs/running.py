@@ -76,8 +76,9 @@ class Running:
         except (Refused, Unreachable):
             pass
 
-    def stop(self, reason: str) -> bool:
-        """Ask the captain, from inside its own pod; if that fails, end the pods with their grace period."""
+    def stop(self, reason: str, interrupt: bool = False) -> bool:
+        """Ask the captain, from inside its own pod; if that fails, end the pods with their grace period. `interrupt`
+        has no effect: tasks get SIGTERM, as for every other reason to end a pod."""
         for pod in self._pods({names.ROLE_LABEL: CAPTAIN, **self._job_label()}):
             try:
                 answer = self.cluster.client.exec(
