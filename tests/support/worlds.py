@@ -471,7 +471,14 @@ class World:
         offers = {name: f"h:{name}" for name in self._tasks_of(machine.host) if name not in machine.processes}
         self.tell(ev.TasksEnded(machine.host, end.tasks, offers))
 
-    def exit(self, task: str, cause: str = "signal", place: str = "", survivor: bool = False) -> None:
+    def exit(
+        self,
+        task: str,
+        cause: str = "signal",
+        place: str = "",
+        survivor: bool = False,
+        listened: bool | None = None,
+    ) -> None:
         """A task ends on its own."""
         host = next(host for host in self.machines if task in self._tasks_of(host))
         machine = self.machines[host]
@@ -484,8 +491,9 @@ class World:
             if machine.connected:
                 self.tell(ev.IngestProgress(host, "there", machine.data, "run", is_new, 3, 1000))
         task_exit = ev.TaskExit(
-            task, process.attempt, 1 if cause else 0, None, False, cause, f"{cause} of {task}", place, survivor
-        )
+            task, process.attempt, 1 if cause else 0, None, False, cause, f"{cause} of {task}", place, survivor,
+            listened=listened,
+        )  # fmt: skip
         machine.exits[task] = task_exit
         if machine.connected:
             self.tell(ev.TaskExited(host, task_exit))

@@ -28,6 +28,7 @@ class TaskExit:
     place: str = ""  # the line at which the program failed; an equal place means the same error
     survivor: bool = False  # the error looks like a lost peer, so another failure is the likelier cause
     age: Seconds = 0.0  # time between the exit and this message
+    listened: bool | None = None  # of rank 0: whether any task used its address to join the group; None: unknown
 
 
 @record
