@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"  # of jobs and runs
 CLAIM = "claim://"
 # Environment variables of bucket clients whose value is the path of a file.
 _FILE = re.compile(r"GOOGLE_(APPLICATION_CREDENTIALS|SERVICE_ACCOUNT_PATH)|(AWS|AZURE|GOOGLE|SSL)_\w+_FILE")
+
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with a chief its workers
@@ -172,6 +174,7 @@ class Plan:
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {}: no such section
     programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, if the job has them
     serve: dict[str, Any] = field(default_factory=dict)  # every field of the section; {}: no such section
+    env_of: tuple[str, ...] = ()  # other systems whose variables tasks get, too: "jaxjob"
 
     @property
     def code_in_image(self) -> bool:
@@ -286,6 +289,7 @@ def make(job: Job) -> Plan:
             name: Program(tuple(command), {**_keras_env(job), **job.env}) for name, command in job.programs.items()
         },
         serve=job.serve.model_dump() if job.serve is not None else {},
+        env_of=tuple(job.env_of),
     )
 
 
@@ -317,7 +321,35 @@ def gpus_of(job: Job, role: str, group: Group) -> int:
 
 
 def tasks_per_host(job: Job, role: str, group: Group) -> int:
-    return int(_first(group.tasks_per_host, max(1, gpus_of(job, role, group))))
+    command = group.command if group.command is not None else job.command
+    starts_its_own = job.framework == "torch" and launcher_of(command or ()) is not None
+    return int(_first(group.tasks_per_host, 1 if starts_its_own else max(1, gpus_of(job, role, group))))
+
+
+def launcher_of(command: Sequence[str]) -> str | None:
+    """The launcher that a command of a torch job runs: it starts the processes of its host itself. None: no launcher.
+
+    >>> launcher_of(["torchrun", "train.py"]), launcher_of(["python", "-um", "torch.distributed.run", "train.py"])
+    ('torchrun', 'torch.distributed.run')
+    >>> launcher_of(["accelerate", "launch", "train.py"]), launcher_of(["python", "train.py", "-m", "accelerate"])
+    ('accelerate launch', None)
+    """
+    program, arguments = command[0].rpartition("/")[2] if command else "", iter(command[1:])
+    if program == "torchrun":
+        return program
+    if program == "accelerate":
+        return "accelerate launch" if next(arguments, "") == "launch" else None
+    if not re.fullmatch(r"python[0-9.]*", program):
+        return None
+    for argument in arguments:
+        if re.fullmatch("-[a-zA-Z]*m", argument):
+            module = next(arguments, "")
+            return module if module in _LAUNCHER_MODULES else None
+        if argument in ("-X", "-W"):
+            next(arguments, "")
+        elif not argument.startswith("-"):
+            return None
+    return None
 
 
 def _restarts(role: str, parameter_server: bool) -> str:
@@ -334,6 +366,8 @@ def _first(*values: Any) -> Any:
 
 def to_data(plan: Plan) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(plan)))
+    if not plan.env_of:
+        del data["env_of"]  # so that plans without it look as they always have
     return data
 
 
@@ -354,6 +388,7 @@ def from_data(data: dict[str, Any]) -> Plan:
             "snapshots": _snapshots_from(data["snapshots"]),
             "programs": {name: program_from(program) for name, program in data.get("programs", {}).items()},
             "ingest": _ingest_from(data.get("ingest")),
+            "env_of": tuple(data.get("env_of", ())),
         }
     )
 

@@ -26,6 +26,7 @@ import paceline
 assert "agent.pyz" in paceline.__file__
 restored, model = pathlib.Path(os.environ["PACELINE_RESTORE"]), pathlib.Path(os.environ["PACELINE_EXPORT_DIR"])
 print("exporting", restored.name, os.environ["PACELINE_RUN"], os.environ["COLOUR"], os.environ.get("PACELINE_POD"))
+assert "NODE" not in os.environ and sys.argv[2] == str(model)
 if sys.argv[1] != "nothing":
     (model / "model.pt2").write_bytes((restored / "variables" / "weights").read_bytes())
     (model / "paceline.json").write_text(json.dumps({"signatures": {"serving_default": {}}}))
@@ -61,8 +62,9 @@ class Pod:
 
     def export(self, behavior: str = "", limit: str = "1m", **more: Any) -> subprocess.CompletedProcess[str]:
         job: dict[str, Any] = {
-            "name": "digits", "framework": "none", "command": ["python", "export.py"], "env": {"COLOUR": "blue"},
-            "export": {"command": ["python", "export.py", behavior]},
+            "name": "digits", "framework": "none", "command": ["python", "export.py"],
+            "env": {"COLOUR": "blue-$PACELINE_RUN", "NODE": "$PACELINE_RANK"},
+            "export": {"command": ["python", "export.py", behavior, "$PACELINE_EXPORT_DIR"]},
         }  # fmt: skip
         job |= {"limits": {"start": limit}}
         plan = plans.make(load_text(json.dumps(job), "job.yaml", self.folder / "sent").job)
@@ -92,7 +94,7 @@ def test_a_model_can_be_exported_again(pod: Pod) -> None:
     for _ in range(2):
         result = pod.export("model")
         assert result.returncode == 0, result.stdout + result.stderr
-        assert f"exporting step-10-g1 {RUN} blue None\n" in result.stdout
+        assert f"exporting step-10-g1 {RUN} blue-{RUN} None\n" in result.stdout
         assert result.stdout.endswith(f"exported step-10-g1 of {RUN} to {pod.model}: pt2\n")
     assert (pod.model / "model.pt2").read_bytes() == weights(10)
     about = {"format": "pt2", "run": RUN, "step": 10, "signatures": {"serving_default": {}}}
@@ -108,7 +110,7 @@ def test_the_newest_snapshot_replaces_one_that_the_run_has_deleted(pod: Pod) -> 
     result = pod.export("model", monitoring=str(counters))
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"step-10-g1 of {RUN} no longer exists" in result.stdout
-    assert f"; serving step-30-g1 instead\nexporting step-30-g1 {RUN} blue" in result.stdout
+    assert f"; serving step-30-g1 instead\nexporting step-30-g1 {RUN} blue-{RUN}" in result.stdout
     assert [each.name for each in pod.models.iterdir()] == ["30"]
     assert json.loads((pod.models / "30" / "paceline.json").read_text())["step"] == 30
     assert (pod.models / "30" / "model.pt2").read_bytes() == weights(30)

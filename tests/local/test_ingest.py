@@ -205,12 +205,13 @@ def test_ingest_ends_at_its_limit(start: Starter, state: Path, code: Path, tmp_p
 
 
 def test_an_ingest_that_writes_nothing(start: Starter, state: Path, code: Path, tmp_path: Path) -> None:
-    nothing = {"command": ["python", "-c", "print('nothing')"], "inputs": []}
+    nothing = {"command": ["python", "-c", "import sys; print('this is', sys.argv[1])", "$PACELINE_TASK"], "inputs": []}
     run = start(a_job(state, code, folder(tmp_path / "data"), ingest=nothing))
     report = run.fails()
     assert report["reason"] == (
         "ingest failed: the command succeeded, but PACELINE_INGEST_DIR is empty"
     )  # fmt: skip
+    assert "| this is ingest-0\n" in run.log("ingest-0")
 
     (run.place / "job.yaml").write_text(json.dumps(job(["true"])))
     result = run.call("run", "--ingest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def variables(folder: Path, task: str) -> dict[str, str]:
 def test_tensorflow_workers_agree_on_the_weights(start: Starter) -> None:
     run = start(job("tensorflow", "python", "tf_multiworker.py", "--steps", 60, strategy="multi-worker"))
     run.succeeds(LIMIT_S)
+    assert run.events("warning") == []  # they did communicate
     common_digest(run.folder, "worker-0", "worker-1")
     for task in ("worker-0", "worker-1"):
         assert printed_value(run.folder, task, "replicas") == "2"
@@ -118,7 +120,7 @@ def test_a_torch_program_needs_no_job_file_and_a_kill_does_not_change_its_weight
     undisturbed = run_to_success(killed, "run", *shape, "-o", "json", "--", *program, str(tmp_path / "whole"))
     assert common_digest(undisturbed, "worker-0", "worker-1") == common_digest(killed.folder, "worker-0", "worker-1")
     assert printed_value(undisturbed, "worker-0", "rank") == "0 of 2, local rank 0, gloo"
-    assert printed_value(undisturbed, "worker-1", "rank") == "1 of 2, local rank 0, gloo"
+    assert printed_value(undisturbed, "worker-1", "rank") == "1 of 2, local rank 1, gloo"
 
     repeated = run_to_success(
         killed, "run", "saved.yaml", "-o", "json", "--set", "command=[python, -c, 'print(\"again 2\")']"
@@ -141,13 +143,14 @@ def test_unequal_hosts_are_used_in_full_by_equal_tasks(start: Starter) -> None:
     run.succeeds(LIMIT_S)
     tasks = ("worker-0", "worker-1", "worker-2")
     common_digest(run.folder, *tasks)
-    ranks = [f"{rank} of 3, local rank {local}, gloo" for rank, local in ((0, 0), (1, 0), (2, 1))]
+    ranks = [f"{rank} of 3, local rank {rank}, gloo" for rank in range(3)]
     assert [printed_value(run.folder, task, "rank") for task in tasks] == ranks
 
 
 def test_jax_finds_its_peers_without_arguments(start: Starter) -> None:
     run = start(job("jax", "python", "jax_allreduce.py", "--steps", 60))
     run.succeeds(LIMIT_S)
+    assert run.events("warning") == []  # they did communicate
     common_digest(run.folder, "worker-0", "worker-1")
     assert printed_value(run.folder, "worker-0", "rank") == "0 of 2, 2 devices"
     assert printed_value(run.folder, "worker-1", "rank") == "1 of 2, 2 devices"
@@ -222,9 +225,9 @@ def test_a_torch_task_gets_the_variables_that_torchrun_sets(start: Starter, tmp_
     environments = [variables(run.folder, f"worker-{index}") for index in range(3)]
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
     assert [[environment[name] for name in names] for environment in environments] == [
-        ["0", "3", "0", "1", "0", "2", "0"],
-        ["1", "3", "0", "2", "1", "2", "1"],
-        ["2", "3", "1", "2", "1", "2", "2"],
+        ["0", "3", "0", "3", "0", "1", "0"],
+        ["1", "3", "1", "3", "0", "1", "1"],
+        ["2", "3", "2", "3", "0", "1", "2"],
     ]
     assert len({(environment["MASTER_ADDR"], environment["MASTER_PORT"]) for environment in environments}) == 1
 
@@ -239,6 +242,36 @@ def test_a_torch_task_gets_the_variables_that_torchrun_sets(start: Starter, tmp_
     expected -= {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
     for environment in environments:
         assert expected - set(environment) == set()
+
+
+def test_one_worker_of_a_machine_has_local_rank_0_and_writes_the_snapshot(start: Starter, tmp_path: Path) -> None:
+    run = start(job("torch", "python", "torch_tutorial.py", tmp_path / "snapshot.pt"))
+    run.succeeds(LIMIT_S)
+    assert lines(run.folder, "worker-0") == ["epoch 0 saved by rank 0 of 2", "epoch 1 saved by rank 0 of 2"]
+    assert run.log("worker-1") == ""
+    assert (tmp_path / "snapshot.pt").exists()
+    assert run.events("warning") == []  # they did communicate
+
+
+def test_torchrun_as_the_command_forms_one_world_over_all_hosts(start: Starter, tmp_path: Path) -> None:
+    """Also where torchrun is not on PATH, but beside the interpreter that `python` stands for."""
+    path = ":".join(folder for folder in os.environ["PATH"].split(":") if not Path(folder, "torchrun").exists())
+    command = ["torchrun", "torch_tutorial.py", tmp_path / "snapshot.pt"]
+    run = start(job("torch", *command), env={"PATH": path, "VIRTUAL_ENV": sys.prefix})
+    run.succeeds(LIMIT_S)
+    assert "torchrun is not needed" in run.said()
+    assert lines(run.folder, "worker-0") == ["epoch 0 saved by rank 0 of 2", "epoch 1 saved by rank 0 of 2"]
+    assert lines(run.folder, "worker-1") == ["epoch 0 saved by rank 1 of 2", "epoch 1 saved by rank 1 of 2"]
+    assert run.events("warning") == []
+
+
+def test_workers_that_succeed_without_communicating_are_warned_about(start: Starter) -> None:
+    # Long enough for the agent to be sure that no process listened in between.
+    run = start(job("torch", "python", "-c", "import time; time.sleep(4.5)"))
+    run.succeeds()
+    [warning] = run.events("warning")
+    assert warning["text"].startswith("2 workers succeeded and never communicated with each other: no process used ")
+    assert "torch.distributed.init_process_group()" in warning["text"]
 
 
 @pytest.mark.long

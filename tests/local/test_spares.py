@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,10 +165,11 @@ class Warm:
     def __enter__(self) -> Warm:
         return self
 
-    def begin(self, env: Mapping[str, str] | None = None) -> tuple[int, Streams]:
+    def begin(self, env: Mapping[str, str] | None = None, argv: Sequence[str] | None = None) -> tuple[int, Streams]:
         assert isinstance(self.state, Ready), self.state
         streams = Streams()
-        self.spare.start(env or {**STATIC, **LATE}, *streams.task_fds)
+        out, err, report = streams.task_fds
+        self.spare.start(env or {**STATIC, **LATE}, out, err, report, argv)
         streams.release()
         message = answer(self.spare)
         assert isinstance(message, Started), message
@@ -202,6 +203,16 @@ def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text))
     return path
+
+
+@pytest.mark.parametrize("form", [["train.py"], ["-m", "train"], ["-c", "import train"]], ids=" ".join)
+def test_a_task_may_have_other_arguments_than_its_spare(tmp_path: Path, form: list[str]) -> None:
+    write(tmp_path / "train.py", "import json, sys\nprint(sys.argv[1:], sys.orig_argv[-2:])\n")
+    command = ["python", *form, "--rank=$PACELINE_RANK", "x"]
+    with Warm(command, tmp_path, recorded(command, tmp_path)) as warm:
+        pid, streams = warm.begin(argv=[sys.executable, *form, "--rank=1", "x"])
+        ended = streams.end(pid)
+    assert (ended.code, ended.out) == (0, "['--rank=1', 'x'] ['--rank=1', 'x']\n"), ended
 
 
 PROBE = '''

@@ -480,6 +480,7 @@ class World:
         ran: float = 0.0,
         to_first_output: float = 0.0,
         checkpoint: str = "",
+        listened: bool | None = None,
     ) -> None:
         """A task ends on its own."""
         host = next(host for host in self.machines if task in self._tasks_of(host))
@@ -494,7 +495,7 @@ class World:
                 self.tell(ev.IngestProgress(host, "there", machine.data, "run", is_new, 3, 1000))
         task_exit = ev.TaskExit(
             task, process.attempt, 1 if cause else 0, None, False, cause, f"{cause} of {task}", place, survivor,
-            ran=ran, to_first_output=to_first_output, checkpoint=checkpoint,
+            ran=ran, to_first_output=to_first_output, checkpoint=checkpoint, listened=listened,
         )  # fmt: skip
         machine.exits[task] = task_exit
         if machine.connected:

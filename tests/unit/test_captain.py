@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -98,6 +99,57 @@ def test_without_a_chief_all_workers_decide() -> None:
     world.deliver_all()
     assert names(world) == []
     assert world.over is not None and world.over.status == "succeeded"
+
+
+def warnings(world: World) -> list[str]:
+    return [fields["text"] for kind, _, fields in world.events if kind == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "hint"), [("torch", "MASTER_PORT"), ("jax", "initialize"), ("tensorflow", "TF_CONFIG")]
+)
+def test_workers_that_never_met_are_warned_about_at_the_end(framework: str, hint: str) -> None:
+    world = up(replace(make_plan(2), framework=framework))
+    world.exit("worker-0", "", listened=False)
+    world.deliver_all()
+    assert warnings(world) == []
+    world.exit("worker-1", "")
+    world.deliver_all()
+    assert world.over is not None and world.over.status == "succeeded"
+    [text] = warnings(world)
+    assert text.startswith("2 workers succeeded and never communicated with each other: no process used h:worker-0")
+    assert hint in text
+
+
+@pytest.mark.parametrize("listened", [True, None])
+def test_workers_that_met_or_may_have_met_are_not_warned_about(listened: bool | None) -> None:
+    world = up(make_plan(2))
+    world.exit("worker-0", "", listened=listened)
+    world.exit("worker-1", "")
+    world.deliver_all()
+    assert world.over is not None and warnings(world) == []
+
+
+def test_only_the_last_attempt_says_whether_workers_met() -> None:
+    world = up(make_plan(2))
+    world.exit("worker-0", "", listened=False)
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    world.exit("worker-0", "", listened=True)
+    world.exit("worker-1", "")
+    world.deliver_all()
+    assert world.over is not None and warnings(world) == []
+
+
+def test_a_returned_captain_still_knows_that_workers_never_met() -> None:
+    world = up(make_plan(2))
+    world.exit("worker-0", "", listened=False)
+    world.restart_captain()
+    world.join_all()
+    world.deliver_all()
+    world.exit("worker-1", "")
+    world.deliver_all()
+    assert world.over is not None and len(warnings(world)) == 1
 
 
 def test_the_evaluator_may_finish_after_training() -> None:

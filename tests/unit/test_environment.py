@@ -24,8 +24,9 @@ def roster(job_plan: plan.Plan) -> dict[str, str]:
 
 def variables_of(job_plan: plan.Plan, name: str, **more: Any) -> dict[str, str]:
     task = next(task for task in job_plan.tasks if task.name == name)
+    generation, restarts = more.get("generation", 1), more.get("restarts", 0)
     return environment.task_variables(
-        job_plan, task, roster(job_plan), "run-1234", more.get("generation", 1), more.get("restarts", 0)
+        job_plan, task, roster(job_plan), "run-1234", generation, restarts, more.get("machine")
     )
 
 
@@ -82,6 +83,100 @@ def test_torch_ranks_span_hosts_of_different_sizes(tmp_path: Path) -> None:
         "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2",
     }  # fmt: skip
     assert {name: variables[name] for name in expected} == expected
+
+
+LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+
+def local_variables(job_plan: plan.Plan, machine: dict[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Of all workers: the local and group variables."""
+    all_variables = [variables_of(job_plan, task.name, machine=machine) for task in job_plan.tasks_of("worker")]
+    return [tuple(variables[name] for name in LOCAL) for variables in all_variables]
+
+
+def test_torch_counts_local_ranks_over_the_machine(tmp_path: Path) -> None:
+    """As torchrun --nproc-per-node does: `if local_rank == 0` is true once."""
+    groups = "[{replicas: 2}, {tasks_per_host: 2}]"
+    text = f"{{name: a, framework: torch, command: [python, train.py], roles: {{worker: {groups}, evaluator: {{}}}}}}"
+    job_plan = plan_of(tmp_path, text)
+    together = {host.name: () for host in job_plan.hosts}
+    assert local_variables(job_plan, together) == [(str(rank), "4", "0", "1") for rank in range(4)]
+    # On a cluster, each host is a pod of its own.
+    assert local_variables(job_plan, {}) == [
+        ("0", "1", "0", "3"), ("0", "1", "1", "3"), ("0", "2", "2", "3"), ("1", "2", "2", "3"),
+    ]  # fmt: skip
+    task = variables_of(job_plan, "worker-3", machine=together)
+    assert (task["PACELINE_LOCAL_INDEX"], task["PACELINE_LOCAL_WORLD_SIZE"]) == ("1", "2")
+
+
+def visible_devices(job_plan: plan.Plan, machine: dict[str, tuple[str, ...]]) -> list[list[str]]:
+    return [
+        environment.gpus(job_plan, task, machine[task.host], machine)["CUDA_VISIBLE_DEVICES"].split(",")
+        for task in job_plan.tasks_of("worker")
+    ]
+
+
+def test_the_local_rank_is_the_index_of_a_gpu_of_the_own_host(tmp_path: Path) -> None:
+    # Two hosts with two GPUs, of which one runs one task; a third without a GPU.
+    groups = "[{gpus: 2, tasks_per_host: 1}, {gpus: 2}, {gpus: 0}]"
+    text = f"{{name: a, framework: torch, command: [python, train.py], roles: {{worker: {groups}}}}}"
+    job_plan = plan_of(tmp_path, text)
+    machine = {"worker-host-0": ("3", "4"), "worker-host-1": ("5", "6"), "worker-host-2": ()}
+    devices = visible_devices(job_plan, machine)
+    assert devices == [["3", "5", "6", "4"]] * 3 + [[""]]
+    ranks = [int(variables_of(job_plan, f"worker-{index}", machine=machine)["LOCAL_RANK"]) for index in range(4)]
+    assert ranks == [0, 1, 2, 3]
+    assert [devices[index][rank] for index, rank in enumerate(ranks[:3])] == ["3", "5", "6"]
+
+
+def test_tasks_with_gpus_have_the_first_local_ranks(tmp_path: Path) -> None:
+    text = "{name: a, framework: torch, command: [python, train.py], roles: {worker: [{gpus: 0}, {gpus: 1}]}}"
+    job_plan = plan_of(tmp_path, text)
+    machine = {"worker-host-0": (), "worker-host-1": ("7",)}
+    assert [variables[0] for variables in local_variables(job_plan, machine)] == ["1", "0"]
+    assert visible_devices(job_plan, machine) == [[""], ["7"]]
+
+
+@pytest.mark.parametrize("framework", ["jax", "none", "tensorflow"])
+def test_other_frameworks_see_the_gpus_of_their_host(tmp_path: Path, framework: str) -> None:
+    text = (
+        f"{{name: a, framework: {framework}, command: [python, train.py], gpus: 1, roles: {{worker: {{replicas: 2}}}}}}"
+    )
+    machine = {"worker-host-0": ("0",), "worker-host-1": ("1",)}
+    assert visible_devices(plan_of(tmp_path, text), machine) == [["0"], ["1"]]
+
+
+PET = ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+
+
+def test_torchrun_gets_one_task_per_host_and_defaults_for_one_world(tmp_path: Path) -> None:
+    text = "{name: a, framework: torch, command: [torchrun, train.py], gpus: 4, roles: {worker: {replicas: 2}}}"
+    job_plan = plan_of(tmp_path, text)
+    assert [task.name for task in job_plan.tasks] == ["worker-0", "worker-1"]
+    variables = variables_of(job_plan, "worker-1")
+    assert [variables[name] for name in PET] == ["2", "1", "4", "10.0.0.0", "5000"]
+    # torchrun counts LOCAL_RANK over its host, and so must the GPUs.
+    machine = {"worker-host-0": ("0", "1", "2", "3"), "worker-host-1": ("4", "5", "6", "7")}
+    assert visible_devices(job_plan, machine) == [["0", "1", "2", "3"], ["4", "5", "6", "7"]]
+
+
+def test_tasks_that_run_torchrun_themselves_form_one_world(tmp_path: Path) -> None:
+    text = "{name: a, framework: torch, command: [sh, -c, torchrun train.py], gpus: 2, env: {PET_NPROC_PER_NODE: '3'}}"
+    job_plan = plan_of(tmp_path, text)
+    assert [[variables_of(job_plan, f"worker-{n}")[name] for name in PET[:3]] for n in range(2)] == [
+        ["2", "0", "3"],
+        ["2", "1", "3"],
+    ]
+
+
+def test_jaxjob_variables_are_set_on_request(tmp_path: Path) -> None:
+    text = "name: a\nframework: jax\ncommand: [python, train.py]\nroles: {worker: {replicas: 2}, evaluator: {}}\n"
+    names = ("PROCESS_ID", "NUM_PROCESSES", "COORDINATOR_ADDRESS", "COORDINATOR_PORT")
+    assert not set(names) & variables_of(plan_of(tmp_path, text), "worker-1").keys()
+    job_plan = plan_of(tmp_path, text + "env_of: [jaxjob]\n")
+    variables = variables_of(job_plan, "worker-1")
+    assert [variables[name] for name in names] == ["1", "2", "10.0.0.0", "5000"]
+    assert not set(names) & variables_of(job_plan, "evaluator-0").keys()
 
 
 def test_jax_gets_the_address_of_the_first_task(tmp_path: Path) -> None:

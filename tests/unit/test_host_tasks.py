@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from paceline.agent.tasks import attempt as attempts
 from paceline.agent.tasks import host_tasks as module
 from paceline.agent.tasks.host_tasks import HostTasks
 from paceline.agent.tasks.launcher import SPARE_ANSWERS
+from paceline.agent.tasks.port_watch import PortWatch
 from paceline.agent.transfers import host_snapshots
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
@@ -63,8 +64,11 @@ class Clock(Loop):
 class Process:
     """A process of a task: a PID, and its ends of the pipes."""
 
-    def __init__(self, environment: Mapping[str, str], output: int, reports: int) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], output: int, reports: int, argv: Sequence[str] | None = None
+    ) -> None:
         self.pid = 0
+        self.argv = tuple(argv or ())
         self.environment = dict(environment)
         self.is_group = False
         self._output = os.dup(output)
@@ -115,8 +119,8 @@ class Machine:
         patch.setenv(amx.OVERRIDE, amx.ABSENT)  # the probe would start a process
         patch.setattr(os, "kill", self._kill)
         patch.setattr(os, "killpg", self._killpg)
-        patch.setattr(spare, "start_cold", lambda python, *args: self._start(*args))
-        patch.setattr(spare, "start_plain", lambda argv, *args: self._start(*args))
+        patch.setattr(spare, "start_cold", lambda python, *args: self._start(python.argv, *args))
+        patch.setattr(spare, "start_plain", self._start)
         patch.setattr(spare, "read_record", lambda _: (spare.State({}, (), False, ("json",)),))
         patch.setattr(spare.Spare, "spawn", staticmethod(self._spawn))
         patch.setattr(machine, "children", lambda _: [*self.alive, *self.adopted])
@@ -157,11 +161,18 @@ class Machine:
         process.close()
 
     def _start(
-        self, environment: Mapping[str, str], _: str, stdout: int, stderr: int, reports: int, record: int = -1
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        _: str,
+        stdout: int,
+        stderr: int,
+        reports: int,
+        record: int = -1,
     ) -> int:
         if self.start_error is not None:
             raise self.start_error
-        return self.begins(Process(environment, stdout, reports))
+        return self.begins(Process(environment, stdout, reports, argv))
 
     def _spawn(self, *_: Any, **__: Any) -> Spare:
         self.spares.append(Spare(self, 4001 + len(self.spares)))
@@ -207,8 +218,15 @@ class Spare:
         received, self._messages = self._messages, []
         return received
 
-    def start(self, environment: Mapping[str, str], stdout: int, stderr: int, reports: int) -> None:
-        self.requests.append(Process(environment, stdout, reports))
+    def start(
+        self,
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        reports: int,
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        self.requests.append(Process(environment, stdout, reports, argv))
 
     def forks(self, is_group: bool = True) -> Process:
         """The first process that was requested; `is_group`: whether it leads a process group by now."""
@@ -699,6 +717,79 @@ def test_a_program_that_no_spare_can_run_gets_no_more_spares(host: Host) -> None
     assert host.machine.spares == []
 
 
+def with_role(**fields: Any) -> Plan:
+    return replace(TWO, roles=tuple(replace(role, **fields) for role in TWO.roles))
+
+
+def test_references_to_variables_of_the_task_are_expanded(make: Callable[..., Host]) -> None:
+    env = {"LABEL": "${PACELINE_TASK}-of-$PACELINE_RUN", "DATA": "$PACELINE_DATA/x", "PRICE": "$5, $$PACELINE_RANK"}
+    host = make(with_role(command=("python", "train.py", "--rank=$PACELINE_RANK", "$HOME"), env=env))
+    first, second = host.start("worker-0", "worker-1")
+    assert [process.environment["LABEL"] for process in (first, second)] == ["worker-0-of-run", "worker-1-of-run"]
+    assert first.environment["PRICE"] == "$5, $PACELINE_RANK"
+    assert "DATA" not in first.environment  # the job has no data
+    assert [process.argv[1:] for process in (first, second)] == [
+        ("train.py", "--rank=0", "$HOME"),
+        ("train.py", "--rank=1", "$HOME"),
+    ]
+
+
+def test_a_task_from_a_spare_gets_its_own_arguments(make: Callable[..., Host]) -> None:
+    host = make(with_role(command=("python", "train.py", "--rank=$PACELINE_RANK")))
+    warm_spare = host.request_from_spare("worker-0")
+    assert warm_spare.forks().argv[1:] == ("train.py", "--rank=0")
+
+
+def test_a_shell_expands_references_itself(make: Callable[..., Host]) -> None:
+    host = make(with_role(command=("sh", "-c", "echo '$PACELINE_RANK' $1", "sh", "$PACELINE_RANK")))
+    [process] = host.start("worker-1")
+    assert process.argv == ("sh", "-c", "echo '$PACELINE_RANK' $1", "sh", "1")
+
+
+def test_a_program_that_is_only_beside_the_interpreter_is_found(
+    make: Callable[..., Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "own-tool"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    host = make(with_role(command=("own-tool", "x")))
+    assert host.start_one().argv == (str(tool), "x")
+
+
+@pytest.mark.parametrize(("port_is_used", "beats", "listened"), [(True, 1, True), (False, 9, False), (False, 1, None)])
+def test_the_exit_of_rank_0_says_whether_any_task_used_its_address(
+    host: Host, monkeypatch: pytest.MonkeyPatch, port_is_used: bool, beats: int, listened: bool | None
+) -> None:
+    table = host.folder / "tcp"
+    table.write_text(f"  0: 0100007F:{2000 if port_is_used else 2001:04X} 00000000:0000 0A 00000000:00000000 00:0\n")
+    monkeypatch.setattr(module, "PortWatch", lambda port: PortWatch(port, (str(table), "/no/such/table")))
+    first, second = host.start("worker-0", "worker-1")
+    for _ in range(beats):
+        host.tasks.look()
+    host.exits(first)
+    assert host.exit()["listened"] is listened
+    host.exits(second)
+    assert host.exit()["listened"] is None
+
+
+def test_without_tables_it_is_unknown_whether_a_port_was_used() -> None:
+    watch = PortWatch(2000, ("/no/such/table",))
+    for _ in range(100):
+        watch.look()
+    assert watch.finish() is None
+
+
+def test_a_connection_that_was_closed_just_before_is_found() -> None:
+    """The kernel lists it: the program may have ended between two looks."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(server.getsockname()), server.accept()[0]:
+            pass
+    assert PortWatch(port).finish() is True
+
+
 # ---- exits
 
 
@@ -1048,6 +1139,16 @@ def test_the_children_of_a_shell_show_their_stacks(make: Callable[..., Host]) ->
     host.machine.below[process.pid] = [6001, 6002]
     host.end("abort", worker_0=1)
     assert [pid for pid, number in host.signals() if number == ABORT] == [6001, 6002]
+
+
+def test_the_children_of_torchrun_show_their_stacks(make: Callable[..., Host]) -> None:
+    torch = replace(with_role(command=("python", "-m", "torch.distributed.run", "train.py")), framework="torch")
+    host = make(torch)
+    process = host.start_one()
+    host.clock.pass_time(1.0)
+    host.machine.below[process.pid] = [77]
+    host.end(ins.ABORT, worker_0=1)
+    assert [pid for pid, number in host.signals() if number == ABORT] == [77]
 
 
 def test_only_the_end_of_long_stacks_is_reported(host: Host) -> None:

@@ -162,7 +162,7 @@ WRONG_OVERRIDES = {
     "unknown section": (
         "restrat.limit=3",
         'restrat: unknown key "restrat"; did you mean "restart"? allowed: code, command, cpu, credentials, env, '
-        "export, framework, gpus, ingest, kubernetes, limits, memory, name, restart, roles, serve, snapshots, "
+        "env_of, export, framework, gpus, ingest, kubernetes, limits, memory, name, restart, roles, serve, snapshots, "
         "strategy, tensorboard, tensorflow, try",
     ),
     "unknown role": (

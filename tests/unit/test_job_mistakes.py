@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import job
+from paceline import job, plan
 
 HEAD = "name: digits\nframework: torch\ncommand: [python, train.py]\n"
 TENSORFLOW = "name: digits\nframework: tensorflow\ncommand: [python, train.py]\n"
@@ -15,8 +15,8 @@ TIMES = 'allowed: a duration such as "90s", "10m", "6h", "1h30m" or "2d", or a n
 AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
 CORES = 'allowed: a number of cores such as 4 or 0.5, or millicores such as "500m"'
 TOP = (
-    "allowed: code, command, cpu, credentials, env, export, framework, gpus, ingest, kubernetes, limits, memory, "
-    "name, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, try"
+    "allowed: code, command, cpu, credentials, env, env_of, export, framework, gpus, ingest, kubernetes, limits, "
+    "memory, name, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, try"
 )
 LOCATIONS = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
@@ -49,6 +49,32 @@ def load_error(text: str, folder: Path, *overrides: str) -> str:
 
 # (the text added to HEAD, the whole message)
 FIELDS = {
+    "variables of another system in a torch job": (
+        "env_of: [jaxjob]\n",
+        "job.yaml:4: env_of: has no effect in a torch job: only jax jobs have it; remove it\n    env_of: [jaxjob]",
+    ),
+    "variables of an unknown system": (
+        "env_of: [jaxjbo]\n",
+        'job.yaml:4: env_of.0: "jaxjbo" is not a valid value; did you mean "jaxjob"? allowed: jaxjob\n'
+        "    env_of: [jaxjbo]",
+    ),
+    "variables of another system without a list": (
+        "env_of: jaxjob\n",
+        'job.yaml:4: env_of: must be a list of names, got the string "jaxjob"; write [jaxjob]\n    env_of: jaxjob',
+    ),
+    "unknown variable of Paceline in a value": (
+        "env: {A: $PACELINE_TSK}\nroles:\n  worker: {env: {B: '${PACELINE_INDX}'}}\n",
+        'job.yaml:4: env.A: $PACELINE_TSK is not a variable of Paceline; did you mean "PACELINE_TASK"?\n'
+        "    env: {A: $PACELINE_TSK}\n"
+        'job.yaml:6: roles.worker.env.B: $PACELINE_INDX is not a variable of Paceline; did you mean "PACELINE_INDEX"?\n'
+        "      worker: {env: {B: '${PACELINE_INDX}'}}",
+    ),
+    "torchrun on each host separately": (
+        "roles:\n  worker: {replicas: 2, command: [python, -m, torch.distributed.run, --standalone, train.py]}\n",
+        "job.yaml:5: roles.worker.command.3: makes torchrun train on each host separately; "
+        "remove it: Paceline sets defaults for torchrun with which all hosts train together\n"
+        "      worker: {replicas: 2, command: [python, -m, torch.distributed.run, --standalone, train.py]}",
+    ),
     "unknown key": (
         "roles:\n  worker: {replics: 3}\n",
         f'job.yaml:5: roles.worker.replics: unknown key "replics"; did you mean "replicas"? {GROUP}\n'
@@ -550,6 +576,15 @@ COMMANDS = {
         "[./rn.sh]",
         'command.0: the program "./rn.sh" does not exist: looked in FOLDER; did you mean "./run.sh"?',
     ),
+    "unknown variable": (
+        "[python, train.py, --rank=$PACELINE_RNAK]",
+        'command.2: $PACELINE_RNAK is not a variable of Paceline; did you mean "PACELINE_RANK"?',
+    ),
+    "variable of one's own that looks like Paceline's": (
+        "[python, train.py, '${PACELINE_NOTHING_LIKE_IT_AT_ALL}']",
+        "command.2: $PACELINE_NOTHING_LIKE_IT_AT_ALL is not a variable of Paceline; "
+        "write $$PACELINE_NOTHING_LIKE_IT_AT_ALL for the text itself",
+    ),
     "all words in one": (
         '["python train.py"]',
         'command.0: the program "python train.py" was not found on PATH; write each argument as a separate item',
@@ -575,6 +610,9 @@ GOOD_COMMANDS = (
     "[python, -c, print(1)]",
     "[sh, run.sh]",
     "[/bin/sh, run.sh]",
+    "[python, train.py, $PACELINE_RANK, $HOME, $$PACELINE_X]",
+    "[sh, -c, 'PACELINE_X=1; echo $PACELINE_X $$']",
+    "[python, $PACELINE_DATA/train.py]",
 )
 
 
@@ -733,3 +771,40 @@ def test_only_the_first_of_very_many_mistakes_are_shown(folder: Path) -> None:
     error = load_error(HEAD + "".join(f"k{number}: 1\n" for number in range(3000)), folder)
     assert error.splitlines()[0].startswith('job.yaml:4: k0: unknown key "k0"')
     assert error.splitlines()[-1] == "and 50 more problems"
+
+
+def test_a_variable_that_env_of_sets_cannot_be_set(folder: Path) -> None:
+    text = "name: a\nframework: jax\ncommand: [python, train.py]\nenv_of: [jaxjob]\nenv: {PROCESS_ID: '1'}\n"
+    assert load_error(text, folder) == (
+        "job.yaml:5: env.PROCESS_ID: is set by Paceline, because of env_of: [jaxjob]; remove one of them\n"
+        "    env: {PROCESS_ID: '1'}"
+    )
+
+
+def test_a_program_beside_the_interpreter_is_found_without_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = folder / "env" / "bin" / "own-tool"
+    tool.parent.mkdir(parents=True)
+    for name in ("own-tool", "python"):
+        (tool.parent / name).write_text("#!/bin/sh\n")
+        (tool.parent / name).chmod(0o755)
+    text = "name: a\nframework: torch\ncommand: [own-tool]\n"
+    assert "was not found on PATH" in load_error(text, folder)
+    monkeypatch.setenv("VIRTUAL_ENV", str(folder / "env"))
+    assert job.load_text(text, "job.yaml", folder).job.command == ["own-tool"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "[torchrun, train.py]",
+        "[python, -m, torch.distributed.run, train.py]",
+        "[python, -um, torch.distributed.launch, train.py]",
+        "[python3, -X, dev, -m, accelerate.commands.launch, train.py]",
+    ],
+)
+def test_a_launcher_runs_once_per_host_with_a_note(folder: Path, command: str) -> None:
+    text = f"name: a\nframework: torch\ngpus: 2\ncommand: {command}\n"
+    loaded = job.load_text(text, "job.yaml", folder)
+    assert len(plan.make(loaded.job).tasks) == 1
+    [note] = loaded.notes
+    assert "is not needed: Paceline starts a task for each GPU" in note

@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from paceline import job
+from paceline import job, plan
+from paceline.agent.tasks import references
 from paceline.job import (
     file_checks,
     json_schema,
@@ -51,7 +52,7 @@ def test_every_field_has_a_description() -> None:
     schema = job.schema()
     models = [schema, *schema["$defs"].values()]
     fields = [(name, field) for model in models for name, field in model["properties"].items()]
-    assert len(fields) == 21 + 6 + 1 + 1 + 7 + 3 + 6 + 2 + 19 + 5 + 7 + 3 + 8 + 2 + 3 + 4 + 3 + 4 + 2
+    assert len(fields) == 22 + 6 + 1 + 1 + 7 + 3 + 6 + 2 + 19 + 5 + 7 + 3 + 8 + 2 + 3 + 4 + 3 + 4 + 2
     assert [name for name, field in fields if not field.get("description")] == []
     assert all("null" not in json.dumps(field) for _, field in fields)
 
@@ -211,7 +212,7 @@ def test_the_examples_are_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [kubernetes_values, file_checks, similar_names, yaml_tree, values, yaml_writer],
+    [kubernetes_values, file_checks, similar_names, yaml_tree, values, yaml_writer, plan, references],
     ids=lambda module: module.__name__,
 )
 def test_the_examples_in_the_code_are_correct(module: Any) -> None:

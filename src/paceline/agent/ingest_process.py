@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any, Callable
 
 from paceline.agent.options import Options, parse
 from paceline.agent.run_files import stamp
-from paceline.agent.tasks.python_command import parse_command
+from paceline.agent.tasks import references
+from paceline.agent.tasks.python_command import parse_command, with_program_found
 from paceline.agent.transfers.porter import bring_obstore
 from paceline.agent.transfers.porter_client import porter_settings
 from paceline.plan import Ingest, Plan, from_data
@@ -126,8 +126,9 @@ class Runner:
         environment = {name: value for name, value in os.environ.items() if name not in _OWN}
         environment["PACELINE_INGEST_DIR"] = scratch
         interpreter = self._options.interpreter or sys.executable
-        python = parse_command(self._ingest.command, interpreter, cwd=self._folder)
-        argv: Sequence[str] = self._ingest.command if python is None else python.argv
+        command = references.expand_command(self._ingest.command, environment)
+        python = parse_command(command, interpreter, cwd=self._folder)
+        argv = with_program_found(command, interpreter) if python is None else python.argv
         try:
             # In the process group of this process: a signal ends both.
             process = subprocess.Popen(argv, cwd=self._folder, env=environment, stdin=subprocess.DEVNULL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 LEASE = 10.0
 NO_CAPTAIN = "cannot find the captain: "  # begins a line that a member prints, after "paceline: "
@@ -28,6 +28,7 @@ class Options:
     interpreter: str = ""  # used for `python` in a command; empty: the agent's own
     cores: float = 1.0
     devices: tuple[str, ...] = ()  # GPUs of this host
+    machine: dict[str, tuple[str, ...]] = field(default_factory=dict)  # hosts on it -> GPUs; {}: only this host
     replaces: bool = False  # no earlier instance of this host can be running
     place: str = ""  # uid of the pod: of two instances with the same uid, the earlier has ended; empty: unknown
     lease: float = LEASE
@@ -48,7 +49,8 @@ class Options:
 
 def parse(text: str) -> Options:
     data = json.loads(text)
-    return Options(**{**data, "devices": tuple(data.get("devices", ()))})
+    machine = {host: tuple(devices) for host, devices in data.get("machine", {}).items()}
+    return Options(**{**data, "devices": tuple(data.get("devices", ())), "machine": machine})
 
 
 def endpoint(address: str) -> tuple[str, int]:

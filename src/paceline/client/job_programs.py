@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline import plan as plans
+from paceline.agent.tasks import references
 from paceline.errors import USAGE, PacelineError
 from paceline.frameworks import amx
 from paceline.plan import CODE_IN_IMAGE, Plan
@@ -19,7 +20,7 @@ from paceline.view.snapshot_locations import Source
 _TASK_VARIABLES = (
     "TF_CONFIG", "CLUSTER_CONFIG", "POD_NAME", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
     "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID",
+    "JAX_PROCESS_ID", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT",
 )  # fmt: skip
 EXPORT_DIR = "PACELINE_EXPORT_DIR"
 _CODE_REMEDY = "pass a folder that contains the code with --code DIR"
@@ -37,9 +38,13 @@ class Program:
     env: Mapping[str, str]  # the complete environment
     folder: Path
     job: str  # the job's name
+    referring_env: Mapping[str, str] = field(default_factory=dict)  # variables of `env` that refer to Paceline's
 
     def extended(self, arguments: Sequence[str] = (), **variables: str) -> Program:
-        return Program((*self.argv, *arguments), {**self.env, **variables}, self.folder, self.job)
+        """With these arguments and variables, and with references to Paceline's variables expanded."""
+        env = {**self.env, **variables}
+        env.update(references.expand_env(self.referring_env, env))
+        return Program((*references.expand_command(self.argv, env), *arguments), env, self.folder, self.job)
 
 
 def find(source: Source, name: str, job: str = "", code: str = "") -> Program:
@@ -47,8 +52,10 @@ def find(source: Source, name: str, job: str = "", code: str = "") -> Program:
     plan = planned(source, name, job)
     program = plan.programs[name]
     folder = folder_of(plan, code)
-    env = _environment(source.run, {**program.env, **({"PACELINE_TRUST": "1"} if plan.snapshots.trust else {})})
-    return Program(_argv(program.command, folder, env.get("PATH")), env, folder, plan.name)
+    referring = {key: value for key, value in program.env.items() if references.is_changed(value)}
+    plain = {key: value for key, value in program.env.items() if key not in referring}
+    env = _environment(source.run, {**plain, **({"PACELINE_TRUST": "1"} if plan.snapshots.trust else {})})
+    return Program(_argv(program.command, folder, env.get("PATH")), env, folder, plan.name, referring)
 
 
 def planned(source: Source, name: str, job: str = "") -> Plan:
@@ -114,13 +121,14 @@ def _environment(run: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 def _argv(command: Sequence[str], folder: Path, path: str | None) -> tuple[str, ...]:
     """The command with the program's path, resolved as for a task."""
-    from paceline.agent.tasks.python_command import parse_command
+    from paceline.agent.tasks.python_command import parse_command, with_program_found
     from paceline.backends.local.resources import interpreter
 
     python = parse_command(command, interpreter(), path, str(folder))
     if python is not None:
         return python.argv
-    first = str(folder / command[0]) if os.sep in command[0] else shutil.which(command[0], path=path)
+    program = with_program_found(command, interpreter(), path)[0]
+    first = str(folder / program) if os.sep in program else shutil.which(program, path=path)
     if first is None or not os.access(first, os.X_OK):
         raise NoProgram(f"program {command[0]!r} was not found")
     return (first, *command[1:])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import plan
-from paceline.agent.tasks.python_command import parse_command
+from paceline.agent.tasks.python_command import active_interpreter, parse_command, with_program_found
 
 if TYPE_CHECKING:
     from paceline.job import LoadedJob
@@ -75,7 +75,8 @@ def _is_still_valid(cached: plan.Plan) -> bool:
             continue
         python = parse_command(command, "python", cwd=cached.code)
         if python is None:
-            if shutil.which(command[0]) is None and not Path(cached.code, command[0]).is_file():
+            program = with_program_found(command, active_interpreter())[0]
+            if shutil.which(program) is None and not Path(cached.code, command[0]).is_file():
                 return False
         elif python.kind == "script" and not Path(cached.code, python.target).exists():
             return False

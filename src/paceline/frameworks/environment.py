@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from paceline.plan import Plan, Task, cluster
+from paceline.plan import Plan, Task, cluster, launcher_of
 
 Roster = Mapping[str, str]  # task -> host:port
+Machine = Mapping[str, Sequence[str]]  # hosts on the same machine as a task -> their GPUs
 
 
-def task_variables(plan: Plan, task: Task, roster: Roster, run: str, generation: int, restarts: int) -> dict[str, str]:
-    """Variables that differ between tasks of a host or between generations. They are set when a task starts."""
+def task_variables(
+    plan: Plan, task: Task, roster: Roster, run: str, generation: int, restarts: int, machine: Machine | None = None
+) -> dict[str, str]:
+    """Variables that differ between tasks of a host or between generations. They are set when a task starts.
+
+    `machine`: the hosts that share the task's machine, as on the local backend. Other hosts have machines of their own.
+    """
     variables = {
         "PACELINE_RUN": run,
         "PACELINE_ROLE": task.role,
@@ -31,9 +37,9 @@ def task_variables(plan: Plan, task: Task, roster: Roster, run: str, generation:
     elif task.rank < 0:
         pass  # an evaluator is not part of the group, and must not try to join it
     elif plan.framework == "torch":
-        variables.update(_torch(plan, task, roster, run, restarts))
+        variables.update(_torch(plan, task, roster, run, restarts, machine or {}))
     elif plan.framework == "jax":
-        variables["PACELINE_JAX_COORDINATOR"] = roster[_leader(plan)]
+        variables.update(_jax(plan, task, roster))
     return variables
 
 
@@ -43,11 +49,23 @@ def threads(cores: float, tasks: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": share, "TF_NUM_INTRAOP_THREADS": share}
 
 
-def gpus(plan: Plan, task: Task, devices: Sequence[str]) -> dict[str, str]:
-    """The GPUs that a task sees: one for TensorFlow, all of the host for others, none if the job requests none."""
+def gpus(plan: Plan, task: Task, devices: Sequence[str], machine: Machine | None = None) -> dict[str, str]:
+    """The GPUs that a task sees: one for TensorFlow, all of the host for others, none if the job requests none.
+
+    A torch task sees those of all hosts on its machine: LOCAL_RANK, the index of its GPU, counts over the machine. A
+    launcher such as torchrun sets LOCAL_RANK itself and counts over the host.
+    """
     if plan.framework == "tensorflow" and devices:
         return {"CUDA_VISIBLE_DEVICES": devices[task.local_index % len(devices)]}
+    is_launcher = launcher_of(plan.role(task.role).command) is not None
+    if plan.framework == "torch" and task.rank >= 0 and devices and machine and not is_launcher:
+        devices = _devices_by_local_rank(plan, task, machine)
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+
+
+def rendezvous(plan: Plan, roster: Roster) -> str:
+    """The address at which rank 0 listens for the other tasks that train together."""
+    return roster[next(task.name for task in plan.tasks if task.rank == 0)]
 
 
 def _tensorflow(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
@@ -61,19 +79,36 @@ def _spec(plan: Plan, roster: Roster) -> dict[str, list[str]]:
     return {role: [roster[member.name] for member in members] for role, members in cluster(plan)}
 
 
-def _torch(plan: Plan, task: Task, roster: Roster, run: str, restarts: int) -> dict[str, str]:
-    address, _, port = roster[_leader(plan)].rpartition(":")
+def _jax(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
+    coordinator = rendezvous(plan, roster)
+    variables = {"PACELINE_JAX_COORDINATOR": coordinator}
+    if "jaxjob" in plan.env_of:
+        address, _, port = coordinator.rpartition(":")
+        variables.update(
+            COORDINATOR_ADDRESS=address,
+            COORDINATOR_PORT=port,
+            PROCESS_ID=str(task.rank),
+            NUM_PROCESSES=str(plan.world_size),
+        )
+    return variables
+
+
+def _torch(plan: Plan, task: Task, roster: Roster, run: str, restarts: int, machine: Machine) -> dict[str, str]:
+    address, _, port = rendezvous(plan, roster).rpartition(":")
     host = plan.host(task.host)
     world = str(plan.world_size)
+    local_tasks = _local_tasks(plan, task, machine)
+    groups = _machines(plan, machine)
+    role_env = plan.role(task.role).env
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
         "RANK": str(task.rank),
         "WORLD_SIZE": world,
-        "LOCAL_RANK": str(task.local_index),
-        "LOCAL_WORLD_SIZE": str(len(host.tasks)),
-        "GROUP_RANK": str(host.index),
-        "GROUP_WORLD_SIZE": str(sum(1 for other in plan.hosts if other.role == host.role)),
+        "LOCAL_RANK": str(local_tasks.index(task)),
+        "LOCAL_WORLD_SIZE": str(len(local_tasks)),
+        "GROUP_RANK": str(groups.index(_machine_of(task.host, machine))),
+        "GROUP_WORLD_SIZE": str(len(groups)),
         "ROLE_NAME": task.role,
         "ROLE_RANK": str(task.rank),
         "ROLE_WORLD_SIZE": world,
@@ -82,9 +117,35 @@ def _torch(plan: Plan, task: Task, roster: Roster, run: str, restarts: int) -> d
         "TORCHELASTIC_MAX_RESTARTS": str(plan.restart.limit),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # Defaults of the options of torchrun: each task that runs it is one of its nodes.
+        "PET_NNODES": world,
+        "PET_NODE_RANK": str(task.rank),
+        "PET_NPROC_PER_NODE": role_env.get("PET_NPROC_PER_NODE") or str(max(1, host.gpus // len(host.tasks))),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": port,
     }
 
 
-def _leader(plan: Plan) -> str:
-    ranked: list[Task] = [task for task in plan.tasks if task.rank == 0]
-    return ranked[0].name
+def _local_tasks(plan: Plan, task: Task, machine: Machine) -> list[Task]:
+    """The tasks on the machine that train together, by LOCAL_RANK: those with GPUs first, so that it is the index of
+    their GPU, then by rank."""
+    hosts = {host.name: host for host in plan.hosts if host.name in (machine or (task.host,))}
+    ranked = [each for each in plan.tasks if each.rank >= 0 and each.host in hosts]
+    return sorted(ranked, key=lambda each: (hosts[each.host].gpus == 0, each.rank))
+
+
+def _machine_of(host: str, machine: Machine) -> str:
+    """A name for the machine of a host: that of the first host on it."""
+    return next(iter(machine)) if host in machine else host
+
+
+def _machines(plan: Plan, machine: Machine) -> list[str]:
+    """The machines of the tasks that train together, in rank order."""
+    return list(dict.fromkeys(_machine_of(task.host, machine) for task in plan.tasks if task.rank >= 0))
+
+
+def _devices_by_local_rank(plan: Plan, task: Task, machine: Machine) -> list[str]:
+    """The GPUs of the machine: first one for each task, at the index that is its LOCAL_RANK, then those that remain."""
+    tasks = _local_tasks(plan, task, machine)
+    own = [machine[each.host][each.local_index % len(machine[each.host])] for each in tasks if machine[each.host]]
+    return list(dict.fromkeys([*own, *(device for each in tasks for device in machine[each.host])]))

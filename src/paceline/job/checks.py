@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from paceline.agent.redaction import looks_secret
+from paceline.agent.tasks import references
 from paceline.job import kubernetes_checks, kubernetes_section
 from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import ROLES
@@ -13,12 +14,13 @@ from paceline.job.model_section import NAMES
 from paceline.job.models import Job
 from paceline.job.serve_section import TENSORFLOW_SERVING
 from paceline.job.similar_names import did_you_mean
-from paceline.plan import CLAIM, CODE_IN_IMAGE, tasks_per_host
+from paceline.plan import CLAIM, CODE_IN_IMAGE, launcher_of, tasks_per_host
 
 Path = tuple[str | int, ...]
 
 MAX_TASKS = 100_000
 MAX_FINDINGS = 100  # problems with items of lists, which may be long
+JAXJOB = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")  # set for env_of: [jaxjob]
 MULTI_WORKER, PARAMETER_SERVER = "multi-worker", "parameter-server"
 
 
@@ -41,6 +43,7 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
     if framework_valid:
         findings += _strategy(job)
         findings += _tensorflow(job)
+        findings += _env_of(job)
         if ("roles",) not in broken:
             findings += _allowed_roles(job)
         if roles_valid:
@@ -51,6 +54,8 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _same_groups(job)
         findings += _limits(job)
         findings += _watch(job)
+        findings += _standalone(job)
+    findings += islice(_references(job), MAX_FINDINGS)
     findings += _serve(job, broken)
     if job.credentials is not None:
         findings += kubernetes_checks.credentials(job.credentials, broken)
@@ -63,6 +68,12 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
 def notes(job: Job, cluster: bool) -> list[str]:
     """Notes for the user about a valid job."""
     messages = []
+    launcher = next(filter(None, (launcher_of(command) for _, command in _all_commands(job))), None)
+    if job.framework == "torch" and launcher is not None:
+        messages.append(
+            f"{launcher} is not needed: Paceline starts a task for each GPU of a host, or one without GPUs, with the "
+            f"variables that torchrun sets; below {launcher}, steps are not reported"
+        )
     groups = [group for role in job.roles.values() for group in role]
     for field in ("command", "cpu", "memory", "gpus"):
         if getattr(job, field) is not None and all(getattr(group, field) is not None for group in groups):
@@ -139,6 +150,58 @@ def _tensorflow(job: Job) -> Iterator[Finding]:
     elif "patch_keras" in job.tensorflow.model_fields_set and job.tensorflow.keras is not None:
         message = "has no effect with keras: legacy, which is not patched"
         yield Finding(("tensorflow", "patch_keras"), message, "remove one of them")
+
+
+def _env_of(job: Job) -> Iterator[Finding]:
+    if job.env_of and job.framework != "jax":
+        yield Finding(("env_of",), f"has no effect in a {_kind(job)}: only jax jobs have it", "remove it", at_key=True)
+        return
+    for path, env in _envs(job):
+        for name in JAXJOB if job.env_of else ():
+            if name in env:
+                yield Finding((*path, name), "is set by Paceline, because of env_of: [jaxjob]", "remove one of them")
+
+
+def _envs(job: Job) -> Iterator[tuple[Path, dict[str, str]]]:
+    yield ("env",), job.env
+    for role, groups in job.roles.items():
+        yield ("roles", role, 0, "env"), groups[0].env
+
+
+def _all_commands(job: Job) -> Iterator[tuple[Path, list[str]]]:
+    yield ("command",), job.command or []
+    for role, groups in job.roles.items():
+        yield ("roles", role, 0, "command"), groups[0].command or []
+    for name, command in job.programs.items():
+        yield (name, "command"), command
+    if job.ingest is not None:
+        yield ("ingest", "command"), job.ingest.command
+
+
+def _references(job: Job) -> Iterator[Finding]:
+    """References to variables that do not exist."""
+    texts = [((*path, name), value) for path, env in _envs(job) for name, value in env.items()]
+    for path, command in _all_commands(job):
+        script = references.shell_script(command)  # a shell may have variables of its own
+        texts += [((*path, index), word) for index, word in enumerate(command) if index != script]
+    for path, text in texts:
+        for name in references.names_in(text):
+            if name not in references.NAMES:
+                hint = did_you_mean(name, references.NAMES) or f"write $${visible(name, 60)} for the text itself"
+                yield Finding(path, f"${visible(name, 60)} is not a variable of Paceline", hint)
+
+
+def _standalone(job: Job) -> Iterator[Finding]:
+    if job.framework != "torch" or "worker" not in job.roles:
+        return
+    groups = job.roles["worker"]
+    path: Path = ("command",) if groups[0].command is None else ("roles", "worker", 0, "command")
+    command = (groups[0].command or job.command) or []
+    program = next((index for index, word in enumerate(command) if word.endswith(".py")), len(command))
+    if sum(group.replicas for group in groups) > 1 and launcher_of(command) and "--standalone" in command[:program]:
+        message = "makes torchrun train on each host separately"
+        hint = "remove it: Paceline sets defaults for torchrun with which all hosts train together"
+        yield Finding((*path, command.index("--standalone")), message, hint)
 
 
 def _allowed_roles(job: Job) -> Iterator[Finding]:

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from paceline.job import values
+from paceline.job import kubernetes_values, values
 from paceline.plan import NAME
 
 FRAMEWORKS = ("tensorflow", "torch", "jax", "none")
 STRATEGIES = ("multi-worker", "parameter-server")
 KERAS = ("legacy",)
+ENV_OF = ("jaxjob",)
 ROLES = ("chief", "worker", "ps", "evaluator")
 MAX_REPLICAS = 100_000
 MAX_TASKS_PER_HOST = 1024
@@ -20,6 +21,7 @@ MAX_GPUS = 1024
 
 _FRAMEWORK_ALIASES = {"tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "python": "none", "other": "none"}
 _KERAS_ALIASES = {"tfkeras": "legacy", "keras": "legacy", "old": "legacy"}
+_ENV_OF_ALIASES = {"jax": "jaxjob", "kubeflow": "jaxjob"}
 _STRATEGY_ALIASES = {
     "ps": "parameter-server",
     "parameterserverstrategy": "parameter-server",
@@ -48,6 +50,9 @@ def choice(names: tuple[str, ...], aliases: Mapping[str, str]) -> tuple[PlainVal
 Framework = Annotated[str, *choice(FRAMEWORKS, _FRAMEWORK_ALIASES)]
 Strategy = Annotated[str, *choice(STRATEGIES, _STRATEGY_ALIASES)]
 Keras = Annotated[str, *choice(KERAS, _KERAS_ALIASES)]
+EnvOf = Annotated[
+    list[Annotated[str, *choice(ENV_OF, _ENV_OF_ALIASES)]], BeforeValidator(kubernetes_values.items("names"))
+]
 Name = Annotated[
     str, PlainValidator(values.name), WithJsonSchema(text_schema(f"^{NAME}$", maxLength=values.NAME_LENGTH))
 ]

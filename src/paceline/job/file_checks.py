@@ -8,7 +8,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.agent.tasks.python_command import CODE, MODULE, parse_python
+from paceline.agent.tasks import references
+from paceline.agent.tasks.python_command import CODE, MODULE, active_interpreter, parse_python, with_program_found
 from paceline.job import ingest_section
 from paceline.job.errors import Finding, visible
 from paceline.job.models import Job
@@ -108,7 +109,7 @@ def _command(command: Sequence[str], steps: Steps, code: Path, path: str | None,
     elif "/" in program:
         if not (cluster and program.startswith("/")):
             yield from _program_file(program, (*steps, 0), code)
-    elif not cluster and not _is_on_path(program, path):
+    elif not cluster and not _is_found(program, path):
         yield Finding(
             (*steps, 0),
             f'the program "{visible(program)}" was not found on PATH',
@@ -117,7 +118,7 @@ def _command(command: Sequence[str], steps: Steps, code: Path, path: str | None,
     script = script_of(command)
     if script is not None:
         position, word, is_module = script
-        if cluster and word.startswith("/"):
+        if (cluster and word.startswith("/")) or references.is_changed(word):
             return
         yield from (_module if is_module else _script)(word, (*steps, position), code)
 
@@ -184,10 +185,11 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _is_on_path(program: str, path: str | None) -> bool:
+def _is_found(program: str, path: str | None) -> bool:
+    """On PATH, or beside the interpreter that `python` stands for."""
     import shutil
 
-    return shutil.which(program, path=path) is not None
+    return shutil.which(with_program_found([program], active_interpreter(), path)[0], path=path) is not None
 
 
 def _similar_file(file: Path, name: str) -> str | None:

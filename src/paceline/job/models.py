@@ -14,6 +14,7 @@ from paceline.job.fields import (
     Cpu,
     Duration,
     Env,
+    EnvOf,
     Framework,
     Gpus,
     Keras,
@@ -41,7 +42,9 @@ class Group(Strict):
         default=1, description="The number of hosts. On one machine, a host is an agent process."
     )
     tasks_per_host: Annotated[int, *whole(1, MAX_TASKS_PER_HOST)] | None = Field(
-        default=None, description="The number of tasks on each host. Default: one per GPU, or one without GPUs."
+        default=None,
+        description="The number of tasks on each host. Default: one per GPU, or one without GPUs; one in a torch job "
+        "whose command is torchrun or another launcher.",
     )
     gpus: Gpus | None = Field(
         default=None,
@@ -150,7 +153,8 @@ class _Job(Strict):
     )
     command: Command | None = Field(
         default=None,
-        description="The command that every task runs in the `code` folder, as a list of arguments. A role can have "
+        description="The command that every task runs in the `code` folder, as a list of arguments. They may "
+        "contain [`$PACELINE_RANK` and the like](what-a-task-is-given.md#references-in-the-job-file). A role can have "
         "its own. Optional for the ps and worker roles of a parameter-server job: without a command, they run a plain "
         "`tf.distribute.Server` (workers only if the job has a chief).",
         examples=[["python", "train.py", "--epochs", "20"]],
@@ -163,8 +167,15 @@ class _Job(Strict):
     )
     env: Env = Field(
         default_factory=dict,
-        description="Environment variables for every task. Values are strings: put numbers in quotes.",
+        description="Environment variables for every task. Values are strings: put numbers in quotes. They may contain "
+        "[`$PACELINE_RANK` and the like](what-a-task-is-given.md#references-in-the-job-file).",
         examples=[{"DATA": "/data/digits", "SEED": "7"}],
+    )
+    env_of: EnvOf = Field(
+        default_factory=list,
+        description="Other systems whose variables tasks also get, for programs written for them; JAX only. `jaxjob`: "
+        "those of Kubeflow's JAXJob.",
+        examples=[["jaxjob"]],
     )
     cpu: Cpu | None = Field(
         default=None, description='Cores of each host: a number, or millicores as in "500m".', examples=[4, "500m"]

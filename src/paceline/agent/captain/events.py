@@ -31,6 +31,7 @@ class TaskExit:
     ran: Seconds = 0.0  # time between its start and its failure
     to_first_output: Seconds = 0.0  # time between its start and its first output
     checkpoint: str = ""  # a file of the program's own that it changed, which looks like a checkpoint
+    listened: bool | None = None  # of rank 0: whether any task used its address to join the group; None: unknown
 
 
 @record

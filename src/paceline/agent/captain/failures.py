@@ -91,7 +91,7 @@ class Failures:
                 unit.failures.append(failure_of(exit, now))
             return
         if not exit.cause:
-            self._ledger.succeeded.add(exit.task)
+            self._ledger.mark_succeeded(exit)
         elif self._ledger.phase == CLOSING and not self._must_restart(unit, now):
             self._emit("note", text=f"{exit.task} failed after training had succeeded: {exit.detail}")
         else:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.budget import Budget, Failure
 from paceline.plan import ALONE, BEFORE, Plan, Task
@@ -61,6 +62,7 @@ class Ledger:
         self.live: dict[str, int] = {}  # task -> the attempt that may be running
         self.ghosts: list[tuple[float, dict[str, int]]] = []  # attempts on replaced hosts, until their lease expires
         self.succeeded: set[str] = set()
+        self.unmet: set[str] = set()  # of these, rank 0 if it ended without any task having used its address
         self.waiting_before: set[str] = set()  # units whose failure the previous captain has already counted
         self.attempts: dict[str, int] = {}
         self.addresses: dict[str, str] = {}
@@ -85,6 +87,10 @@ class Ledger:
         del self.live[task]
         self.unit_of[task].live.discard(task)
 
+    def mark_succeeded(self, exit: ev.TaskExit) -> None:
+        self.succeeded.add(exit.task)
+        (self.unmet.add if exit.listened is False else self.unmet.discard)(exit.task)
+
     def add_offers(self, member: Member, offers: Mapping[str, str]) -> None:
         for name, address in offers.items():
             if name in self._on_host[member.host]:
@@ -99,6 +105,7 @@ class Ledger:
     def begin_attempt(self, task: Task) -> int:
         """Begin the next attempt of a task, at the address that its host offered. Returns its number."""
         self.succeeded.discard(task.name)
+        self.unmet.discard(task.name)
         self.mark_live(task.name, self.attempts.get(task.name, 0) + 1)
         offer = self.members[task.host].offers.pop(task.name)
         self.unit_of[task.name].not_ready.add(task.name)
@@ -124,6 +131,7 @@ class Ledger:
         return {
             "attempts": self.attempts,
             "succeeded": sorted(self.succeeded),
+            "unmet": sorted(self.unmet),
             "addresses": self.addresses,
             "budgets": {unit.name: unit.budget.to_notes() for unit in self.units},
             "given_up": [unit.name for unit in self.units if unit.phase == DONE],
@@ -133,6 +141,7 @@ class Ledger:
     def load_notes(self, notes: dict[str, Any]) -> None:
         self.attempts = dict(notes["attempts"])
         self.succeeded = set(notes["succeeded"])
+        self.unmet = set(notes.get("unmet", ()))
         self.addresses = dict(notes["addresses"])
         self.waiting_before = set(notes["waiting"])
         for unit in self.units:

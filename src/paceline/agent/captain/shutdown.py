@@ -11,6 +11,12 @@ from paceline.agent.captain.ledger import CLOSING, ENDING, LIVE, OVER, RETURNING
 from paceline.plan import Plan
 
 LEAVE_TIMEOUT = 5.0  # seconds for members to report that they have left
+# By framework: what names the address of rank 0, and what a program does to join the group.
+MEETING_PLACES = {
+    "torch": ("MASTER_ADDR and MASTER_PORT", "calls torch.distributed.init_process_group() without other addresses"),
+    "tensorflow": ("TF_CONFIG", "creates a tf.distribute.MultiWorkerMirroredStrategy() and trains with it"),
+    "jax": ("PACELINE_JAX_COORDINATOR", "calls jax.distributed.initialize() before anything else of JAX"),
+}
 
 
 class Shutdown:
@@ -24,7 +30,7 @@ class Shutdown:
         instruct: Callable[[ins.Instruction], None],
         emit: Callable[..., None],
     ) -> None:
-        self._limits, self._ledger, self._commits, self._lease = plan.limits, ledger, commits, lease
+        self._plan, self._limits, self._ledger, self._commits, self._lease = plan, plan.limits, ledger, commits, lease
         self._evaluations = evaluations
         self._instruct, self._emit = instruct, emit
         self._deciding = [task.name for task in plan.tasks if plan.role(task.role).decides]
@@ -122,6 +128,7 @@ class Shutdown:
         if self._dismissed_at is None and has_ended and not self._awaits_commit(now) and not self._awaits_store(now):
             self._dismissed_at = now
             self._check_last_snapshot()
+            self._check_communication()
             self._commits.drop_all_copies()
             for member in members:
                 if member.connected:
@@ -152,3 +159,15 @@ class Shutdown:
             self.outcome = ("failed", f"training succeeded, but {text}", "store")
         else:
             self._emit("warning", text=text)
+
+    def _check_communication(self) -> None:
+        """Tasks that train together and never met have each trained a model of their own."""
+        first = next((task.name for task in self._plan.tasks if task.rank == 0), "")
+        if self.outcome[0] != "succeeded" or first not in self._ledger.unmet:
+            return
+        kind = "workers" if all(task.role == "worker" for task in self._plan.tasks if task.rank >= 0) else "tasks"
+        names, remedy = MEETING_PLACES[self._plan.framework]
+        text = f"{self._plan.world_size} {kind} succeeded and never communicated with each other: no process used "
+        text += f"{self._ledger.addresses.get(first, 'the address of rank 0')}, where {first} should listen ({names}), "
+        text += f"so each trained on its own. Check that the program {remedy}"
+        self._emit("warning", text=text)

@@ -254,7 +254,7 @@ class Captain:
                 self.ledger.attempts[exit.task] = exit.attempt
                 unit = self._unit_of[exit.task]
                 if not exit.cause and not exit.expected:
-                    self.ledger.succeeded.add(exit.task)
+                    self.ledger.mark_succeeded(exit)
                 elif exit.cause and unit.name not in self.ledger.waiting_before:
                     unit.failures.append(failure_of(exit, now))
 

@@ -211,6 +211,7 @@ _READERS: dict[str, Reader] = {
     "int": _integer,
     "int | None": optional(_integer),
     "bool": _boolean,
+    "bool | None": optional(_boolean),
     "float": _within(-1e300, 1e300),
     "Seconds": _within(0, 1e9),
     "Share": _within(0, 1000),

@@ -55,6 +55,8 @@ def serve(fd: int, import_recorder: "Any", load: "Callable[..., Any]") -> None:
         control.send(json.dumps({"started": pid}).encode())
     control.detach()
     request = _become_task(fds, preloaded, agent, libc)
+    if request["argv"] is not None and request["argv"] != preloaded.order["argv"]:
+        _set_arguments(request["argv"], preloaded.order)
     preloaded.hooks = {name: load("frameworks", file) for name, file in import_recorder.install_hooks(load).items()}
     preloaded.enter_task(request["environment"], request["again"])
 
@@ -173,6 +175,14 @@ def _become_task(fds: "list[int]", preloaded: "Any", agent: int, libc: "Any") ->
     preloaded.effects.set_environment(request["environment"])
     _refresh_process_state(preloaded)
     return request
+
+
+def _set_arguments(argv: "list[str]", order: "dict[str, Any]") -> None:
+    """The arguments of the task's program, which are as many as those with which the spare was started."""
+    for arguments in (sys.argv, getattr(sys, "orig_argv", [])):
+        count = min(len(arguments) - 1, len(argv))
+        arguments[len(arguments) - count :] = argv[len(argv) - count :]
+    order["argv"] = argv
 
 
 def _refresh_process_state(preloaded: "Any") -> None:

@@ -156,8 +156,17 @@ class Spare:
                 messages.append(Unfit(message["unfit"]))
         return messages
 
-    def start(self, environment: Mapping[str, str], stdout_fd: int, stderr_fd: int, report_fd: int) -> None:
-        """Requests a task with this environment; Started, Unfit or Ended follows. OSError: the spare has ended."""
+    def start(
+        self,
+        environment: Mapping[str, str],
+        stdout_fd: int,
+        stderr_fd: int,
+        report_fd: int,
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        """Requests a task with this environment; Started, Unfit or Ended follows. OSError: the spare has ended.
+
+        `argv`: the spare's, with other arguments for the program; None: the same arguments."""
         different = {
             name
             for name in {*environment, *self._environment}
@@ -167,7 +176,8 @@ class Spare:
             raise ValueError(f"{', '.join(sorted(different))} cannot be changed in a spare: Python reads it at startup")
         again = _hooked(environment, "cold", -1)
         added = {name: value for name, value in again.items() if environment.get(name) != value}
-        self._send("start", {"environment": dict(environment), "again": added}, stdout_fd, stderr_fd, report_fd)
+        payload = {"environment": dict(environment), "again": added, "argv": argv}
+        self._send("start", payload, stdout_fd, stderr_fd, report_fd)
 
     def _send(self, kind: str, payload: dict[str, Any], *fds: int) -> None:
         # The payload may be large: it is sent as a file, so that sending never blocks.

@@ -15,16 +15,18 @@ from paceline.agent.captain.commits import restores
 from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import StartOnHost
-from paceline.agent.options import Options
+from paceline.agent.options import Options, endpoint
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, replace_text
 from paceline.agent.tasks import exit_causes, keras_hint
 from paceline.agent.tasks.attempt import Attempt
 from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.launcher import TaskLauncher
+from paceline.agent.tasks.port_watch import PortWatch
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.frameworks import environment
 from paceline.plan import INGEST, Plan, Task
 
 STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
@@ -65,6 +67,8 @@ class HostTasks:
         self._ending: dict[str, int] = {}  # task -> attempt that the captain has asked to end
         self._states: dict[str, str] = {}
         self._stacks: dict[str, str] = {}
+        self._port_watch: PortWatch | None = None  # of the running attempt of rank 0, if the group has more tasks
+        self._listened: bool | None = None  # of the last attempt of rank 0
         self._early_exits: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
         self._generation_file = f"{options.folder}/logs/.{options.host}.generation"
         self.generation = self._last_generation()
@@ -136,6 +140,8 @@ class HostTasks:
                     **self._snapshots.fetch_env(),
                 }
                 variables.update({"PACELINE_DATA": self.data} if self.data else {})
+                if task.rank == 0 and self._plan.framework != "none" and self._plan.world_size > 1:
+                    self._port_watch = PortWatch(endpoint(environment.rendezvous(self._plan, self.roster))[1])
                 self._launcher.start(attempt, self.roster, message.restarts, variables)
             except OSError as error:
                 self._on_start_failed(attempt, error)
@@ -197,6 +203,8 @@ class HostTasks:
         """Called once a second."""
         for attempt in self.attempts.values():
             attempt.sample()
+        if self._port_watch is not None:
+            self._port_watch.look()
         training = {name: attempt for name, attempt in self.attempts.items() if name != INGEST}
         self._launcher.consider_spare(training, self._memory)
 
@@ -263,6 +271,9 @@ class HostTasks:
 
     def _on_exit(self, attempt: Attempt, status: int) -> None:
         attempt.exited = True
+        if attempt.task.rank == 0:
+            self._listened = None if self._port_watch is None else self._port_watch.finish()
+            self._port_watch = None
         attempt.kill()  # the processes that it left in its process group
         self._kill_orphans(attempt.task.name)
         attempt.finish()
@@ -330,6 +341,7 @@ class HostTasks:
             cause.kind, cause.detail, cause.place, survivor, max(0.0, self._loop.now() - failed_at),
             max(0.0, failed_at - attempt.started), max(0.0, (attempt.first_output_at or failed_at) - attempt.started),
             self._changed_checkpoint(attempt) if cause.kind == "program-error" else "",
+            self._listened if attempt.task.rank == 0 else None,
         )  # fmt: skip
 
     def _changed_checkpoint(self, attempt: Attempt) -> str:
@@ -390,8 +402,8 @@ class HostTasks:
         elif how == ins.ABORT:
             attempt.state = attempt.doing()
             attempt.log.tail.clear()
-            descendants = [] if self._launcher.python is not None else machine.descendants(attempt.pid)
-            for pid in descendants or [attempt.pid]:  # the stacks of a shell are not useful
+            descendants = machine.descendants(attempt.pid) if self._launcher.starts_the_program_below else []
+            for pid in descendants or [attempt.pid]:  # the stacks of a shell or of torchrun are not useful
                 _signal(pid, signal.SIGABRT)
                 _signal(pid, signal.SIGCONT)
             attempt.kill_within(STACKS_WITHIN)

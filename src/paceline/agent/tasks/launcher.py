@@ -14,11 +14,12 @@ from paceline.agent.captain import events as ev
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.spares import spare
+from paceline.agent.tasks import references
 from paceline.agent.tasks.attempt import Attempt
-from paceline.agent.tasks.python_command import parse_command
+from paceline.agent.tasks.python_command import Python, parse_command, with_program_found
 from paceline.agent.transfers.porter_client import process
 from paceline.frameworks import amx, environment, tensorflow_server
-from paceline.plan import Plan
+from paceline.plan import Plan, launcher_of
 
 SETTLED = 3.0  # seconds without an import, after which a program has imported what it needs
 SPARE_DEATHS = 3  # spares that may end before no more are started
@@ -48,23 +49,37 @@ class TaskLauncher:
         host = plan.host(options.host)
         self._role = plan.role(host.role)
         self._command = list(self._role.command or tensorflow_server.COMMAND)
+        self._refers = any(references.is_changed(word) for word in self._command)
         self._work = options.work or plan.code
         self._interpreter = options.interpreter or sys.executable
         self.python = parse_command(self._command, self._interpreter)
+        # A shell or a launcher such as torchrun: the program runs in processes below that of the task.
+        self.starts_the_program_below = self.python is None or launcher_of(self._command) is not None
+        # Their values are not the same for all tasks.
+        self._env_with_references = {
+            name: value for name, value in self._role.env.items() if references.is_changed(value)
+        }
         self._static = self._static_environment(len(host.tasks))
         self._record_path = f"{options.folder}/logs/.{options.host}.imports"
         self._record_mtime = 0, 0.0  # modification time of the record, in ns, and when it was first observed
         self._spare: spare.Spare | None = None
         self._spare_ready = False
         self._spare_deaths = 0
-        self._spares_enabled = plan.restart.warm and self.python is not None
+        self._spares_enabled = plan.restart.warm and self.python is not None and not self._is_program_varying()
         self._pending: list[Attempt] = []
         self._pending_environments: dict[str, dict[str, str]] = {}
+
+    def _is_program_varying(self) -> bool:
+        """Whether tasks run different programs or start Python with different options, not only other arguments."""
+        own = () if self.python is None else self.python.argv[: len(self.python.argv) - len(self.python.args)]
+        return any(references.is_changed(word) for word in own)
 
     def _static_environment(self, tasks: int) -> dict[str, str]:
         """The variables that are the same for all tasks of this host in all generations."""
         threads = environment.threads(self._options.cores, tasks)
         environ = {**os.environ, **self._role.env}
+        for name in self._env_with_references:
+            del environ[name]
         paths = [*filter(None, [environ.get("PYTHONPATH"), self._options.library])]
         limits = amx.environment(environ)
         if limits:
@@ -84,14 +99,19 @@ class TaskLauncher:
         task = attempt.task
         environ = {
             **self._static,
-            **environment.task_variables(self._plan, task, roster, self._options.run, attempt.generation, restarts),
-            **environment.gpus(self._plan, task, self._options.devices),
+            **environment.task_variables(
+                self._plan, task, roster, self._options.run, attempt.generation, restarts, self._options.machine
+            ),
+            **environment.gpus(self._plan, task, self._options.devices, self._options.machine),
             **attempt.environment(),
             **variables,
         }
+        environ.update(references.expand_env(self._env_with_references, environ))
         if self._spare is not None and self._spare_ready:
+            out, reports = attempt.output_end, attempt.report_end.fileno()
+            python = self._python_for(environ)
             try:
-                self._spare.start(environ, attempt.output_end, attempt.output_end, attempt.report_end.fileno())
+                self._spare.start(environ, out, out, reports, None if python is None else python.argv)
             except (OSError, ValueError) as error:
                 self.disable_spares(f"{self._options.host} does not use spares: {error}")
             else:
@@ -113,15 +133,25 @@ class TaskLauncher:
             **attempt.environment(),
             **variables,
         }
+        environ.update(references.expand_env(self._env_with_references, environ))
         command = process("paceline.agent.ingest_process", self._options.to_json())
         out, reports = attempt.output_end, attempt.report_end.fileno()
         attempt.began(spare.start_plain(command, environ, self._work, out, out, reports), warm=False)
         self._on_started(attempt)
 
+    def _expanded(self, environ: dict[str, str]) -> tuple[str, ...]:
+        return references.expand_command(self._command, environ) if self._refers else tuple(self._command)
+
+    def _python_for(self, environ: dict[str, str]) -> Python | None:
+        """The Python program of a task with this environment."""
+        return parse_command(self._expanded(environ), self._interpreter) if self._refers else self.python
+
     def _start_cold(self, attempt: Attempt, environ: dict[str, str]) -> None:
         out, reports = attempt.output_end, attempt.report_end.fileno()
-        if self.python is None:
-            pid = spare.start_plain(self._command, environ, self._work, out, out, reports)
+        python = self._python_for(environ)
+        if python is None:
+            command = with_program_found(self._expanded(environ), self._interpreter, environ.get("PATH"))
+            pid = spare.start_plain(command, environ, self._work, out, out, reports)
         else:
             record_fd = -1
             if self._spares_enabled and self._spare is None and attempt.task.local_index == 0:
@@ -131,7 +161,7 @@ class TaskLauncher:
                 except OSError:
                     self._spares_enabled = False  # a spare needs the record
             try:
-                pid = spare.start_cold(self.python, environ, self._work, out, out, reports, record_fd)
+                pid = spare.start_cold(python, environ, self._work, out, out, reports, record_fd)
             finally:
                 if record_fd >= 0:
                     os.close(record_fd)

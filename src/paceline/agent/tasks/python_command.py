@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,26 @@ def parse_command(argv: Sequence[str], interpreter: str, path: str | None = None
         return None
     resolved = _interpreter(shebang[0], interpreter, path, cwd)
     return _parse(resolved, [*shebang[1:], script, *argv[1:]]) if resolved else None
+
+
+def with_program_found(argv: Sequence[str], interpreter: str, path: str | None = None) -> tuple[str, ...]:
+    """The command with the path of its program, if that is not in `path` (default: PATH) but beside the interpreter:
+    programs of a virtual environment are found even if it is not active."""
+    if os.sep in argv[0] or shutil.which(argv[0], path=path) is not None:
+        return tuple(argv)
+    return (shutil.which(argv[0], path=str(Path(interpreter).parent)) or argv[0], *argv[1:])
+
+
+def active_interpreter() -> str:
+    """The interpreter that `python` stands for on the user's machine: that of the active environment; if none is
+    active, the one that Paceline runs in."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        active = os.environ.get(name)
+        if active:
+            python = Path(active) / "bin" / "python"
+            if python.exists():
+                return str(python)
+    return sys.executable
 
 
 def parse_python(argv: Sequence[str]) -> Python | None:

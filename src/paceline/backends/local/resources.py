@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.agent import machine
+from paceline.agent.tasks.python_command import active_interpreter
 from paceline.errors import USAGE, PacelineError
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import machine_info
@@ -75,10 +76,4 @@ def gpus() -> tuple[str, ...]:
 
 def interpreter() -> str:
     """The user's active environment; if none is active, the one Paceline runs in."""
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        active = os.environ.get(name)
-        if active:
-            python = Path(active) / "bin" / "python"
-            if python.exists():
-                return str(python)
-    return sys.executable
+    return active_interpreter()

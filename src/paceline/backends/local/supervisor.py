@@ -85,12 +85,13 @@ class Supervisor:
                 starter=os.getpid(),
             )
         }
+        hosts_here = {name: share.devices for name, share in shares.items()}
         for host in plan.hosts:
             share = shares[host.name]
             self._options[host.name] = Options(
                 run, host.name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
                 interpreter=interpreter, cores=share.cores, devices=share.devices, replaces=True,
-                starter=os.getpid(), ingest=_claim(plan),
+                starter=os.getpid(), ingest=_claim(plan), machine=hosts_here,
             )  # fmt: skip
         if page:
             self._options[TENSORBOARD] = Options(
