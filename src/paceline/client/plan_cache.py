@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from paceline import plan
 from paceline.agent.tasks.python_command import parse_command
+from paceline.view.plan_files import plan_of as plan_of_data
+from paceline.view.run_files import DamagedRun, NewerRun, load_object
 
 if TYPE_CHECKING:
     from paceline.job import LoadedJob
@@ -84,10 +86,12 @@ def _is_still_valid(cached: plan.Plan) -> bool:
 
 def _read(path: Path) -> Planned | None:
     try:
-        data = json.loads(path.read_text())
-        return Planned(plan.from_data(data["plan"]), data["text"], tuple(data["notes"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        data = load_object(path) or {}
+        if not isinstance(data.get("text"), str) or not isinstance(data.get("notes"), list):
+            return None
+        return Planned(plan_of_data(data.get("plan")), data["text"], tuple(map(str, data["notes"])))
+    except (DamagedRun, NewerRun):
+        return None  # the job file is loaded instead
 
 
 def _write(path: Path, planned: Planned) -> None:

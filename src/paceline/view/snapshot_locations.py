@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import USAGE, PacelineError
 from paceline.plan import CAPTAIN, CLAIM
 from paceline.storage.stores.locations import SETTINGS, is_bucket
-from paceline.view import run_folders
+from paceline.view import run_files, run_folders
 from paceline.view.run_folders import Run
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def is_location(text: str) -> bool:
 
 def location_of(run: Run) -> str:
     """The location to which a run known on this machine commits."""
-    to = planned_location(run.folder)
+    to = str(run_files.planned(run.folder).get("snapshots", {}).get("to", ""))
     if run_folders.on_cluster(run.folder):
         return to or _IN_POD
     return to if to.startswith("/") or is_bucket(to) else str(run.folder / "snapshots")
@@ -113,10 +113,14 @@ def in_claim(run: Run) -> bool:
 
 def described(run: Run, snapshot: str) -> str:
     """The address of a snapshot, as text."""
-    if in_pod(run):
+    try:
+        location = location_of(run)
+    except (run_files.DamagedRun, run_files.NewerRun) as error:
+        return f"where is unknown ({error})"
+    if location == _IN_POD:
         return "in its captain's pod"
-    address = f"{location_of(run).rstrip('/')}/{run.name}/{snapshot}"
-    return f"{address} on its cluster" if in_claim(run) else address
+    address = f"{location.rstrip('/')}/{run.name}/{snapshot}"
+    return f"{address} on its cluster" if location.startswith(CLAIM) else address
 
 
 def open_source(run: Run) -> Source:
@@ -138,23 +142,14 @@ def source_of(run: str, location: str, folder: Path | None, settings: Mapping[st
 
 def settings_of(folder: Path) -> dict[str, str]:
     """The job's own variables for access to its bucket, which agents use, too."""
-    roles = (run_folders.read_object(folder / "plan.json") or {}).get("roles")
-    env: Any = next((role.get("env") for role in roles or [] if isinstance(role, dict) and role.get("decides")), {})
-    variables = env.items() if isinstance(env, dict) else ()
-    return {str(name): str(value) for name, value in variables if str(name).startswith(SETTINGS)}
-
-
-def planned_location(folder: Path) -> str:
-    planned = (run_folders.read_object(folder / "plan.json") or {}).get("snapshots")
-    to = planned.get("to") if isinstance(planned, dict) else None
-    return to if isinstance(to, str) else ""
+    roles = run_folders.plan(folder).get("roles", ())
+    env: Mapping[str, str] = next((role.get("env", {}) for role in roles if role.get("decides")), {})
+    return {name: value for name, value in env.items() if name.startswith(SETTINGS)}
 
 
 def origin_of(folder: Path) -> str:
     """The address from which a run known on this machine was started; empty: none."""
-    planned = (run_folders.read_object(folder / "plan.json") or {}).get("snapshots")
-    origin = planned.get("origin") if isinstance(planned, dict) else None
-    return origin if isinstance(origin, str) else ""
+    return str(run_folders.plan(folder).get("snapshots", {}).get("origin", ""))
 
 
 def holds_committed(run: Run) -> bool:

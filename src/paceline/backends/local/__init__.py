@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from paceline.backends.local.resources import CannotRun, assign, caveats, interp
 from paceline.backends.local.supervisor import supervise
 from paceline.backends.run_ids import new_run, run_identity
 from paceline.plan import Plan, to_json
+from paceline.view import run_files
 from paceline.view.run_folders import alive, runs_folder, taken
 
 __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "start", "stop"]
@@ -165,13 +166,16 @@ def stop(folder: Path, reason: str, timeout: float) -> bool:
 def kill(folder: Path) -> None:
     """Kill a run immediately, through its supervisor."""
     if alive(folder):
-        try:
-            info = json.loads((folder / "run.json").read_text())
-            if info["machine"] != platform.node():
-                raise CannotRun(f"{folder.name} runs on {info['machine']}", remedy="stop it there")
-            os.kill(info["supervisor"], signal.SIGTERM)
-        except (OSError, ValueError, KeyError):
-            pass
+        contents = run_files.info(folder)
+        info = contents.fields or {}
+        if info.get("machine", platform.node()) != platform.node():
+            raise CannotRun(f"{folder.name} runs on {info['machine']}", remedy="stop it there")
+        if contents.error is not None and not {"machine", "supervisor"} <= info.keys():
+            remedy = f"end the process that has locked {folder / 'lock'}"
+            raise run_files.DamagedRun(f"{folder.name} cannot be stopped: {contents.error}", remedy=remedy)
+        if "supervisor" in info and "machine" in info:
+            with suppress(OSError):
+                os.kill(info["supervisor"], signal.SIGTERM)
 
 
 def _version() -> str:

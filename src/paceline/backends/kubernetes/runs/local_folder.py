@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -30,6 +29,7 @@ from paceline.storage.snapshots.manifest import Damaged, Newer
 from paceline.storage.stores.locations import is_bucket
 from paceline.storage.stores.protocol import StoreError
 from paceline.view import run_folders, run_state, snapshot_locations
+from paceline.view.plan_files import parse_plan, read_plan
 
 
 def make_folder(plan: Plan, text: str, cluster: Cluster, run: str) -> Path:
@@ -66,7 +66,7 @@ def adopt(cluster: Cluster, run: str) -> Path:
         if (info.get("context"), info.get("namespace")) != (cluster.context, cluster.namespace):
             existing = "on this machine"
             if info.get("context"):
-                existing = f"in namespace {info['namespace']} (context {info['context']})"
+                existing = f"in namespace {info.get('namespace')} (context {info['context']})"
             raise run_folders.NoRun(
                 f"{run} is already the id of a run {existing}: this machine cannot have two runs with one id"
             )
@@ -90,7 +90,7 @@ def adopt(cluster: Cluster, run: str) -> Path:
     text = (config_map.data or {}).get("plan.json")
     if text is None:
         text = gzip.decompress(base64.b64decode((config_map.binaryData or {})["plan.json.gz"])).decode()
-    folder = make_folder(plans.from_data(json.loads(text)), "", cluster, run)
+    folder = make_folder(parse_plan(text, f"the plan of {run}"), "", cluster, run)
     save_job_uid(folder, str(job.metadata.uid if job.metadata else ""))
     if _is_released(job):
         mark_submitted(folder)
@@ -120,9 +120,8 @@ def _is_replaced(folder: Path, job: Any) -> bool:
 
 
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
-    info = run_folders.info(folder)
-    cluster = cluster or connect(info["context"], info["namespace"])
-    plan = plans.from_data(json.loads((folder / "plan.json").read_text()))
+    cluster = cluster or connect(*run_folders.cluster_of(folder))
+    plan = read_plan(folder)
     return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, plan))
 
 
