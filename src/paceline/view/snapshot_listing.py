@@ -133,11 +133,7 @@ def best(source: Source, inventory: Inventory) -> SnapshotId:
         raise NoSnapshot(f"the best snapshot of {source.run} is not defined here: its job has no snapshots.best")
     metric, lowest = criterion
     snapshots = look_up(source.reader, inventory, inventory.current())
-    values = {
-        each.id: each.manifest.metrics[metric]
-        for each in snapshots
-        if each.manifest and metric in each.manifest.metrics
-    }
+    values = {each.id: each.metrics[metric] for each in snapshots if each.manifest and metric in each.metrics}
     if not values:
         raise NoSnapshot(f"no snapshot of {source.run} has the metric {metric!r}")
     return min(values, key=lambda id: (values[id] if lowest else -values[id], -id.step))
