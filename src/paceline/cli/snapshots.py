@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import ContextOption, NamespaceOption, OnOption
-from paceline.cli.output import confirm, fail, one_of, print_json, tell
+from paceline.cli.output import confirm, expanded, fail, one_of, print_json, tell
 from paceline.cli.snapshot_options import (
     LOCATION_HELP,
     SNAPSHOT_HELP,
@@ -142,7 +142,6 @@ def get(
     """Copy a snapshot to a folder, which appears only when every file is verified."""
     if not to:
         fail("--to FOLDER is required")
-    from pathlib import Path
 
     from paceline.client.snapshots import find_snapshot
     from paceline.view import snapshot_listing
@@ -150,7 +149,7 @@ def get(
 
     with opened(run, on, context, namespace) as source:
         manifest = source.reader.manifest(find_snapshot(source, source.reader.inventory(), snapshot))
-        folder = Path(to).expanduser().absolute()
+        folder = expanded(to)
         files = manifest.files().values()
         total = sum(file.size for _, file in files)
         with interrupt_on_signals(), progress(str(manifest.id), total) as advance:

@@ -90,7 +90,7 @@ def _of_file(source: Source, path: Path) -> Plan:
 
 def folder_of(plan: Plan, code: str) -> Path:
     if code:
-        folder = Path(code).expanduser().absolute()
+        folder = Path(os.path.abspath(os.path.expanduser(code)))  # noqa: PTH100, PTH111
         if not folder.is_dir():
             raise NoProgram("no such folder", where=f"--code {code}")
         return folder

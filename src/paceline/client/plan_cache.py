@@ -40,7 +40,10 @@ def plan_of_file(path: Path, overrides: Sequence[str]) -> Planned:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return plan_of(job.load(path, overrides))  # load() reports what is wrong
-    cache_file = _cache_folder() / f"{_key(text, path, overrides)}.json"
+    try:
+        cache_file = _cache_folder() / f"{_key(text, path, overrides)}.json"
+    except RuntimeError:  # this user has no home folder, and so no cache
+        return plan_of(job.load(path, overrides))
     cached = _read(cache_file)
     if cached is not None and _is_still_valid(cached.plan):
         return cached

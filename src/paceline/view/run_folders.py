@@ -18,6 +18,12 @@ class NoRun(PacelineError):
     exit_code = USAGE
 
 
+class NoHome(PacelineError):
+    """There is no folder for the files of this user."""
+
+    exit_code = USAGE
+
+
 DELETED = "deleted"  # marks the folder of a deleted run whose snapshots remain
 LOCATION = "place"  # `on` of a run that this machine knows only by the location of its snapshots
 JOB_DELETED = "job-deleted"  # `cause` of a run whose Job no longer exists, so that its outcome is unknown
@@ -32,7 +38,10 @@ class Run:
 
 def home() -> Path:
     configured = os.environ.get("PACELINE_HOME")
-    return Path(configured).expanduser().absolute() if configured else Path.home() / ".local" / "state" / "paceline"
+    try:
+        return Path(configured).expanduser().absolute() if configured else Path.home() / ".local" / "state" / "paceline"
+    except RuntimeError:
+        raise NoHome("this user has no home folder", remedy="set HOME, or PACELINE_HOME to a folder for runs") from None
 
 
 def runs_folder() -> Path:

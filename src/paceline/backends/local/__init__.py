@@ -6,6 +6,7 @@ import fcntl
 import os
 import platform
 import select
+import shutil
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from paceline.agent import machine
 from paceline.agent.run_files import replace
 from paceline.backends import snapshot_origin
 from paceline.backends.local import stop_request
-from paceline.backends.local.resources import CannotRun, assign, caveats, interpreter
+from paceline.backends.local.resources import CannotRun, assign, caveats, check_loopback, check_path, interpreter
 from paceline.backends.local.supervisor import supervise
 from paceline.backends.run_ids import new_run, run_identity
 from paceline.plan import Plan, to_json
@@ -30,7 +31,10 @@ __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "sta
 def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str, Path]:
     """Create the folder of a new run, without starting it. `requested`: its id; default: a generated one."""
     assign(plan)
+    check_loopback()
     runs = runs_folder()
+    check_path(runs)
+    created: Path | None = None
     try:
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
@@ -40,6 +44,7 @@ def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str
             try:
                 if not conflict:
                     folder.mkdir(mode=0o700)
+                    created = folder
                     break
             except FileExistsError:
                 conflict = taken(folder)
@@ -50,6 +55,8 @@ def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str
         (folder / "plan.json").write_text(to_json(plan))
         (folder / "job.yaml").write_text(job_text)
     except OSError as error:
+        if created is not None:
+            shutil.rmtree(created, ignore_errors=True)
         raise CannotRun(
             f"cannot create the run's folder in {runs}: {error.strerror}", remedy="set PACELINE_HOME to another folder"
         ) from None
@@ -105,14 +112,18 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
     from paceline.backends import certificates_ahead
 
     hosts = assign(plan)
-    certificates_ahead.finish(folder / "tls")
-    captain = f"127.0.0.1:{machine.free_port()}"
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    read_end, write_end = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
+    try:
+        certificates_ahead.finish(folder / "tls")
+        captain = f"127.0.0.1:{machine.free_port()}"
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        read_end, write_end = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing has started
+        raise CannotRun(f"cannot start the run: {error.strerror or error}") from None
     if pid == 0:
         os.close(write_end)
         supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else read_end, page)
