@@ -12,8 +12,8 @@ from hypothesis import settings
 
 from paceline.frameworks import amx
 
-# Background jobs of a shell inherit an ignored SIGINT, and programs under nohup an ignored SIGHUP; the processes of these
-# tests would then ignore these signals, too.
+# Background jobs of a shell inherit an ignored SIGINT, and programs under nohup an ignored SIGHUP; the processes of
+# these tests would then ignore these signals, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -374,8 +374,8 @@ def to_data(plan: Plan) -> dict[str, Any]:
 def from_data(data: dict[str, Any]) -> Plan:
     if data.get("version") != VERSION:
         raise ValueError(
-            f"plan version {data.get('version')!r} is not supported (expected {VERSION}): "
-            "another version of Paceline wrote it"
+            f"this run was started by a newer Paceline (plan version {data.get('version')!r}); "
+            f"upgrade Paceline to read it: this one supports only version {VERSION}"
         )
     return Plan(
         **{

@@ -63,7 +63,7 @@ kubernetes:
   labels: {team: vision}
   annotations: {example.com/why: "a reason: 1"}
   work: /paceline/work
-  pod: {runtimeClassName: nvidia, hostname: null, containers: [{name: task, tty: true}]}
+  pod: {runtimeClassName: nvidia, hostname: null, containers: [{name: worker, tty: true}]}
 """
 SOURCES: dict[str, Any] = {"claim": None, "secret": None, "config_map": None, "empty": None}
 DEFAULTS: dict[str, Any] = {
@@ -149,7 +149,7 @@ def test_every_field_reaches_the_plan(folder: Path) -> None:
         "labels": {"team": "vision"},
         "annotations": {"example.com/why": "a reason: 1"},
         "work": "/paceline/work",
-        "pod": {"runtimeClassName": "nvidia", "hostname": None, "containers": [{"name": "task", "tty": True}]},
+        "pod": {"runtimeClassName": "nvidia", "hostname": None, "containers": [{"name": "worker", "tty": True}]},
     }
 
 
@@ -554,6 +554,23 @@ WRONG = {
     "a huge number in a pod": ("pod: {a: 9223372036854775808}", "pod.a: 9223372036854775808 is too large"),
     "an item of a pod without value": ("pod: {a: [1, ~]}", "pod.a.1: has no value"),
     "a key of a pod": ('pod: {"": 1}', 'pod.: "" is not a valid key in Kubernetes'),
+    "an unknown container": (
+        "pod: {containers: [{name: task, tty: true}]}",
+        'pod.containers.0.name: no container is named "task", and a new one needs an image; '
+        "the containers are named after the roles of the job: worker",
+    ),
+    "a container without a name": (
+        "pod: {containers: [{tty: true}]}",
+        "pod.containers.0: a container needs a name; the containers are named after the roles of the job: worker",
+    ),
+    "containers by name": (
+        "pod: {containers: {worker: {tty: true}}}",
+        "pod.containers: must be a list of containers; write - {name: ...} for each",
+    ),
+    "an init container without an image": (
+        "pod: {initContainers: [{name: worker}]}",
+        'pod.initContainers.0.name: no container is named "worker", and a new one needs an image; write image: ...',
+    ),
     "no pod": ("pod:", "pod: has no value; give it a value, or remove the key"),
 }  # fmt: skip
 

@@ -291,3 +291,24 @@ def test_a_patch_merges_lists_of_named_items_and_replaces_everything_else() -> N
         "volumes": [{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "b"}],
         "args": ["y"],
     }
+
+
+def test_a_patch_for_the_container_of_one_role_changes_only_the_pods_of_that_role(tmp_path: Path) -> None:
+    text = """
+        name: digits
+        framework: none
+        command: [python, train.py]
+        roles: {worker: {replicas: 1}, evaluator: {replicas: 1}}
+        kubernetes:
+          image: example.com/image
+          pod: {containers: [{name: worker, tty: true}, {name: proxy, image: example.com/proxy}]}
+    """
+    objects = run_objects.render(plan_of(text, tmp_path), "digits-3f9a", AGENT)
+    containers = {
+        role: find_object(objects, "Job", f"digits-3f9a-{role}")["spec"]["template"]["spec"]["containers"]
+        for role in ("worker", "evaluator")
+    }
+    names = {role: [each["name"] for each in of_role] for role, of_role in containers.items()}
+    assert names == {"worker": ["worker", "proxy"], "evaluator": ["evaluator", "proxy"]}
+    assert all(each["image"] for of_role in containers.values() for each in of_role)
+    assert containers["worker"][0]["tty"] and "tty" not in containers["evaluator"][0]

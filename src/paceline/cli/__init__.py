@@ -6,6 +6,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
+    _use_utf8()
     _open_streams()
     if sys.argv[1:2] == ["run"] and not {"--help", "--dry-run"} & set(sys.argv):
         from paceline.backends import certificates_ahead
@@ -14,6 +15,13 @@ def main() -> NoReturn:
     from paceline.cli import app
 
     _exit(app.main())
+
+
+def _use_utf8() -> None:
+    """Starts again in UTF-8 mode where the locale has another encoding: job files, and the names of files in them, are
+    UTF-8. Tasks get the environment as it is."""
+    if sys.getfilesystemencoding() != "utf-8" and sys.orig_argv[1:]:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _open_streams() -> None:

@@ -40,6 +40,14 @@ VERBS = {
 }
 
 
+_EXHAUSTED = {  # what to do if this machine, or a limit of this user, is exhausted
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.ENFILE: "too many files are open on this machine",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u), or end other processes",
+    errno.ENOMEM: "this machine does not have enough free memory",
+}
+
+
 def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     for stream in (sys.stdout, sys.stderr):
@@ -129,6 +137,9 @@ def _explain(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         print_error(f"cannot write: {error.strerror}")
         return 1
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        print_error(f"{error.strerror}; {_EXHAUSTED[error.errno]}")
+        return 1
     print_error(f"this is a bug in Paceline: {type(error).__name__}: {error}")
     path = _save_traceback(error, arguments)
     if path:
@@ -140,10 +151,14 @@ def _save_traceback(error: Exception, arguments: list[str]) -> str | None:
     import tempfile
     import traceback
 
-    from paceline.view.run_folders import home
+    from paceline.view.run_folders import NoHome, home
 
     report = f"paceline {' '.join(arguments[:1])}\n" + "".join(traceback.format_exception(error))
-    for folder in (str(home()), None):
+    try:
+        folders = [str(home()), None]
+    except NoHome:
+        folders = [None]
+    for folder in folders:
         try:
             handle, path = tempfile.mkstemp(prefix="paceline-bug-", suffix=".txt", dir=folder)
         except OSError:

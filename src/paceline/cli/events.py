@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument, use_endpoint
-from paceline.cli.output import one_of
+from paceline.cli.output import note, one_of
 from paceline.cli.readers import followed, readable
 
 _POLL_S = 0.15
@@ -34,20 +34,19 @@ def main(
     from paceline.view.wording import clock, describe
 
     target = readable(run, on, context, namespace, follow)
-    tail = events.follow(target.folder)
+    file = events.EventFile(target.folder)
     with followed(target.folder, follow) as has_ended:
         while True:
             is_last = not follow or has_ended()
-            while lines := tail.read():
-                for line in lines:
-                    event = events.parse(line)
-                    if event is None:
-                        continue
+            while new := file.read():
+                for event, line in new:
                     if output:
                         sys.stdout.write(line.decode("utf-8", "replace") + "\n")
                     else:
                         sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {describe(event)}\n")
             sys.stdout.flush()
             if is_last:
+                if file.problem:
+                    note(file.problem)
                 return 0
             time.sleep(_POLL_S)

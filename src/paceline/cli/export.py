@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
-from paceline.cli.output import fail, tell
+from paceline.cli.output import expanded, fail, tell
 from paceline.cli.snapshot_options import (
     CodeOption,
     JobOption,
@@ -46,7 +45,7 @@ def main(
         fail("--to DIR is required")
     from paceline.client import job_programs, model_export
 
-    folder = Path(to).expanduser().absolute()
+    folder = expanded(to)
     model_export.check(folder)
     with (
         restored(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument, use_endpoint
-from paceline.cli.output import fail, one_of
+from paceline.cli.output import fail, note, one_of
 from paceline.cli.readers import followed, readable
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def main(
         else:
             out.lines(logs.settle(out.selected(reader.backlog())))
             out.lines(out.selected(reader.rest()))
+    for problem in reader.problems:
+        note(problem)
     return 0
 
 
@@ -80,19 +82,16 @@ def _task_names(folder: Path) -> list[str]:
     from paceline.view import logs, run_folders
     from paceline.view.wording import natural
 
-    plan = run_folders.read_object(folder / "plan.json") or {}
-    tasks = plan.get("tasks")
-    planned = [t.get("name") for t in tasks if isinstance(t, dict)] if isinstance(tasks, list) else []
-    return sorted({str(name) for name in planned} | set(logs.task_names(folder / "logs")), key=natural)
+    planned = {task["name"] for task in run_folders.plan(folder).get("tasks", ())}
+    return sorted(planned | set(logs.task_names(folder / "logs")), key=natural)
 
 
 def _hosts(folder: Path, tasks: list[str]) -> list[str]:
     """The hosts that run these tasks."""
     from paceline.view import run_folders
 
-    plan = run_folders.read_object(folder / "plan.json") or {}
-    planned = [task for task in plan.get("tasks") or [] if isinstance(task, dict)]
-    return sorted({str(task.get("host")) for task in planned if task.get("name") in tasks})
+    planned = run_folders.plan(folder).get("tasks", ())
+    return sorted({task["host"] for task in planned if task["name"] in tasks and "host" in task})
 
 
 def _task_filter(names: list[str], task_names: list[str], run: str) -> Callable[[str], bool] | None:

@@ -99,7 +99,7 @@ def _cells(report: dict[str, Any]) -> list[str]:
 
     now = time.time()
     age = since(report.get("started"), now)
-    took = since(report.get("started"), seconds(report.get("ended") or "") or now)
+    took = since(report.get("started"), seconds(report.get("ended")) or now)
     return [
         str(report.get("status")),
         str(report.get("steps") or "-"),
@@ -110,5 +110,6 @@ def _cells(report: dict[str, Any]) -> list[str]:
 
 
 def _reason(report: dict[str, Any], wide: bool) -> str:
-    reason = "" if report.get("status") == "succeeded" else " ".join(str(report.get("reason") or "").split())
+    text = "" if report.get("status") == "succeeded" else str(report.get("reason") or "")
+    reason = " ".join("; ".join(report.get("problems") or [text]).split())
     return reason if wide or len(reason) <= 60 else reason[:57] + "..."

@@ -20,11 +20,11 @@ def complete_runs(incomplete: str) -> list[tuple[str, str]]:
 def _status(folder: object) -> str:
     from pathlib import Path
 
-    from paceline.view import run_folders
+    from paceline.view import run_files, run_folders
 
     path = Path(str(folder))
-    report = run_folders.read_object(path / "report.json")
-    return str(report.get("status")) if report else "running" if run_folders.alive(path) else "failed"
+    report = run_files.report(path).fields
+    return str(report["status"]) if report else "running" if run_folders.alive(path) else "failed"
 
 
 RunArgument = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.errors import USAGE, PacelineError, UsageError
@@ -44,6 +45,13 @@ def _finite(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: _finite(value) for key, value in data.items()}
     return [_finite(value) for value in data] if isinstance(data, (list, tuple)) else data
+
+
+def expanded(path: str) -> Path:
+    """The path that the user gave, absolute. `~` stays as it is for a user without a home folder."""
+    import os
+
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 
 
 def one_of(value: str, allowed: tuple[str, ...], option: str = "-o") -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
-from paceline.cli.output import confirm, fail, one_of, print_json, tell
+from paceline.cli.output import confirm, expanded, fail, one_of, print_json, tell
 from paceline.cli.snapshot_options import (
     LOCATION_HELP,
     SNAPSHOT_HELP,
@@ -148,7 +148,6 @@ def get(
     use_endpoint(endpoint)
     if not to:
         fail("--to FOLDER is required")
-    from pathlib import Path
 
     from paceline.client.snapshots import find_snapshot
     from paceline.view import snapshot_listing
@@ -156,7 +155,7 @@ def get(
 
     with opened(run, on, context, namespace) as source:
         manifest = source.reader.manifest(find_snapshot(source, source.reader.inventory(), snapshot))
-        folder = Path(to).expanduser().absolute()
+        folder = expanded(to)
         files = manifest.files().values()
         total = sum(file.size for _, file in files)
         with interrupt_on_signals(), progress(str(manifest.id), total) as advance:

@@ -74,8 +74,7 @@ def _on_cluster(standing: Standing) -> bool:
 def _pods(standing: Standing) -> list[dict[str, Any]]:
     from paceline.backends.kubernetes.runs.pod_records import load
 
-    pods: list[dict[str, Any]] = load(standing.folder).get("pods", [])
-    return pods
+    return load(standing.folder)
 
 
 def _reasons(standing: Standing) -> list[str]:
@@ -122,9 +121,11 @@ def _text(standing: Standing) -> list[str]:
     from paceline.view.terminal import table
     from paceline.view.wording import size
 
+    problems = [f"  {'damaged':<12} {problem}" for problem in standing.problems]
     *lines, _ = reports.text(standing.report, reports.snapshots(standing, time.time()))  # without the next command
     if url := _tensorboard_url(standing):
         lines.append(f"  {'tensorboard':<12} {url}")
+    lines += problems if standing.report.get("status") != "damaged" else []  # then they are its reason
     command = reports.next_command(standing.report)
     if command and not run_folders.at_location(standing.folder):  # it needs a run id known here
         lines.append(reports.next_line(command))

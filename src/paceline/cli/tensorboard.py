@@ -58,7 +58,7 @@ def main(
     from paceline.client import run_store
     from paceline.client.find import Target, find_run
     from paceline.storage.stores.locations import is_bucket
-    from paceline.view import run_folders, snapshot_locations
+    from paceline.view import run_files, run_folders, snapshot_locations
 
     if run is not None and snapshot_locations.is_location(run):
         return _show_stored(run_store.open_location(run, note), port)
@@ -66,7 +66,7 @@ def main(
     if not run_folders.on_cluster(target.folder):
         return _show_local(target, port)
     in_bucket = is_bucket(snapshot_locations.location_of(target))
-    section = (run_folders.read_object(target.folder / "plan.json") or {}).get("tensorboard")
+    section = run_files.planned(target.folder).get("tensorboard")
     if not section:
         if in_bucket:
             return _show_stored(run_store.open_run(target, note), port)
@@ -74,11 +74,11 @@ def main(
     from paceline.backends.kubernetes.api.cluster import Refused, Unreachable, connect
     from paceline.backends.kubernetes.runs.tensorboard import NoTensorBoard
 
-    info = run_folders.info(target.folder)
+    context, namespace = run_folders.cluster_of(target.folder)
     # A browser may close its connection at any time: that must not end this process.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        return asyncio.run(_forward_port(connect(info["context"], info["namespace"]), target.name, section, port))
+        return asyncio.run(_forward_port(connect(context, namespace), target.name, section, port))
     except NoTensorBoard as error:
         if not in_bucket:
             fail(str(error), 1)

@@ -11,6 +11,7 @@ from paceline.client import run_store
 from paceline.client.find import Notify, ignore
 from paceline.errors import PacelineError
 from paceline.view import run_folders, snapshot_locations
+from paceline.view.run_files import DamagedRun, NewerRun
 from paceline.view.run_folders import Run
 from paceline.view.snapshot_locations import Source
 
@@ -39,14 +40,27 @@ def finish_interrupted() -> None:
 def separate_snapshots(run: Run, notify: Notify = ignore) -> Source | None:
     """The run's snapshots, if they are not deleted with its folder or with its captain's pod."""
     own = run.folder / "snapshots"
-    if snapshot_locations.in_pod(run) or (snapshot_locations.location_of(run) == str(own) and not own.is_symlink()):
+    try:
+        location = snapshot_locations.location_of(run)
+    except (DamagedRun, NewerRun) as error:
+        remedy = f"`paceline delete {run.name}` deletes only the run"
+        raise NotDeleted(f"it is unknown where {run.name} has its snapshots: {error}", remedy=remedy) from None
+    if snapshot_locations.in_pod(run) or (location == str(own) and not own.is_symlink()):
         return None
     return run_store.open_run(run, notify)
 
 
 def loses_snapshots(run: Run) -> bool:
     """Whether deleting the captain's pod deletes committed snapshots."""
-    return snapshot_locations.in_pod(run) and _has_committed(run)
+    return _location(run) is not None and snapshot_locations.in_pod(run) and _has_committed(run)
+
+
+def _location(run: Run) -> str | None:
+    """Where the run has its snapshots; None if its plan cannot be read."""
+    try:
+        return snapshot_locations.location_of(run)
+    except (DamagedRun, NewerRun):
+        return None
 
 
 def delete_run(run: Run, with_snapshots: bool, separate: Source | None, force: bool) -> Deleted:
@@ -118,7 +132,8 @@ def _delete_on_cluster(run: Run, force: bool) -> str:
 def _must_keep_folder(run: Run) -> bool:
     """Whether snapshots remain that only the run's folder leads to: they are in it, or in a volume claim."""
     submitted = bool(run_folders.info(run.folder).get("submitted"))
-    return snapshot_locations.holds_committed(run) or (snapshot_locations.in_claim(run) and submitted)
+    in_claim = _location(run) is not None and snapshot_locations.in_claim(run)
+    return snapshot_locations.holds_committed(run) or (in_claim and submitted)
 
 
 def _has_committed(run: Run) -> bool:
@@ -128,7 +143,9 @@ def _has_committed(run: Run) -> bool:
 
 
 def _describe_kept(run: Run) -> str:
-    location = snapshot_locations.location_of(run)
+    location = _location(run)
+    if location is None:
+        return "snapshots that are not in its folder are kept: its plan, which says where they are, cannot be read"
     if location == str(run.folder / "snapshots"):
         if not snapshot_locations.holds_committed(run):
             return ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.view import run_folders
+from paceline.view.run_files import DamagedRun, NewerRun
 from paceline.view.run_folders import NoRun, Run
 from paceline.view.snapshot_locations import is_location
 
@@ -129,7 +130,7 @@ def refresh(folder: Path, hosts: Iterable[str] = (), notify: Notify = ignore) ->
 
     try:
         local_folder.refresh(folder, set(hosts))
-    except (Refused, Unreachable, StoreError, Damaged, Newer) as error:
+    except (Refused, Unreachable, StoreError, Damaged, Newer, DamagedRun, NewerRun) as error:
         notify(f"{folder.name} is shown in its last known state: {error}")
 
 

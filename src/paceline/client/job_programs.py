@@ -14,6 +14,8 @@ from paceline.errors import USAGE, PacelineError
 from paceline.frameworks import amx
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import run_folders
+from paceline.view.plan_files import read_plan
+from paceline.view.run_files import DamagedRun, NewerRun
 from paceline.view.snapshot_locations import Source
 
 # Variables of a task that such a program must not inherit: it would wait for other tasks.
@@ -81,10 +83,9 @@ def _of_run(source: Source) -> Plan:
             f"the job file of {source.run} is not on this machine",
             remedy="pass a job file that has the command with --job FILE",
         )
-    data = run_folders.read_object(folder / "plan.json")
     try:
-        return plans.from_data(data or {})
-    except (ValueError, KeyError, TypeError) as error:
+        return read_plan(source.folder)
+    except (DamagedRun, NewerRun) as error:
         remedy = "pass the job file with --job FILE"
         raise NoProgram(f"cannot read the plan of {source.run}: {error}", remedy=remedy) from None
 
@@ -98,7 +99,7 @@ def _of_file(source: Source, path: Path) -> Plan:
 
 def folder_of(plan: Plan, code: str) -> Path:
     if code:
-        folder = Path(code).expanduser().absolute()
+        folder = Path(os.path.abspath(os.path.expanduser(code)))  # noqa: PTH100, PTH111
         if not folder.is_dir():
             raise NoProgram("no such folder", where=f"--code {code}")
         return folder

@@ -130,7 +130,7 @@ def _cluster_of_run(folder: Path | None) -> tuple[str | None, str | None]:
 
     if folder is None:
         return None, None
-    info, plan = run_folders.info(folder), (run_folders.read_object(folder / "plan.json") or {}).get("kubernetes") or {}
+    info, plan = run_folders.info(folder), run_folders.plan(folder).get("kubernetes", {})
     return info.get("context") or plan.get("context"), info.get("namespace") or plan.get("namespace")
 
 

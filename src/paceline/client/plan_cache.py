@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from paceline import plan
 from paceline.agent.tasks.python_command import active_interpreter, parse_command, with_program_found
+from paceline.view.plan_files import plan_of as plan_of_data
+from paceline.view.run_files import DamagedRun, NewerRun, load_object
 
 if TYPE_CHECKING:
     from paceline.job import LoadedJob
@@ -38,7 +40,10 @@ def plan_of_file(path: Path, overrides: Sequence[str]) -> Planned:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return plan_of(job.load(path, overrides))  # load() reports what is wrong
-    cache_file = _cache_folder() / f"{_key(text, path, overrides)}.json"
+    try:
+        cache_file = _cache_folder() / f"{_key(text, path, overrides)}.json"
+    except RuntimeError:  # this user has no home folder, and so no cache
+        return plan_of(job.load(path, overrides))
     cached = _read(cache_file)
     if cached is not None and _is_still_valid(cached.plan):
         return cached
@@ -85,10 +90,12 @@ def _is_still_valid(cached: plan.Plan) -> bool:
 
 def _read(path: Path) -> Planned | None:
     try:
-        data = json.loads(path.read_text())
-        return Planned(plan.from_data(data["plan"]), data["text"], tuple(data["notes"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        data = load_object(path) or {}
+        if not isinstance(data.get("text"), str) or not isinstance(data.get("notes"), list):
+            return None
+        return Planned(plan_of_data(data.get("plan")), data["text"], tuple(map(str, data["notes"])))
+    except (DamagedRun, NewerRun):
+        return None  # the job file is loaded instead
 
 
 def _write(path: Path, planned: Planned) -> None:

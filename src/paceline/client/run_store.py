@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.plan import CLAIM, NAME
 from paceline.view import run_folders, store_settings
+from paceline.view.run_files import DamagedRun, NewerRun
 from paceline.view.run_folders import Run
 from paceline.view.snapshot_locations import (
     PATIENCE_S,
@@ -138,4 +139,7 @@ def _folder_for_claim(location: str, run: str) -> Path:
 def _known_folder(location: str, run: str) -> Path | None:
     """The folder of the run, if this machine knows it and its snapshots are at `location`."""
     folder = run_folders.runs_folder() / run
-    return folder if folder.is_dir() and location_of(Run(run, folder)) == location else None
+    try:
+        return folder if folder.is_dir() and location_of(Run(run, folder)) == location else None
+    except (DamagedRun, NewerRun):
+        return None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.client.refreshed_folder import followed
+from paceline.errors import PacelineError
 from paceline.view import events, run_folders
 from paceline.view.events import Event
 from paceline.view.run_folders import Run
@@ -18,9 +19,7 @@ _REASON = "stopped by `paceline stop`"
 
 def grace_of(run: Run) -> float:
     """Seconds that its tasks have to finish after SIGTERM."""
-    limits = (run_folders.read_object(run.folder / "plan.json") or {}).get("limits")
-    grace = events.number(limits.get("grace")) if isinstance(limits, dict) else None
-    return 30.0 if grace is None else grace
+    return float(run_folders.plan(run.folder).get("limits", {}).get("grace", 30.0))
 
 
 def stop(run: Run, now: bool = False, on_event: Callable[[Event], None] = lambda event: None) -> bool:
@@ -65,12 +64,22 @@ def _request_stop(run: Run, limit: float, on_event: Callable[[Event], None]) -> 
     tail = events.follow(run.folder)
     while tail.read():
         pass
-    results: list[bool] = []
-    request = threading.Thread(target=lambda: results.append(local.stop(run.folder, _REASON, limit)), daemon=True)
+    results: list[bool | PacelineError] = []
+
+    def stop() -> None:
+        try:
+            results.append(local.stop(run.folder, _REASON, limit))
+        except PacelineError as error:
+            results.append(error)
+
+    request = threading.Thread(target=stop, daemon=True)
     request.start()
     while request.is_alive():
         request.join(0.1)
         for event in filter(None, map(events.parse, tail.read())):
             on_event(event)
     tail.close()
-    return bool(results and results[0])
+    result = results[0] if results else False
+    if isinstance(result, PacelineError):
+        raise result
+    return result

@@ -61,7 +61,9 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += kubernetes_checks.credentials(job.credentials, broken)
     if job.kubernetes is not None:
         in_image = job.code == CODE_IN_IMAGE
-        findings += islice(kubernetes_checks.kubernetes(job.kubernetes, in_image, broken), MAX_FINDINGS)
+        findings += islice(
+            kubernetes_checks.kubernetes(job.kubernetes, tuple(job.roles), in_image, broken), MAX_FINDINGS
+        )
     return findings
 
 

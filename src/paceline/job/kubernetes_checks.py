@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import Strict
@@ -26,7 +26,10 @@ def credentials(section: Credentials, broken: Sequence[Path]) -> Iterator[Findin
             yield Finding(("credentials", field), message, f"write {field}: {examples[0]}")
 
 
-def kubernetes(section: Kubernetes, code_in_image: bool, broken: Sequence[Path]) -> Iterator[Finding]:
+def kubernetes(
+    section: Kubernetes, roles: Sequence[str], code_in_image: bool, broken: Sequence[Path]
+) -> Iterator[Finding]:
+    """`roles`: of the job; the container of a pod with tasks has the name of its role."""
     reported = _reported(broken)
     for path, toleration in _items(section.tolerations, ("kubernetes", "tolerations"), broken):
         yield from _toleration(toleration, path, reported)
@@ -41,6 +44,26 @@ def kubernetes(section: Kubernetes, code_in_image: bool, broken: Sequence[Path])
         yield Finding(("kubernetes", "work"), message, f'write "{WORK}", or another folder of the image')
     # With `code: image`, Paceline puts no code into `work`: a volume may be mounted there.
     yield from _mounts(volumes, work, USED if code_in_image else (work, *USED))
+    for field in ("containers", "initContainers"):
+        if field in section.pod:
+            yield from _containers(section.pod[field], ("kubernetes", "pod", field), roles)
+
+
+def _containers(patches: Any, path: Path, roles: Sequence[str]) -> Iterator[Finding]:
+    """The cluster rejects a pod with a container that has no image, so a patch must be for a container that exists, or
+    add a complete one."""
+    if not isinstance(patches, list):
+        yield Finding(path, "must be a list of containers", "write - {name: ...} for each")
+        return
+    own = roles if path[-1] == "containers" else ()
+    exist = f"the containers are named after the roles of the job: {join_names(own)}" if own else ""
+    for index, patch in enumerate(patches):
+        name = patch.get("name") if isinstance(patch, dict) else None
+        if not isinstance(name, str):
+            yield Finding((*path, index), "a container needs a name", exist or None, at_key=True)
+        elif name not in own and not patch.get("image"):
+            message = f'no container is named "{visible(name, 60)}", and a new one needs an image'
+            yield Finding((*path, index, "name"), message, exist or "write image: ...")
 
 
 def _items(items: Sequence[Item], steps: Path, broken: Sequence[Path]) -> Iterator[tuple[Path, Item]]:

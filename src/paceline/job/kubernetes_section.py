@@ -283,7 +283,8 @@ class Kubernetes(Strict):
     pod: Pod = Field(
         default_factory=dict,
         description="A strategic merge patch for the spec of every pod with tasks, for settings that have no field "
-        "here. A key without a value is removed from the spec.",
+        "here. A key without a value is removed from the spec. The container with the tasks has the name of their "
+        "role; any other container needs an image.",
         examples=[{"runtimeClassName": "nvidia"}],
     )
 

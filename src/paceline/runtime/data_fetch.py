@@ -61,7 +61,12 @@ def _fetch(address: str) -> Path:
 
     bucket, name = split(address)
     shared = os.environ.get("PACELINE_FETCHED_DIR")
-    folder = Path(shared or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline/fetched")).expanduser()
+    try:
+        folder = Path(shared or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline/fetched")).expanduser()
+    except RuntimeError:
+        raise FetchError(
+            f"cannot fetch {address}: this user has no home folder for a copy; set XDG_CACHE_HOME"
+        ) from None
     last = name.rstrip("/").rpartition("/")[2] or bucket.rpartition("/")[2]
     listing: Listing | None = None
     key = address.rstrip("/")

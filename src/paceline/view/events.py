@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from paceline.view.run_files import is_count, is_number, is_time, parse_json
 from paceline.view.tail import Tail
 
 KINDS = (
@@ -16,6 +17,13 @@ KINDS = (
     "ingest-failed", "generation-formed", "task-started", "step", "saved", "committed", "evaluated", "task-exited",
     "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note", "warning", "ending",
     "run-ended",
+)  # fmt: skip
+# Fields that are numbers, or null, in every kind of event that has them.
+_NUMBERS = frozenset(
+    {
+        "step", "pid", "bytes", "files", "memory", "count", "limit", "code", "since_s", "limit_s", "took_s", "silent_s",
+        "delay_s", "grace_s", "first_step_after_s", "steps_per_s",
+    }
 )  # fmt: skip
 
 
@@ -43,37 +51,85 @@ class Event:
 
 def parse(line: bytes | str) -> Event | None:
     """Parse a line; None if it is not an event (incomplete or damaged)."""
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict) or not isinstance(data.get("event"), str) or not isinstance(data.get("at"), str):
-        return None
-    generation = data.get("generation")
-    return Event(data["at"], data["event"], generation if isinstance(generation, int) else 0, data)
+    event = _parsed(line)
+    return event if isinstance(event, Event) else None
 
 
-def read(folder: Path) -> Iterator[Event]:
-    """All events so far, oldest first."""
-    tail = follow(folder)
+def _parsed(line: bytes | str) -> Event | str:
+    """The event in a line, or why there is none."""
     try:
-        while lines := tail.read():
-            yield from filter(None, map(parse, lines))
-    finally:
-        tail.close()
+        data = parse_json(line)
+    except ValueError as error:
+        return str(error)
+    if not isinstance(data, dict):
+        return "is damaged: it is not a JSON object"
+    kind, at, generation = data.get("event"), data.get("at"), data.get("generation", 0)
+    if not isinstance(kind, str):
+        return "is damaged: `event` is not a string"
+    if not isinstance(at, str) or not is_time(at):
+        return "is damaged: `at` is not a time"
+    if not is_count(generation):
+        return "is damaged: `generation` is not a number"
+    for name in _NUMBERS.intersection(data):
+        if data[name] is not None and not is_number(data[name]):
+            return f"is damaged: `{name}` is not a number"
+    return Event(at, kind, generation, data)
 
 
 def follow(folder: Path) -> Tail:
     return Tail(folder / "events.jsonl")
 
 
-def seconds(at: str) -> float | None:
-    """The time of an event as seconds since 1970."""
-    try:
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
+def read(folder: Path, report_damage: Callable[[str], None] = lambda problem: None) -> Iterator[Event]:
+    """All events so far, oldest first. `report_damage`: called once, if lines were skipped or the file cannot be read.
+    An incomplete last line is not damage: it is being written, or its writer was killed."""
+    with closing(EventFile(folder)) as file:
+        while lines := file.read():
+            yield from (event for event, _ in lines)
+        if file.problem:
+            report_damage(file.problem)
+
+
+class EventFile:
+    """Reads events.jsonl incrementally, and skips lines that are not events."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tail = follow(folder)
+        self._line = self._skipped = 0
+        self._first = ""  # what is wrong with the first line that was skipped
+
+    def read(self) -> list[tuple[Event, bytes]]:
+        """The next events with their lines; [] if there are none yet."""
+        while lines := self._tail.read():
+            events = [(event, line) for line in lines if (event := self._event(line)) is not None]
+            if events:
+                return events
+        return []
+
+    def _event(self, line: bytes) -> Event | None:
+        self._line += 1
+        event = _parsed(line) if line else ""  # a writer that had to drop half a line starts with an empty one
+        if isinstance(event, Event):
+            return event
+        if event:
+            self._skipped += 1
+            self._first = self._first or f"events.jsonl: line {self._line} {event}"
         return None
+
+    @property
+    def problem(self) -> str:
+        """Why events are missing; empty: none are."""
+        more = f", and {self._skipped - 1} more lines" if self._skipped > 1 else ""
+        return self._tail.problem or (self._first + more)
+
+    def close(self) -> None:
+        self._tail.close()
+
+
+def seconds(at: str | None) -> float | None:
+    """The time of an event as seconds since 1970."""
+    return datetime.fromisoformat(at).timestamp() if at is not None and is_time(at) else None
 
 
 def number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return value if is_number(value) else None

@@ -66,6 +66,11 @@ class Logs:
         for tail in self._tails.values():
             tail.close()
 
+    @property
+    def problems(self) -> list[str]:
+        """Logs that cannot be read, and why."""
+        return [f"logs/{tail.problem}" for tail in self._tails.values() if tail.problem]
+
     def _find_logs(self) -> None:
         for task in task_names(self._folder):
             if task not in self._tails and (self._include is None or self._include(task)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -39,6 +40,14 @@ def free_memory() -> int | None:
         return None
     fields = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(fields[0][1]) * 1024 if fields else None
+
+
+def processes() -> int | None:
+    """How many processes and threads this user, or the container, may have; None if unknown."""
+    limits = [_number(Path(path)) for path in ("/proc/sys/kernel/pid_max", "/sys/fs/cgroup/pids.max")]
+    own = resource.getrlimit(resource.RLIMIT_NPROC)[0] if os.geteuid() else resource.RLIM_INFINITY
+    known = [limit for limit in (*limits, None if own == resource.RLIM_INFINITY else own) if limit is not None]
+    return min(known, default=None)
 
 
 def _number(path: Path) -> int | None:

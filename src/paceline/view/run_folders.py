@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import USAGE, PacelineError
+from paceline.view import run_files
+from paceline.view.run_files import DamagedRun
 
 
 class NoRun(PacelineError):
     """The run does not exist; the message suggests others."""
+
+    exit_code = USAGE
+
+
+class NoHome(PacelineError):
+    """There is no folder for the files of this user."""
 
     exit_code = USAGE
 
@@ -31,7 +38,10 @@ class Run:
 
 def home() -> Path:
     configured = os.environ.get("PACELINE_HOME")
-    return Path(configured).expanduser().absolute() if configured else Path.home() / ".local" / "state" / "paceline"
+    try:
+        return Path(configured).expanduser().absolute() if configured else Path.home() / ".local" / "state" / "paceline"
+    except RuntimeError:
+        raise NoHome("this user has no home folder", remedy="set HOME, or PACELINE_HOME to a folder for runs") from None
 
 
 def runs_folder() -> Path:
@@ -49,7 +59,15 @@ def remains() -> list[Run]:
 
 
 def deleted(folder: Path) -> bool:
-    return (folder / DELETED).exists()
+    return _exists(folder / DELETED)
+
+
+def _exists(path: Path) -> bool:
+    """False also for a file in a folder that this user cannot read."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _folders() -> list[Run]:
@@ -122,7 +140,22 @@ def started(folder: Path) -> str:
 
 
 def info(folder: Path) -> dict[str, Any]:
-    return read_object(folder / "run.json") or {}
+    """The valid fields of run.json."""
+    return run_files.info(folder).fields or {}
+
+
+def plan(folder: Path) -> dict[str, Any]:
+    """The valid fields of plan.json; {} if it cannot be read."""
+    return run_files.plan(folder).fields or {}
+
+
+def cluster_of(folder: Path) -> tuple[str | None, str | None]:
+    """Context and namespace of a run on a cluster. DamagedRun: run.json does not tell."""
+    contents = run_files.info(folder)
+    fields = contents.fields or {}
+    if "context" in fields and "namespace" in fields:
+        return fields["context"], fields["namespace"]
+    raise contents.error or DamagedRun("is damaged: it does not name the cluster of the run", where="run.json")
 
 
 def on_cluster(folder: Path) -> bool:
@@ -148,17 +181,16 @@ def at_location(folder: Path) -> bool:
 
 def outcome_known(folder: Path) -> bool:
     """A deleted Job does not tell how the run ended; the location of its snapshots may."""
-    report = read_object(folder / "report.json")
+    report = run_files.report(folder).fields
     return report is not None and report.get("cause") != JOB_DELETED
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None if it does not exist or is incomplete."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return run_files.load_object(path)
+    except DamagedRun:
         return None
-    return data if isinstance(data, dict) else None
 
 
 def abandoned(folder: Path) -> bool:
@@ -169,7 +201,7 @@ def abandoned(folder: Path) -> bool:
 def alive(folder: Path) -> bool:
     """Whether the run's supervisor lives: it holds a lock until it ends. For other runs: the last known state."""
     if on_cluster(folder) or at_location(folder):
-        return not any((folder / name).exists() for name in ("report.json", DELETED)) and not abandoned(folder)
+        return not any(_exists(folder / name) for name in ("report.json", DELETED)) and not abandoned(folder)
     return _locked(folder / "lock")
 
 

@@ -31,10 +31,10 @@ def next_line(command: str) -> str:
 
 def _headline(report: dict[str, Any]) -> str:
     status, reason = str(report.get("status")), report.get("reason")
-    ended = seconds(report.get("ended") or "") or time.time()
+    ended = seconds(report.get("ended")) or time.time()
     took = since(report.get("started"), ended)
     line = f"{report.get('run')} {outcome(status)}"
-    line += f" after {span(took)}" if took is not None else ""
+    line += f" after {span(took)}" if took is not None and status != "damaged" else ""
     return f"{line}: {reason}" if reason and status != "succeeded" else line
 
 

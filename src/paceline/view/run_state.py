@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.view import events, run_folders
+from paceline.view import events, run_files, run_folders
 from paceline.view.events import Event, number, seconds
+from paceline.view.run_files import is_measurement
 
 GONE = "the supervisor ended without a report: it was killed, or this machine went down"
 NEVER = "it was never started: its folder contains no events"
 ABANDONED = "its submission was interrupted, so it will never start; `paceline delete {}` removes it"
 ENDED = ("succeeded", "failed", "stopped")
+DAMAGED = "damaged"
 _STARTING_S = 15.0
 
 
@@ -180,7 +182,7 @@ def _step(state: State, event: Event) -> None:
 
 def _measured(state: State, task: Task, event: Event) -> None:
     reported = event.get("metrics")
-    values = {k: v for k, v in reported.items() if number(v) is not None} if isinstance(reported, dict) else {}
+    values = {k: v for k, v in reported.items() if is_measurement(v)} if isinstance(reported, dict) else {}
     task.metrics = {**task.metrics, **values}
     state.last_metrics = {**state.last_metrics, **values} if values else state.last_metrics
 
@@ -194,7 +196,7 @@ def _evaluated(state: State, event: Event) -> None:
 
 def _best(state: State, event: Event) -> None:
     best = event.get("best")
-    if isinstance(best, dict) and number(best.get("value")) is not None:
+    if isinstance(best, dict) and is_measurement(best.get("value")):
         state.best = best
 
 
@@ -292,28 +294,46 @@ class Standing:
     info: dict[str, Any]
     state: State
     report: dict[str, Any]  # the fields of report.json, even while the run is alive
+    problems: tuple[str, ...] = ()  # files that cannot be used, or only in part, and why
 
 
 def read(run: run_folders.Run, over: bool = False) -> Standing:
     """Read everything in the folder. `over`: the caller knows that the run is not alive."""
     # The lock first: a supervisor writes its report before it releases the lock.
     alive = not over and run_folders.alive(run.folder)
-    info = run_folders.info(run.folder)
-    state = fold(events.read(run.folder))
-    report = run_folders.read_object(run.folder / "report.json")
-    if report is None and run_folders.abandoned(run.folder):
+    files = _Files(run.folder)
+    event_problems: list[str] = []
+    state = fold(events.read(run.folder, event_problems.append))
+    info, report = files.info.fields or {}, files.report.fields
+    problems = (*files.problems, *event_problems)
+    is_open = report is None and not alive and state.status not in ENDED  # nothing says how it ended
+    if is_open and (files.is_damaged or event_problems):
+        state.status, state.reason = DAMAGED, "; ".join(problems)
+    elif report is None and run_folders.abandoned(run.folder):
         state.status, state.reason = "abandoned", ABANDONED.format(run.name)
-    elif report is None and not alive and state.status not in ENDED and (over or not _just_created(run.folder, state)):
+    elif is_open and (over or not _just_created(run.folder, state)):
         state.status, state.reason = "failed", GONE if state.started or info else NEVER
-    return Standing(run.name, run.folder, alive, info, state, {**derive(run, state), **(report or {})})
+    fields = {**derive(run, state), **(report or {}), **({"problems": list(problems)} if problems else {})}
+    return Standing(run.name, run.folder, alive, info, state, fields, problems)
+
+
+class _Files:
+    """The small files of a run, and what is wrong with them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.info, self.report = run_files.info(folder), run_files.report(folder)
+        every = (self.info, run_files.plan(folder), self.report)
+        self.problems = tuple(contents.problem for contents in every if contents.error is not None)
+        # A file of a newer version is not damaged: what else is known of the run is shown.
+        self.is_damaged = any(isinstance(contents.error, run_files.DamagedRun) for contents in every)
 
 
 def summary(run: run_folders.Run) -> dict[str, Any]:
     """Only the fields of report.json; for a run that has ended, without reading its events."""
     if not run_folders.alive(run.folder):
-        report = run_folders.read_object(run.folder / "report.json")
-        if report is not None:
-            return {**derive(run, State()), **report}
+        files = _Files(run.folder)
+        if files.report.fields is not None and not files.problems:
+            return {**derive(run, State()), **files.report.fields}
     return read(run).report
 
 

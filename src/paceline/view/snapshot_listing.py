@@ -15,7 +15,7 @@ from paceline.storage.snapshots.evaluation import Evaluation
 from paceline.storage.snapshots.manifest import Damaged, Gone, Manifest, Newer, SnapshotId
 from paceline.storage.snapshots.repository import Inventory
 from paceline.storage.stores.protocol import ContinueCheck
-from paceline.view import run_folders
+from paceline.view import run_files
 from paceline.view.snapshot_locations import Reader, Source
 from paceline.view.wording import join
 
@@ -127,8 +127,8 @@ def newest(source: Source, inventory: Inventory) -> SnapshotId:
 
 def best(source: Source, inventory: Inventory) -> SnapshotId:
     """The best of the current snapshots, by the metric that the job names."""
-    planned = (run_folders.read_object(source.folder / "plan.json") or {}).get("snapshots") if source.folder else None
-    criterion = planned.get("best") if isinstance(planned, dict) else None
+    planned = run_files.planned(source.folder).get("snapshots", {}) if source.folder else {}
+    criterion = planned.get("best")
     if not criterion:
         raise NoSnapshot(f"the best snapshot of {source.run} is not defined here: its job has no snapshots.best")
     metric, lowest = criterion

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from paceline.errors import USAGE, PacelineError
 from paceline.plan import CAPTAIN, CLAIM
 from paceline.storage.stores.locations import is_bucket
-from paceline.view import run_folders, store_settings
+from paceline.view import run_files, run_folders, store_settings
 from paceline.view.run_folders import Run
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def is_location(text: str) -> bool:
 
 def location_of(run: Run) -> str:
     """The location to which a run known on this machine commits."""
-    to = planned_location(run.folder)
+    to = str(run_files.planned(run.folder).get("snapshots", {}).get("to", ""))
     if run_folders.on_cluster(run.folder):
         # A folder would be one of the pod; the plan of another user must not lead to a folder on this machine.
         return to if to.startswith(CLAIM) or is_bucket(to) else _IN_POD
@@ -114,10 +114,14 @@ def in_claim(run: Run) -> bool:
 
 def described(run: Run, snapshot: str) -> str:
     """The address of a snapshot, as text."""
-    if in_pod(run):
+    try:
+        location = location_of(run)
+    except (run_files.DamagedRun, run_files.NewerRun) as error:
+        return f"where is unknown ({error})"
+    if location == _IN_POD:
         return "in its captain's pod"
-    address = f"{location_of(run).rstrip('/')}/{run.name}/{snapshot}"
-    return f"{address} on its cluster" if in_claim(run) else address
+    address = f"{location.rstrip('/')}/{run.name}/{snapshot}"
+    return f"{address} on its cluster" if location.startswith(CLAIM) else address
 
 
 def open_source(run: Run) -> Source:
@@ -138,17 +142,11 @@ def source_of(run: str, location: str, folder: Path | None, settings: Mapping[st
     return Source(run, location, reader, slow_reader, RunArchive(store, run, transfers), folder)
 
 
-def planned_location(folder: Path) -> str:
-    planned = (run_folders.read_object(folder / "plan.json") or {}).get("snapshots")
-    to = planned.get("to") if isinstance(planned, dict) else None
-    return to if isinstance(to, str) else ""
 
 
 def origin_of(folder: Path) -> str:
     """The address from which a run known on this machine was started; empty: none."""
-    planned = (run_folders.read_object(folder / "plan.json") or {}).get("snapshots")
-    origin = planned.get("origin") if isinstance(planned, dict) else None
-    return origin if isinstance(origin, str) else ""
+    return str(run_folders.plan(folder).get("snapshots", {}).get("origin", ""))
 
 
 def holds_committed(run: Run) -> bool:

@@ -14,6 +14,7 @@ class Tail:
         self.path = path
         self._file: BinaryIO | None = None
         self._partial = b""  # the incomplete line at the end
+        self.problem = ""  # why the file cannot be read
 
     def read(self) -> list[bytes]:
         """The next complete lines without line ends, about one CHUNK at most; [] if there are none yet."""
@@ -66,4 +67,11 @@ class Tail:
                 self._file = open(self.path, "rb")  # noqa: SIM115
             except FileNotFoundError:
                 return None
-        return self._file.read(size)
+            except OSError as error:
+                self.problem = f"{self.path.name}: cannot be read: {error.strerror}"
+                return None
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self.problem = f"{self.path.name}: cannot be read: {error.strerror}"
+            return None

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from paceline.view.events import Event, number, seconds
+from paceline.view.run_files import is_measurement
 
 # Events that are shown to a user who follows a run; `paceline events` shows all.
 IMPORTANT = frozenset(
@@ -175,7 +176,7 @@ _SENTENCES = {
 
 
 def outcome(status: str) -> str:
-    return {"stopped": "was stopped"}.get(status, status)
+    return {"stopped": "was stopped", "damaged": "is damaged"}.get(status, status)
 
 
 def step_of(restore: Any) -> int | None:
@@ -227,7 +228,7 @@ def metrics(values: Any, most: int = 6) -> str:
     if not isinstance(values, dict):
         return ""
     ordered = sorted(values.items(), key=lambda item: (item[0] != "loss", "accuracy" not in item[0]))
-    return ", ".join(f"{name} {figure(value)}" for name, value in ordered[:most] if number(value) is not None)
+    return ", ".join(f"{name} {figure(value)}" for name, value in ordered[:most] if is_measurement(value))
 
 
 def size(amount: float) -> str:

@@ -48,15 +48,9 @@ class CaptainProcess:
         self._notes = CaptainNotes(options.folder, now)
         settings = porter_settings(plan, options)
         keeps_copies = bool(settings.serve) or not settings.place.startswith("/")
-        self._captain = Captain(
-            plan,
-            options.run,
-            options.lease,
-            now,
-            time.time(),
-            self._notes.captain,
-            keeps_copies,
-            self._notes.clock_offset,
+        clock_offset = self._notes.clock_offset
+        self._captain = self._notes.restored(
+            lambda notes: Captain(plan, options.run, options.lease, now, time.time(), notes, keeps_copies, clock_offset)
         )
         environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
         self._name = os.urandom(8).hex()  # distinguishes this captain from others of the run
@@ -77,6 +71,8 @@ class CaptainProcess:
             tasks, hosts = [task.name for task in plan.tasks], [host.name for host in plan.hosts]
             fields = {"framework": plan.framework, "strategy": plan.strategy, "tasks": tasks, "hosts": hosts}
             self._log.write("run-started", 0, {"run": options.run, "job": plan.name, **fields})
+        if self._notes.problem:
+            self._log.write("warning", self._captain.generation, {"text": self._notes.problem})
         self._log.reserve_space()
         self._notes.save(self._captain, now)
         self._exit_code = 0

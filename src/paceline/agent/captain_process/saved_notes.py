@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Callable
 
 from paceline.agent import machine
 from paceline.agent.captain.state_machine import Captain
+from paceline.agent.net.frames import WireError
 from paceline.agent.run_files import replace_text, stamp
+from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
+DAMAGED = "captain.json is damaged: the new captain learns from members and from the store how far the run is"
 SAVE_EVERY = 5.0  # seconds between saves of changes that members could report, too
 
 
@@ -16,6 +19,7 @@ class CaptainNotes:
     def __init__(self, folder: str, now: float) -> None:
         self._path = f"{folder}/captain.json"
         self._boot = machine.boot_id()
+        self.problem = ""
         notes = self._read()
         self.is_new = not notes  # the run has had no captain before, or its notes are lost
         self.started: str = notes.get("started") or stamp()
@@ -27,12 +31,30 @@ class CaptainNotes:
         self._milestone: tuple[object, ...] = ()
 
     def _read(self) -> dict[str, Any]:
+        """{}: there are none, or `problem` says why they cannot be used."""
         try:
             with open(self._path) as file:
-                notes: dict[str, Any] = json.load(file)
+                notes = json.load(file)
+            types: dict[str, Any] = {"started": str, "boot": str, "now": (int, float), "captain": dict}
+            if isinstance(notes, dict) and all(isinstance(notes.get(name), kind) for name, kind in types.items()):
                 return notes
-        except (OSError, ValueError):
+        except FileNotFoundError:
             return {}
+        except (OSError, ValueError, RecursionError):
+            pass
+        self.problem = DAMAGED
+        return {}
+
+    def restored(self, make: Callable[[dict[str, Any] | None], Captain]) -> Captain:
+        """The captain that continues from the notes. `make`: creates a captain from notes, or without any."""
+        if self.captain is not None:
+            try:
+                captain = make(self.captain)
+                json.dumps(captain.to_notes())
+                return captain
+            except (*INVALID_FIELDS, IndexError, WireError):
+                self.problem, self.is_new, self.captain = DAMAGED, True, None
+        return make(None)
 
     def save_if_due(self, captain: Captain, now: float, is_tick: bool) -> None:
         """On a milestone, or at a tick: members that rejoin report what happened since."""

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -98,15 +99,16 @@ class Spare:
         if not record or not python.hooked:
             # A record proves that Python loads our sitecustomize. Otherwise the spare would run the program itself.
             raise ValueError("there is no record of the program's imports")
+        first_free = _first_free()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         unread, pipe = os.pipe()
         try:
             # Pipes, as for a task, so that Python sets up its streams in the same way; nothing is written to them.
             pid = _spawn(
                 python.argv,
-                _hooked(environment, "spare", _FIRST_FREE),
+                _hooked(environment, "spare", first_free),
                 cwd,
-                {0: None, 1: pipe, 2: pipe, _FIRST_FREE: theirs.fileno()},
+                {0: None, 1: pipe, 2: pipe, first_free: theirs.fileno()},
             )
         except BaseException:
             ours.close()
@@ -248,9 +250,9 @@ def start_cold(
     fds: dict[int, int | None] = {0: None, 1: stdout_fd, 2: stderr_fd, REPORT_FD: report_fd}
     records = record_fd >= 0 and python.hooked
     if records:
-        fds[_FIRST_FREE] = record_fd
+        fds[_first_free()] = record_fd
     if python.hooked:
-        environment = _hooked(environment, "cold", _FIRST_FREE if records else -1)
+        environment = _hooked(environment, "cold", _first_free() if records else -1)
     return _spawn(python.argv, environment, cwd, fds)
 
 
@@ -341,7 +343,12 @@ def _prepare(cwd: str, fds: Mapping[int, int | None], agent: int) -> None:
 
 def _high(fd: int) -> int:
     """A duplicate with a number that is not used for inherited descriptors."""
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE + 1)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _first_free() + 1)
+
+
+def _first_free() -> int:
+    """_FIRST_FREE, or less where the limit of open files is so low that it has no such number."""
+    return min(_FIRST_FREE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 def _program(name: str, path: str | None, cwd: str) -> str:

@@ -10,6 +10,7 @@ from typing import Callable
 
 from paceline.agent.run_files import replace
 from paceline.storage.event_files import alone
+from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
 
 @dataclass
@@ -32,7 +33,7 @@ class GenerationNotes:
                 data = json.load(file)
             after = {int(generation): (int(step), int(last)) for generation, (step, last) in data["after"].items()}
             return Notes(int(data["generation"]), {str(p): int(g) for p, g in data["old"].items()}, after)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, *INVALID_FIELDS, RecursionError):
             return Notes()
 
     def begin(self, generation: int, after: tuple[int, int] | None, files: Callable[[], Iterable[str]]) -> bool:

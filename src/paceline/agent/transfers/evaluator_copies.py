@@ -21,7 +21,7 @@ from paceline.agent.run_files import replace
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient
 from paceline.plan import Plan
-from paceline.storage.snapshots.manifest import SnapshotId, pair, parse_id
+from paceline.storage.snapshots.manifest import INVALID_FIELDS, SnapshotId, pair, parse_id
 
 RETRY_S = 2.0  # seconds until a failed fetch is retried
 MAX_METRICS = 100
@@ -161,7 +161,7 @@ class EvaluatorCopies:
         results = {}
         for name in os.listdir(self._results) if os.path.isdir(self._results) else ():
             id = parse_id(name[: -len(".json")])
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(f"{self._results}/{name}") as file:
+            with contextlib.suppress(OSError, *INVALID_FIELDS, RecursionError), open(f"{self._results}/{name}") as file:
                 data = json.load(file)
                 if id is not None:
                     results[id] = ev.SnapshotEvaluated(self._host, str(data["task"]), id, _numbers(data["metrics"]))

@@ -18,6 +18,7 @@ from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient
 from paceline.plan import Plan
 from paceline.storage.run_archive import MOST, part
+from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
 EVERY = 10.0  # seconds between uploads: the output that may be lost with a host
 LARGE = 256 * 1024  # bytes; a piece of this size is complete and not sent again
@@ -49,11 +50,12 @@ class LogUpload:
         try:
             with open(self._state_file) as file:
                 state = json.load(file)
-        except (OSError, ValueError):
-            life = f"{options.host}/{stamp().replace(':', '').replace('-', '')}-{os.urandom(4).hex()}"
-            state = {"life": life, "number": 1, "begins": dict.fromkeys(files, 0)}
-        self._life, self._number = str(state["life"]), int(state["number"])
-        self._begins: dict[str, int] = state["begins"]
+            begins = {name: int(state["begins"][name]) for name in files}
+            self._life, self._number = str(state["life"]), int(state["number"])
+        except (OSError, *INVALID_FIELDS, RecursionError):  # there is none, or it is damaged
+            self._life = f"{options.host}/{stamp().replace(':', '').replace('-', '')}-{os.urandom(4).hex()}"
+            self._number, begins = 1, dict.fromkeys(files, 0)
+        self._begins: dict[str, int] = begins
         self._ends: dict[str, int] = dict(self._begins)  # file -> end of the current piece as last sent
         if self._write_state(self._number, self._begins):
             # A random delay, so that hosts that start together do not upload at the same time.

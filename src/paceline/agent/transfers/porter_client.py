@@ -46,7 +46,7 @@ def porter_settings(plan: Plan, options: Options) -> PorterSettings:
 
 def process(module: str, argument: str) -> list[str]:
     """The command that calls `main(argument)` of one of the agent's own modules in a new process."""
-    return [sys.executable, "-I", "-c", _CODE, _HERE, module, argument]
+    return [sys.executable, "-I", "-X", "utf8", "-c", _CODE, _HERE, module, argument]
 
 
 class PorterClient:

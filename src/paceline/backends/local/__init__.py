@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import select
+import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from paceline.agent import machine
 from paceline.agent.run_files import replace
 from paceline.backends import snapshot_origin
 from paceline.backends.local import stop_request
-from paceline.backends.local.resources import CannotRun, assign, caveats, interpreter
+from paceline.backends.local.resources import CannotRun, assign, caveats, check_loopback, check_path, interpreter
 from paceline.backends.local.supervisor import supervise
 from paceline.backends.run_ids import new_run, run_identity
 from paceline.plan import Plan, to_json
+from paceline.view import run_files
 from paceline.view.run_folders import alive, runs_folder, taken
 
 __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "start", "stop"]
@@ -29,7 +31,10 @@ __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "sta
 def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str, Path]:
     """Create the folder of a new run, without starting it. `requested`: its id; default: a generated one."""
     assign(plan)
+    check_loopback()
     runs = runs_folder()
+    check_path(runs)
+    created: Path | None = None
     try:
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
@@ -39,6 +44,7 @@ def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str
             try:
                 if not conflict:
                     folder.mkdir(mode=0o700)
+                    created = folder
                     break
             except FileExistsError:
                 conflict = taken(folder)
@@ -49,6 +55,8 @@ def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str
         (folder / "plan.json").write_text(to_json(plan))
         (folder / "job.yaml").write_text(job_text)
     except OSError as error:
+        if created is not None:
+            shutil.rmtree(created, ignore_errors=True)
         raise CannotRun(
             f"cannot create the run's folder in {runs}: {error.strerror}", remedy="set PACELINE_HOME to another folder"
         ) from None
@@ -104,14 +112,18 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
     from paceline.backends import certificates_ahead
 
     hosts = assign(plan)
-    certificates_ahead.finish(folder / "tls")
-    captain = f"127.0.0.1:{machine.free_port()}"
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    read_end, write_end = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
+    try:
+        certificates_ahead.finish(folder / "tls")
+        captain = f"127.0.0.1:{machine.free_port()}"
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        read_end, write_end = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing has started
+        raise CannotRun(f"cannot start the run: {error.strerror or error}") from None
     if pid == 0:
         os.close(write_end)
         supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else read_end, page)
@@ -165,13 +177,16 @@ def stop(folder: Path, reason: str, timeout: float) -> bool:
 def kill(folder: Path) -> None:
     """Kill a run immediately, through its supervisor."""
     if alive(folder):
-        try:
-            info = json.loads((folder / "run.json").read_text())
-            if info["machine"] != platform.node():
-                raise CannotRun(f"{folder.name} is running on {info['machine']}", remedy="stop it there")
-            os.kill(info["supervisor"], signal.SIGTERM)
-        except (OSError, ValueError, KeyError):
-            pass
+        contents = run_files.info(folder)
+        info = contents.fields or {}
+        if info.get("machine", platform.node()) != platform.node():
+            raise CannotRun(f"{folder.name} is running on {info['machine']}", remedy="stop it there")
+        if contents.error is not None and not {"machine", "supervisor"} <= info.keys():
+            remedy = f"end the process that has locked {folder / 'lock'}"
+            raise run_files.DamagedRun(f"{folder.name} cannot be stopped: {contents.error}", remedy=remedy)
+        if "supervisor" in info and "machine" in info:
+            with suppress(OSError):
+                os.kill(info["supervisor"], signal.SIGTERM)
 
 
 def _version() -> str:

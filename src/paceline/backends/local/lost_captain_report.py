@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.agent.run_files import replace, stamp
+from paceline.view.run_files import is_time
+from paceline.view.run_folders import read_object
 
 
 def write_report(folder: Path, run: str, status: str, reason: str) -> None:
     """An existing report is not replaced."""
     if (folder / "report.json").exists():
         return
-    saved: dict[str, Any] = {}
-    try:
-        saved = json.loads((folder / "captain.json").read_text())
-    except (OSError, ValueError):
-        pass
-    captain = saved.get("captain") or {}
-    watch = captain.get("watch") or {}
-    restarts = [{**record, "at": stamp(record["at"])} for record in captain.get("restarts", [])]
-    for record in restarts:
-        record.pop("_at", None)  # measured on the captain's own clock
-    generation = captain.get("generation", 0)
+    saved = read_object(folder / "captain.json") or {}
+    generation, progress = 0, dict[str, Any]()
+    with suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError):  # damaged notes
+        generation, progress = _progress(saved["captain"])
+    started = saved.get("started")
     report = {
-        "run": run, "status": status, "reason": reason, "cause": None, "generations": generation, "restarts": restarts,
-        "steps": watch.get("steps", 0), "steps_per_s": None, "metrics": watch.get("metrics", {}),
-        "started": saved.get("started") or stamp(), "ended": stamp(), "folder": str(folder),
-        "stacks": captain.get("stacks", {}),
+        "run": run, "status": status, "reason": reason, "cause": None, "generations": generation, "restarts": [],
+        "steps": 0, "steps_per_s": None, "metrics": {}, "started": started if is_time(started) else stamp(),
+        "ended": stamp(), "folder": str(folder), "stacks": {}, **progress,
     }  # fmt: skip
     event = {
         "at": stamp(),
@@ -45,3 +41,13 @@ def write_report(folder: Path, run: str, status: str, reason: str) -> None:
             events.write(json.dumps(event) + "\n")
     except OSError:
         pass  # disk full; the released lock still shows that the run has ended
+
+
+def _progress(captain: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The generation, and fields of the report, from the captain's notes."""
+    restarts = [{**record, "at": stamp(record["at"])} for record in captain["restarts"]]
+    for record in restarts:
+        record.pop("_at", None)  # measured on the captain's own clock
+    watch = captain["watch"]
+    progress = {"restarts": restarts, "steps": int(watch["steps"]), "metrics": dict(watch["metrics"])}
+    return int(captain["generation"]), {**progress, "stacks": dict(captain["stacks"])}

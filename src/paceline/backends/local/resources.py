@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,10 @@ from paceline.agent.tasks.python_command import active_interpreter
 from paceline.errors import USAGE, PacelineError
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import machine_info
+
+LEAST_MEMORY = 5 * 1024 * 1024  # bytes of a process that has just started
+LONGEST_PATH = 4096 - 400  # bytes of a path, less those of the files of a run
+OWN_FILES = 24  # open files of a captain, besides one per host
 
 
 class CannotRun(PacelineError):
@@ -36,6 +42,7 @@ def assign(plan: Plan) -> dict[str, Share]:
             "`code: image` means that the code is in a container image",
             remedy="run with --on kubernetes, or set `code` to a folder",
         )
+    _check_limits(plan)
     needed = sum(host.gpus for host in plan.hosts)
     devices = gpus() if needed else ()
     if needed > len(devices):
@@ -53,6 +60,53 @@ def assign(plan: Plan) -> dict[str, Share]:
         share = cores * len(host.tasks) / len(plan.tasks)
         shares[host.name] = Share(min(host.cpu, cores) if host.cpu else share, assigned)
     return shares
+
+
+def _check_limits(plan: Plan) -> None:
+    """CannotRun: this machine does not have enough memory, processes or open files for so many hosts and tasks."""
+    hosts, processes = len(plan.hosts), 2 * len(plan.hosts) + len(plan.tasks)
+    count = f"{len(plan.tasks)} tasks on {hosts} hosts"
+    memory = machine_info.memory()
+    if memory is not None and processes * LEAST_MEMORY > memory:
+        needed = f"{processes * LEAST_MEMORY >> 30} GiB"
+        raise CannotRun(
+            f"{count} need at least {needed} of memory before they train, and this machine has {memory >> 30} GiB",
+            remedy="lower replicas, or run with --on kubernetes",
+        )
+    most = machine_info.processes()
+    if most is not None and processes > most:
+        raise CannotRun(
+            f"{count} need at least {processes} processes, and the limit here is {most}",
+            remedy="lower replicas, or raise the limit (ulimit -u, or pids.max of the container)",
+        )
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files != resource.RLIM_INFINITY and hosts + OWN_FILES > files:
+        raise CannotRun(
+            f"the captain of {hosts} hosts needs up to {hosts + OWN_FILES} open files, and the limit here is {files}",
+            remedy="raise it with ulimit -n, or lower replicas",
+        )
+
+
+def check_loopback() -> None:
+    """CannotRun: processes on this machine cannot reach each other."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), 5).close()
+    except OSError as error:
+        raise CannotRun(
+            f"127.0.0.1 cannot be used: {os.strerror(error.errno) if error.errno else error}",
+            remedy="bring up the loopback interface with its IPv4 address: ip link set lo up",
+        ) from None
+
+
+def check_path(runs: Path) -> None:
+    """CannotRun: the paths of files in a run's folder would be too long."""
+    length = len(os.fsencode(runs))
+    if length > LONGEST_PATH:
+        raise CannotRun(
+            f"the path of the folder for runs is too long: {length} bytes, and {LONGEST_PATH} are possible",
+            remedy="set PACELINE_HOME to another folder",
+        )
 
 
 def caveats(plan: Plan) -> list[str]:

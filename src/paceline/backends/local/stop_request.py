@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from paceline.agent.net import stop_request
+from paceline.view import run_folders
 
 
 def ask_to_stop(folder: Path, reason: str, timeout: float = 5.0, interrupt: bool = False) -> bool:
     """True: the captain has confirmed that it stops the run. `interrupt`: tasks receive SIGINT before SIGTERM."""
-    try:
-        captain = json.loads((folder / "run.json").read_text())["captain"]
-    except (OSError, ValueError, KeyError):
+    captain = run_folders.info(folder).get("captain")
+    if captain is None:
         return False
     return stop_request.ask_to_stop(captain, str(folder / "tls"), "member", reason, timeout, interrupt)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from paceline.storage.local_files import digest, sync
 from paceline.storage.snapshots.manifest import (
     FILE_BYTES,
+    INVALID_FIELDS,
     MOST_BYTES,
     VERSION,
     Damaged,
@@ -61,7 +62,7 @@ def parse(data: bytes, name: str) -> DatasetManifest:
     try:
         files = tuple(map(file_of, fields["files"]))
         manifest = DatasetManifest(str(fields["name"]), str(fields["run"]), str(fields["at"]), files)
-    except (KeyError, TypeError, ValueError) as error:
+    except INVALID_FIELDS as error:
         raise Damaged(f"{name} is not a valid data manifest: {error!r}") from None
     for file in manifest.files:
         if not is_safe_path(file.path):

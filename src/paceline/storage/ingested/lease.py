@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from paceline.storage.snapshots.manifest import VERSION, Damaged, read_object
+from paceline.storage.snapshots.manifest import INVALID_FIELDS, VERSION, Damaged, read_object
 from paceline.storage.stores.protocol import Store, StoreError
 
 AGAIN_S = 10.0  # seconds between two renewals
@@ -103,7 +103,7 @@ def _parse(data: bytes, name: str) -> Record:
     fields: dict[str, Any] = read_object(data, name)
     try:
         return Record(int(fields["number"]), str(fields["run"]), str(fields["by"]), str(fields["process"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except INVALID_FIELDS as error:
         raise Damaged(f"{name} is not a valid lease record: {error!r}") from None
 
 

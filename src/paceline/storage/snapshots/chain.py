@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from paceline.storage.snapshots.manifest import VERSION, Damaged, SnapshotId, read_object
+from paceline.storage.snapshots.manifest import INVALID_FIELDS, VERSION, Damaged, SnapshotId, read_object
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def parse(data: bytes, name: str) -> Record:
         parent = fields["parent"]
         id = None if parent is None else SnapshotId(int(parent["step"]), int(parent["generation"]))
         record = Record(int(fields["generation"]), id, str(fields["by"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except INVALID_FIELDS as error:
         raise Damaged(f"{name} is not a valid record of a generation: {error!r}") from None
     if record.parent is not None and record.parent.generation >= record.generation:
         raise Damaged(f"{name} is not a valid record of a generation: its parent is not older")

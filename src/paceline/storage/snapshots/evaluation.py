@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.storage.snapshots.manifest import VERSION, Damaged, read_object
+from paceline.storage.snapshots.manifest import INVALID_FIELDS, VERSION, Damaged, read_object
 
 NAME = "evaluation.json"
 MOST_BYTES = 256 * 1024
@@ -29,5 +29,5 @@ def parse(data: bytes, name: str) -> Evaluation:
     try:
         metrics = {str(key): float(value) for key, value in fields["metrics"].items()}
         return Evaluation(str(fields["task"]), metrics, str(fields["at"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except INVALID_FIELDS as error:
         raise Damaged(f"{name} is not a valid evaluation: {error!r}") from None

@@ -14,6 +14,8 @@ VERSION = 1
 MOST_BYTES = 64 * 1024 * 1024  # bytes of a manifest
 FILE_BYTES = 100  # bytes of a file in a manifest, besides its path
 PATH_LIMIT = 1024
+# What reading fields of the wrong types raises; 1e400, for example, is a valid number in JSON, but no integer.
+INVALID_FIELDS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"step-(0|[1-9][0-9]{0,15})-g(0|[1-9][0-9]{0,7})")
 
@@ -123,7 +125,7 @@ def parse(data: bytes, name: str) -> Manifest:
             {str(key): str(value) for key, value in fields["versions"].items()}, str(fields["at"]),
             str(fields.get("origin", "")),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except INVALID_FIELDS as error:
         raise Damaged(f"{name} is not a valid manifest: {error!r}") from None
     _check_paths(manifest, name)
     return manifest
@@ -134,7 +136,7 @@ def read_object(data: bytes, name: str) -> dict[str, Any]:
     try:
         fields = json.loads(data)
         version = int(fields["version"])
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (*INVALID_FIELDS, RecursionError):
         raise Damaged(f"{name} is damaged: it is not JSON with a version") from None
     if version != VERSION:
         raise Newer(

@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from paceline.storage.snapshots.manifest import INVALID_FIELDS
 from paceline.storage.snapshots.repository import Unfit, always
 from paceline.storage.stores.protocol import ContinueCheck, TransferCanceled
 from paceline.storage.watched.folder_contents import (
@@ -59,7 +60,7 @@ def begin(
         _check_replaceable(folder, inner)
     os.makedirs(own, exist_ok=True)
     with _locked(f"{own}/lock"):
-        record = _read(f"{own}/{_BEGUN}")
+        record = _read_begun(f"{own}/{_BEGUN}")
         this = [generation, os.path.basename(source)]
         start = record.get("start", {})
         backup = ""
@@ -252,7 +253,18 @@ def _read(path: str) -> dict[str, Any]:
         with open(path) as file:
             fields = json.load(file)
             return fields if isinstance(fields, dict) else {}
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+
+
+def _read_begun(path: str) -> dict[str, Any]:
+    """{}: nothing has begun here, or the record is damaged; files of the user are then kept."""
+    record = _read(path)
+    try:
+        generation, source = record["this"]
+        start = {str(name): [int(each) for each in signature] for name, signature in record["start"].items()}
+        return {"this": [int(generation), str(source)], "start": start}
+    except INVALID_FIELDS:
         return {}
 
 

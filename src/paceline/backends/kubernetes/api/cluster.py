@@ -144,8 +144,9 @@ def _prepare_decoders() -> None:
 
 
 def _config(context: str | None) -> SingleConfig:
-    configured = [Path(path).expanduser() for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]
-    paths = [path for path in configured or [Path("~/.kube/config").expanduser()] if path.is_file()]
+    expand = os.path.expanduser  # unlike Path.expanduser, it accepts a user without a home folder
+    configured = [Path(expand(path)) for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]
+    paths = [path for path in configured or [Path(expand("~/.kube/config"))] if path.is_file()]
     if not paths:
         missing = " and ".join(map(str, configured)) or "~/.kube/config"
         raise Unreachable(f"no kubeconfig found at {missing}", remedy="set KUBECONFIG to the path of your kubeconfig")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 # Lists in a pod that are merged, and the key of their items; any other list is replaced.
@@ -10,6 +11,18 @@ KEYS = {
     "volumeDevices": "devicePath", "ports": "containerPort", "imagePullSecrets": "name", "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey", "resourceClaims": "name",
 }  # fmt: skip
+
+
+def patch_for(patch: dict[str, Any], role: str, roles: Collection[str]) -> dict[str, Any]:
+    """The user's patch for pods of this role, without patches for the containers of other roles.
+
+    >>> patch_for({"containers": [{"name": "worker", "tty": True}]}, "evaluator", ("worker", "evaluator"))
+    {'containers': []}
+    """
+    if not isinstance(patch.get("containers"), list):
+        return patch
+    others = set(roles) - {role}
+    return {**patch, "containers": [each for each in patch["containers"] if _key(each, "name") not in others]}
 
 
 def merge(base: Any, patch: Any, key: str = "") -> Any:

@@ -10,7 +10,7 @@ from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.objects.config_maps import projected
 from paceline.backends.kubernetes.objects.names import HostGroup
-from paceline.backends.kubernetes.objects.pod_patch import merge
+from paceline.backends.kubernetes.objects.pod_patch import merge, patch_for
 from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Plan, split_claim
 
 Object = dict[str, Any]
@@ -167,7 +167,7 @@ def member(plan: Plan, run: str, group: HostGroup, agent: list[str], code: list[
     container["volumeMounts"] = _mounts(mounts)
     spec = {**_spec(plan, run, container, volumes, agent, "member"), "restartPolicy": "OnFailure"}
     spec = merge(spec, _placement(settings["placement"], run, group.role))
-    patched: Object = merge(spec, settings["pod"])
+    patched: Object = merge(spec, patch_for(settings["pod"], group.role, [role.name for role in plan.roles]))
     return patched
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +29,8 @@ from paceline.storage.snapshots.manifest import Damaged, Newer
 from paceline.storage.stores.locations import is_bucket
 from paceline.storage.stores.protocol import StoreError
 from paceline.view import run_folders, run_state, snapshot_locations
+from paceline.view.plan_files import parse_plan, read_plan
+from paceline.view.run_files import DamagedRun
 
 LARGEST_PLAN = 64 * 1024 * 1024  # bytes; a ConfigMap holds 1 MiB, but it may be compressed
 
@@ -70,7 +71,7 @@ def adopt(cluster: Cluster, run: str) -> Path:
         if (info.get("context"), info.get("namespace")) != (cluster.context, cluster.namespace):
             existing = "on this machine"
             if info.get("context"):
-                existing = f"in namespace {info['namespace']} (context {info['context']})"
+                existing = f"in namespace {info.get('namespace')} (context {info['context']})"
             raise run_folders.NoRun(
                 f"{run} is already the id of a run {existing}: this machine cannot have two runs with one id"
             )
@@ -108,8 +109,8 @@ def _planned(run: str, config_map: Any) -> Plan:
             text = reader.decompress(packed, LARGEST_PLAN).decode()
             if not reader.eof:
                 raise ValueError(f"it is larger than {LARGEST_PLAN >> 20} MiB, or incomplete")
-        return plans.from_data(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, zlib.error) as error:
+        return parse_plan(text, "plan.json")
+    except (ValueError, KeyError, TypeError, AttributeError, zlib.error, DamagedRun) as error:
         raise run_folders.NoRun(
             f"cannot read the plan of {run} in the ConfigMap {run}-plan: {type(error).__name__}: {error}"
         ) from None
@@ -138,9 +139,8 @@ def _is_replaced(folder: Path, job: Any) -> bool:
 
 
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
-    info = run_folders.info(folder)
-    cluster = cluster or connect(info["context"], info["namespace"])
-    plan = plans.from_data(json.loads((folder / "plan.json").read_text()))
+    cluster = cluster or connect(*run_folders.cluster_of(folder))
+    plan = read_plan(folder)
     return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, plan))
 
 

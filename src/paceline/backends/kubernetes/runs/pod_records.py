@@ -81,9 +81,23 @@ def _to_dict(pod: PodRecord) -> dict[str, Any]:
     return {**fields, "leaving": pod.leaving_since is not None, "reason": pod.reason.text if pod.reason else ""}
 
 
-def load(folder: Path) -> dict[str, Any]:
-    return read_object(folder / FILE) or {}
+def load(folder: Path) -> list[dict[str, Any]]:
+    """The records of the pods; those that cannot be read are left out."""
+    pods = (read_object(folder / FILE) or {}).get("pods")
+    return [pod for pod in pods if _is_record(pod)] if isinstance(pods, list) else []
+
+
+def _is_record(pod: Any) -> bool:
+    texts = ("host", "pod", "node", "phase")
+    if not isinstance(pod, dict) or not all(isinstance(pod.get(name), str) for name in texts):
+        return False
+    return isinstance(pod.get("restarts"), int) and isinstance(pod.get("leaving"), bool)
 
 
 def load_reasons(folder: Path) -> list[Reason]:
-    return [Reason(**each) for each in load(folder).get("reasons", ())]
+    reasons = (read_object(folder / FILE) or {}).get("reasons")
+    return [
+        Reason(each["what"], each["cause"], each["text"], each.get("final") is True)
+        for each in (reasons if isinstance(reasons, list) else ())
+        if isinstance(each, dict) and all(isinstance(each.get(name), str) for name in ("what", "cause", "text"))
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from paceline.backends.kubernetes.payload.agent_archive import agent_archive
 from paceline.backends.kubernetes.runs.local_folder import is_running
 from paceline.plan import CAPTAIN
 from paceline.view import run_folders
+from paceline.view.plan_files import read_plan
 from paceline.view.snapshot_locations import NoClaim, OutOfReach, in_claim
 
 START_S = 600.0  # seconds to wait for a pod with the claim: its image may be large, its volume on another node
@@ -77,7 +77,7 @@ class SnapshotPod:
             raise OutOfReach(
                 f"the captain of {self._run}, which has its snapshots, is not running now", remedy="try again"
             )
-        plan = plans.from_data(json.loads((self._folder / "plan.json").read_text()))
+        plan = read_plan(self._folder)
         if not pod:
             pod, container = self._visit_pod(plan), pods.VISIT
         archive = agent_archive()
@@ -96,8 +96,7 @@ class SnapshotPod:
     @property
     def _cluster(self) -> Cluster:
         if self._connection is None:
-            info = run_folders.info(self._folder)
-            self._connection = connect(info["context"], info["namespace"])
+            self._connection = connect(*run_folders.cluster_of(self._folder))
         return self._connection
 
     def _captain(self) -> str:

@@ -1,0 +1,363 @@
+"""Damaged files of runs: every verb names the damaged run and goes on with the others; readers raise clear errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.backends.local.lost_captain_report import write_report
+from paceline.errors import PacelineError
+from paceline.view import plan_files, run_files, run_folders, run_state
+from support import mutations, recorded
+from support.record_runs import RECORDED
+from support.recorded import Done, call
+from support.users import somebody
+
+SOURCE = RECORDED / "0.1.0"
+VERBS = (
+    ("ls",), ("ls", "-o", "json"), ("ls", "-o", "wide"), ("status", "{run}"), ("status", "{run}", "-o", "json"),
+    ("logs", "{run}"), ("logs", "{run}", "-o", "json", "--since", "1h"), ("logs", "-f", "{run}"), ("events", "{run}"),
+    ("events", "{run}", "-o", "json"), ("snapshots", "ls", "{run}"), ("snapshots", "ls", "{run}", "-o", "json"),
+    ("snapshots", "ls", "{run}", "--all"), ("snapshots", "show", "{run}"), ("snapshots", "verify", "{run}"),
+    ("snapshots", "show", "{run}", "best"),
+    ("stop", "{run}"), ("tensorboard", "{run}"), ("try", "{run}"), ("export", "{run}", "--to", "{run}-model"),
+    ("delete", "-y", "{run}"),
+)  # fmt: skip
+RUNS = ("recorded-done", "recorded-lost")
+
+
+class Started(BaseException):
+    """Raised in place of starting a program, as a test here starts no process."""
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: Any, **__: Any) -> Any:
+        raise Started
+
+    monkeypatch.setattr("os.execv", started)
+    monkeypatch.setattr("os.execve", started)
+    monkeypatch.setattr("paceline.client.model_export._run", started)
+    monkeypatch.setattr("paceline.cli.tensorboard._python", lambda: "python")
+
+
+def copy(home: Path, run: str) -> Path:
+    folder = home / "runs" / run
+    shutil.copytree(SOURCE / run, folder)
+    (folder / "lock").touch()
+    return folder
+
+
+def healthy(home: Path) -> None:
+    recorded.write(home, report=recorded.REPORT, logs={"worker-0": "2026-11-15T04:30:02.000Z g1 | hello\n"})
+
+
+def use(home: Path, *arguments: str) -> Done:
+    try:
+        return call(home, *arguments)
+    except Started:
+        return Done(0, "", "")
+
+
+def assert_clear(done: Done, context: object) -> None:
+    assert done.returncode in (0, 1, 2), (context, done)
+    for text in ("bug in Paceline", "Traceback"):
+        assert text not in done.stderr + done.stdout, (context, done)
+    if done.returncode:  # `snapshots verify` prints what is damaged to stdout
+        assert done.stdout or done.stderr.startswith(("error: ", "note: ")), (context, done)
+
+
+# ---- what users see
+
+
+def step_with(**fields: Any) -> Callable[[Path], None]:
+    """Changes the first event that reports a step."""
+
+    def damage(folder: Path) -> None:
+        lines = (folder / "events.jsonl").read_text().splitlines()
+        at = next(number for number, line in enumerate(lines) if '"event": "step"' in line)
+        lines[at] = json.dumps({**json.loads(lines[at]), **fields})
+        (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+
+    return damage
+
+
+infinite_step = step_with(step=float("inf"))
+
+
+def events_with(data: bytes) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / "events.jsonl").write_bytes(data + b"\n" + (folder / "events.jsonl").read_bytes())
+
+    return damage
+
+
+def file_with(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+def a_folder(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return damage
+
+
+DAMAGES = {
+    "infinite step": (infinite_step, "is damaged: `step` is not a number"),
+    "time 1e400": (step_with(at=float("inf")), "is damaged: `at` is not a time"),
+    "time in words": (step_with(at="yesterday"), "is damaged: `at` is not a time"),
+    "binary events": (events_with(b"\0\xff" * 50), "events.jsonl: line 1 is damaged: it is not complete JSON"),
+    "huge line": (events_with(b"x" * 3_000_000), "events.jsonl: line 1 is damaged: it is not complete JSON"),
+    "deep event": (events_with(b"[" * 900 + b"]" * 900), "line 1 is damaged: it is nested deeper than 50 levels"),
+    "event without keys": (events_with(b"{}"), "events.jsonl: line 1 is damaged: `event` is not a string"),
+    "events are a folder": (a_folder("events.jsonl"), "events.jsonl: cannot be read: Is a directory"),
+    "run.json is a list": (file_with("run.json", "[1, 2]"), "run.json: is damaged: it is not a JSON object"),
+    "half of run.json": (file_with("run.json", '{"run": "rec'), "run.json: is damaged: it is not complete JSON"),
+    "wrong start": (file_with("run.json", '{"started": 1e400}'), "run.json: is damaged: `started` cannot be Infinity"),
+    "report of wrong types": (
+        file_with("report.json", '{"status": "failed", "restarts": 5, "ended": [], "metrics": "x", "started": {}}'),
+        "report.json: is damaged: `started` cannot be {}",
+    ),
+    "report without status": (file_with("report.json", "{}"), "report.json: is damaged: `status` is missing"),
+    "deep report": (file_with("report.json", "[" * 100_000), "report.json: is damaged: it is nested deeper than 50"),
+    "report is a folder": (a_folder("report.json"), "report.json: cannot be read: Is a directory"),
+    "newer plan": (
+        file_with("plan.json", '{"version": 2, "phases": []}'),
+        "plan.json: this run was started by a newer Paceline (plan version 2); upgrade Paceline to read it",
+    ),
+    "wrong plan": (file_with("plan.json", '{"tasks": 1, "limits": []}'), "plan.json: is damaged: `tasks` cannot be 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_run_is_named_and_the_others_are_listed(tmp_path: Path, name: str) -> None:
+    damage, problem = DAMAGES[name]
+    healthy(tmp_path)
+    damage(copy(tmp_path, "recorded-lost"))
+    done = call(tmp_path, "ls", "-o", "wide")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert done.returncode == 0 and "succeeded" in rows["digits-3f9a"], done
+    assert problem in rows["recorded-lost"], done
+    listed = {each["run"]: each for each in json.loads(call(tmp_path, "ls", "-o", "json").stdout)}
+    assert problem in "; ".join(listed["recorded-lost"]["problems"]) and "problems" not in listed["digits-3f9a"]
+    for verb in VERBS:
+        arguments = [word.format(run="recorded-lost") for word in verb]
+        assert_clear(use(tmp_path, *arguments), (name, verb))
+    status = call(tmp_path, "status", "digits")
+    assert status.returncode == 0 and "digits-3f9a succeeded" in status.stdout
+
+
+@pytest.mark.parametrize("name", ["infinite step", "run.json is a list", "report of wrong types"])
+def test_a_run_without_a_known_end_is_damaged(tmp_path: Path, name: str) -> None:
+    damage, problem = DAMAGES[name]
+    damage(copy(tmp_path, "recorded-lost"))
+    report = json.loads(call(tmp_path, "status", "-o", "json").stdout)
+    assert report["status"] == ("failed" if name == "report of wrong types" else "damaged")
+    assert problem in call(tmp_path, "status").stdout
+
+
+def test_the_outcome_of_a_run_is_shown_even_if_its_events_are_damaged(tmp_path: Path) -> None:
+    infinite_step(copy(tmp_path, "recorded-done"))
+    assert "succeeded" in call(tmp_path, "ls").stdout
+    lines = call(tmp_path, "status").stdout.splitlines()
+    assert lines[0].startswith("recorded-done succeeded")
+    assert any(line.startswith("  damaged ") and "`step` is not a number" in line for line in lines)
+    events = call(tmp_path, "events")
+    assert events.returncode == 0 and "`step` is not a number" in events.stderr and "ending" in events.stdout
+
+
+def test_a_run_of_another_user_is_named_and_the_others_are_listed(open_folder: Path) -> None:
+    home = open_folder
+    healthy(home)
+    for run in RUNS:
+        copy(home, run)
+    unreadable = [home / "runs/recorded-done"]
+    unreadable += [home / "runs/recorded-lost" / name for name in ("run.json", "events.jsonl", "logs/worker-0.log")]
+    for path in home.rglob("*"):
+        path.chmod(0o755)
+    home.chmod(0o755)
+    for path in unreadable:
+        path.chmod(0)
+    with somebody():
+        assert "recorded-done" in call(home, "ls", "-o", "name").stdout
+        done = call(home, "ls", "-o", "wide")
+        rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+        assert done.returncode == 0 and "succeeded" in rows["digits-3f9a"], done
+        for run in RUNS:
+            assert "damaged" in rows[run] and "run.json: cannot be read: Permission denied" in rows[run]
+            for verb in VERBS:
+                assert_clear(use(home, *(word.format(run=run) for word in verb)), (run, verb))
+        assert "logs/worker-0.log: cannot be read: Permission denied" in call(home, "logs", RUNS[1]).stderr
+    unreadable[0].chmod(0o700)
+
+
+def test_stop_names_the_file_that_hides_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copy(tmp_path, "recorded-lost")
+    (folder / "run.json").write_text("[]")
+    with recorded.supervised(folder):
+        done = call(tmp_path, "stop", "--now", "recorded-lost")
+    assert done.returncode == 1 and "recorded-lost cannot be stopped: run.json: is damaged" in done.stderr
+
+
+def test_snapshots_are_not_deleted_if_the_plan_does_not_tell_where_they_are(tmp_path: Path) -> None:
+    folder = copy(tmp_path, "recorded-done")
+    (folder / "plan.json").write_text("nonsense")
+    done = call(tmp_path, "delete", "-y", "--snapshots", "recorded-done")
+    assert done.returncode == 1 and "plan.json: is damaged" in done.stderr and folder.exists()
+    done = call(tmp_path, "delete", "-y", "recorded-done")
+    assert done.returncode == 0 and (folder / "snapshots/recorded-done/step-4-g1/manifest.json").exists(), done
+
+
+def test_a_supervisor_reports_the_end_even_if_the_notes_of_its_captain_are_damaged(tmp_path: Path) -> None:
+    for number, text in enumerate(("[]", '{"captain": []}', '{"captain": {"restarts": 5}, "started": 7}', "{")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "captain.json").write_text(text)
+        write_report(folder, "recorded-lost", "failed", "the captain is lost")
+        assert run_files.report(folder).fields is not None and not run_files.report(folder).problem
+
+
+# ---- fuzzing
+
+
+def files_of(folder: Path) -> list[Path]:
+    small = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in small if path.suffix in (".json", ".jsonl", ".log", "") and path.name != "lock"]
+
+
+def fuzz(limit: float, one: Callable[[random.Random], None]) -> None:
+    deadline, seed = time.monotonic() + mutations.seconds(limit), int(time.time() * 1000) % 10**9
+    while time.monotonic() < deadline:
+        try:
+            one(random.Random(seed))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+        seed += 1
+
+
+def one_run(home: Path, rng: random.Random) -> None:
+    run = rng.choice(RUNS)
+    folder = copy(home, run)
+    try:
+        changed = rng.sample(files_of(folder), rng.choice((1, 1, 2, 3)))
+        done = [(str(path.relative_to(folder)), mutations.damage(path, rng)) for path in changed]
+        for verb in (("ls", "-o", "wide"), *rng.sample(VERBS, 4)):
+            result = use(home, *(word.format(run=run) for word in verb))
+            assert_clear(result, (done, verb))
+            assert verb[0] != "ls" or "digits-3f9a" in result.stdout, (done, verb, result)
+    finally:
+        for path in (home / "runs").iterdir():
+            if path.name != "digits-3f9a":
+                shutil.rmtree(path)
+        shutil.rmtree(home / "restored", ignore_errors=True)
+
+
+def test_verbs_survive_any_damage(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    fuzz(2.0, lambda rng: one_run(tmp_path, rng))
+
+
+def parsed_or_refused(read: Callable[[bytes], object], data: bytes) -> None:
+    with contextlib.suppress(PacelineError):
+        read(data)
+
+
+def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
+    """Each kind of file, and its reader."""
+    from paceline.agent.net import messages
+    from paceline.agent.net.frames import Decoder, WireError, encode
+    from paceline.agent.tensorboard.generation_notes import GenerationNotes
+    from paceline.backends.kubernetes.runs import pod_records
+    from paceline.storage.ingested import dataset, lease
+    from paceline.storage.snapshots import chain, evaluation, manifest
+
+    done = SOURCE / "recorded-done"
+    snapshot = done / "snapshots/recorded-done/step-4-g1"
+
+    def in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+        def read_file(data: bytes) -> object:
+            (scratch / name).write_bytes(data)
+            return read(scratch)
+
+        return read_file
+
+    yield (snapshot / "manifest.json").read_bytes(), lambda data: manifest.parse(data, "manifest")
+    yield (snapshot / "evaluation.json").read_bytes(), lambda data: evaluation.parse(data, "evaluation")
+    yield (
+        (done / "snapshots/recorded-done/generations/00000002.json").read_bytes(),
+        lambda data: chain.parse(data, "record"),
+    )
+    data = dataset.DatasetManifest("a", "run", "now", (manifest.File("a", 1, "0" * 64),))
+    yield data.to_bytes(), lambda data: dataset.parse(data, "data")
+    held = json.dumps({"version": 1, "number": 3, "run": "r", "by": "b", "process": "p"}).encode()
+    yield held, lambda data: lease._parse(data, "lease")
+    yield (done / "plan.json").read_bytes(), in_file("plan.json", plan_files.read_plan)
+    yield (done / "plan.json").read_bytes(), in_file("plan.json", run_files.planned)
+    notes = in_file(".curves.json", lambda folder: GenerationNotes(str(folder / ".curves.json")).read())
+    yield (done / ".curves.json").read_bytes(), notes
+    pods = {"host": "worker-host-0", "pod": "p", "node": "n", "phase": "Running", "restarts": 0, "leaving": False}
+    reasons = [{"what": "w", "cause": "c", "text": "t", "final": True}]
+    pods_json = json.dumps({"at": "x", "pods": [pods], "reasons": reasons}).encode()
+    yield (
+        pods_json,
+        in_file("pods.json", lambda folder: [*pod_records.load(folder), *map(str, pod_records.load_reasons(folder))]),
+    )
+    yield (SOURCE / "recorded-lost/captain.json").read_bytes(), in_file("captain.json", _captain)
+    yield (
+        (SOURCE / "recorded-lost/captain.json").read_bytes(),
+        in_file("captain.json", lambda folder: write_report(folder, "r", "failed", "lost")),
+    )
+    wire = json.loads((SOURCE / "wire.json").read_text())
+
+    def receive(data: bytes) -> None:
+        with contextlib.suppress(WireError, ValueError, RecursionError):
+            for message in Decoder().feed(encode(json.loads(data))):
+                (messages.read_join(message, "recorded-done") if message["type"] == "join" else None)
+                messages.read_member(message, "host")
+                messages.read_captain(message, "host")
+
+    for message in (wire["join"], *wire["members"], *wire["captain"]):
+        yield json.dumps(message).encode(), receive
+
+
+def _captain(folder: Path) -> object:
+    from paceline.agent.captain import events as ev
+    from paceline.agent.captain.state_machine import Captain
+    from paceline.agent.captain_process.saved_notes import CaptainNotes
+
+    plan = plan_files.read_plan(SOURCE / "recorded-lost")
+    notes = CaptainNotes(str(folder), 100.0)
+    captain = notes.restored(
+        lambda saved: Captain(plan, "recorded-lost", 10.0, 100.0, 0.0, saved, True, notes.clock_offset)
+    )
+    return captain.handle(ev.Tick(), 101.0)
+
+
+def test_readers_of_files_and_messages_survive_any_damage(tmp_path: Path) -> None:
+    every = list(readers(tmp_path))
+    for data, read in every:
+        read(data)  # undamaged
+
+    def one(rng: random.Random) -> None:
+        data, read = rng.choice(every)
+        parsed_or_refused(read, mutations.mutated(data, rng))
+        (tmp_path / "report.json").unlink(missing_ok=True)
+
+    fuzz(1.0, one)
+
+
+def test_state_and_summary_agree_on_damage(tmp_path: Path) -> None:
+    folder = copy(tmp_path, "recorded-done")
+    (folder / "run.json").write_text("[]")
+    run = run_folders.Run("recorded-done", folder)
+    assert run_state.summary(run)["problems"] == run_state.read(run).report["problems"]

@@ -1,0 +1,129 @@
+"""What this machine lacks is said before a run starts, and nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import job, plan
+from paceline.backends import local
+from paceline.view import machine_info
+from support.recorded import Done, call
+
+JOB = """\
+name: odd
+framework: none
+command: [python, train.py]
+roles: {worker: {replicas: 2}}
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "job.yaml").write_text(JOB)
+    (folder / "train.py").touch()
+    return folder
+
+
+def in_code(code: Path, *arguments: str, **env: str) -> Done:
+    return call(code.parent / "home", *arguments, cwd=code, env={"XDG_CACHE_HOME": str(code.parent / "cache"), **env})
+
+
+def refused(code: Path, *arguments: str, **env: str) -> str:
+    done = in_code(code, *arguments, **env)
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done
+    assert not (code.parent / "home").exists()
+    return done.stderr
+
+
+def test_10000_tasks_are_planned_but_not_started_on_a_small_machine(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = ("--set", "roles.worker.replicas=10000")
+    assert "10000 workers" in in_code(code, "validate", "job.yaml", *many).stdout
+    assert "worker-9999" in in_code(code, "plan", "job.yaml", *many).stdout
+    assert "worker-9999" in in_code(code, "run", "--dry-run", "job.yaml", *many).stdout
+    image = ("--set", "kubernetes.image=example.com/image", "--set", "code=image")
+    assert "completions: 10000" in in_code(code, "render", "job.yaml", *many, *image).stdout
+    monkeypatch.setattr(machine_info, "memory", lambda: 32 << 30)
+    assert refused(code, "run", "job.yaml", *many) == (
+        "error: 10000 tasks on 10000 hosts need at least 146 GiB of memory before they train, and this machine has "
+        "32 GiB; lower replicas, or run with --on kubernetes\n"
+    )
+    monkeypatch.setattr(machine_info, "memory", lambda: None)
+    monkeypatch.setattr(machine_info, "processes", lambda: 4000)
+    assert "need at least 30000 processes, and the limit here is 4000" in refused(code, "run", "job.yaml", *many)
+
+
+def test_a_machine_without_loopback_is_named(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_server(*_: Any) -> Any:
+        raise OSError(errno.EADDRNOTAVAIL, "something else")
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    assert "127.0.0.1 cannot be used: Cannot assign requested address; bring up" in refused(code, "run", "job.yaml")
+
+
+def test_a_path_that_is_too_long_is_named(code: Path) -> None:
+    home = "/tmp/" + "x/" * 1950
+    error = refused(code, "run", "job.yaml", PACELINE_HOME=home)
+    assert "the path of the folder for runs is too long: 3909 bytes, and 3696 are possible" in error
+    assert not Path("/tmp/x").exists()
+    done = in_code(code, "validate", "x" * 4000)
+    assert done.returncode == 2 and "file name too long" in done.stderr
+
+
+def test_a_user_without_a_home_is_told_what_to_set(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(*_: Any) -> Any:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    message = "error: this user has no home folder; set HOME, or PACELINE_HOME to a folder for runs\n"
+    for verb in (("run", "job.yaml"), ("ls",), ("status",), ("stop",), ("delete", "--finished")):
+        assert refused(code, *verb, PACELINE_HOME="") == message
+    assert in_code(code, "run", "--dry-run", "job.yaml", PACELINE_HOME="").returncode == 0
+
+
+def test_a_run_that_cannot_be_created_leaves_no_folder(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    planned = plan.make(job.load(code / "job.yaml").job)
+    existing, _ = local.create(planned, JOB, "odd-existing")
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(local.CannotRun, match="No space left on device"):
+            local.create(planned, JOB)
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.backends.snapshot_origin.taken", full)
+        with pytest.raises(local.CannotRun, match="No space left on device"):
+            local.create(planned, JOB)
+    run, folder = local.create(planned, JOB)
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.agent.machine.free_port", full)
+        with pytest.raises(local.CannotRun, match="cannot start the run: No space left on device"):
+            local.start(planned, run, folder, detach=True)
+    assert [path.name for path in (tmp_path / "home/runs").iterdir()] == [existing]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+def test_an_exhausted_limit_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def exhausted(*_: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("paceline.view.run_folders.every", exhausted)
+    done = call(tmp_path, "ls")
+    assert (
+        done.returncode == 1 and done.stderr.startswith(f"error: {os.strerror(number)}; ") and "bug" not in done.stderr
+    )
