@@ -29,6 +29,8 @@ _SURVIVOR = re.compile(
     re.I,
 )
 _LOOK_BACK = 60  # lines of the log that are searched
+_LONGEST_LINE = 1000  # characters of a line that are searched: the expressions take quadratic time
+_LONGEST_TEXT = 10_000  # characters of an exception that are searched
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def classify(
     killed it. `raised`: the uncaught exception that it reported; if None, its log is searched for one.
     """
     number = signal_of(status)
-    end = list(tail)[-_LOOK_BACK:]
+    tail = [line[:_LONGEST_LINE] for line in tail]
+    end = tail[-_LOOK_BACK:]
     if asked_to_leave:  # even with exit code 0: many programs exit normally on SIGTERM, but unfinished
         return Cause("preempted", "its host was asked to leave (SIGTERM)")
     if number == 0 and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
@@ -103,7 +106,7 @@ def own_error(tail: Sequence[str], raised: Raised | None = None) -> Cause | None
 
 
 def _exception_cause(raised: Raised) -> Cause:
-    full_text = f"{raised.type}: {raised.text}"
+    full_text = f"{raised.type}: {raised.text}"[:_LONGEST_TEXT]
     if _PORT_IN_USE.search(full_text):
         return Cause("port-in-use", str(raised))
     return Cause("program-error", str(raised), f"{raised.type} {raised.place}", bool(_SURVIVOR.search(full_text)))
@@ -111,7 +114,7 @@ def _exception_cause(raised: Raised) -> Cause:
 
 def traceback(tail: Sequence[str]) -> Raised | None:
     """The last exception in these lines; all lines that follow it are part of its text."""
-    lines = [_RANK.sub("", line) for line in tail]
+    lines = [_RANK.sub("", line[:_LONGEST_LINE]) for line in tail]
     starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
     for start in reversed(starts):
         place = ""

@@ -32,7 +32,7 @@ class GenerationNotes:
                 data = json.load(file)
             after = {int(generation): (int(step), int(last)) for generation, (step, last) in data["after"].items()}
             return Notes(int(data["generation"]), {str(p): int(g) for p, g in data["old"].items()}, after)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return Notes()
 
     def begin(self, generation: int, after: tuple[int, int] | None, files: Callable[[], Iterable[str]]) -> bool:

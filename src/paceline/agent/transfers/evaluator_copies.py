@@ -70,7 +70,8 @@ class EvaluatorCopies:
         """The task has evaluated a snapshot, or requests one, or both."""
         evaluator = self._tasks.setdefault(task, Evaluator())
         evaluator.is_waiting = bool(message.get("wants"))
-        evaluated = parse_id(str(message.get("done")))
+        done = message.get("done")
+        evaluated = parse_id(done) if isinstance(done, str) else None
         if evaluated is not None and evaluated == evaluator.snapshot:
             self._finish(ev.SnapshotEvaluated(self._host, task, evaluated, _numbers(message.get("metrics"))))
         elif evaluator.snapshot is None and evaluator.is_waiting:
@@ -161,8 +162,9 @@ class EvaluatorCopies:
         results = {}
         for name in os.listdir(self._results) if os.path.isdir(self._results) else ():
             id = parse_id(name[: -len(".json")])
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(f"{self._results}/{name}") as file:
-                data = json.load(file)
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                with open(f"{self._results}/{name}") as file:
+                    data = json.load(file)
                 if id is not None:
                     results[id] = ev.SnapshotEvaluated(self._host, str(data["task"]), id, _numbers(data["metrics"]))
         return results
