@@ -1,6 +1,7 @@
 """Hostile peers and random data for the listeners of agents. The same seed gives the same data.
 
-`PACELINE_FUZZ_SECONDS=3600 PACELINE_FUZZ_SEED=7 python -m pytest tests/local/test_fuzz.py` runs each test for an hour.
+`PACELINE_FUZZ_SECONDS=3600 PACELINE_FUZZ_SEED=7 python -m pytest tests/local/test_fuzz.py -m "not long"` runs each test
+for an hour.
 """
 
 from __future__ import annotations
