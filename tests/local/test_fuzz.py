@@ -297,13 +297,15 @@ def test_a_store_of_a_captain(options: Options, tmp_path: Path, usual: float) ->
 # ---- tasks
 
 
+@pytest.mark.parametrize("watch", ["", pytest.param("checkpoints", marks=pytest.mark.long)])
 @either
-def test_a_task(tmp_path: Path, usual: float) -> None:
+def test_a_task(tmp_path: Path, usual: float, watch: str) -> None:
     """It writes random data to all its descriptors and folders: neither its agent nor the captain restarts."""
     limit = fuzz.seconds(usual)
-    program = [sys.executable, str(runs.PROGRAMS / "fuzz_channels.py"), str(limit), str(fuzz.SEED)]
+    script = str(runs.PROGRAMS / "fuzz_channels.py")
+    program = [sys.executable, script, str(limit), str(fuzz.SEED), *filter(None, [watch])]
     with runs.starter(tmp_path) as start:
-        run = start(runs.job(program, workers=1))
+        run = start(runs.job(program, workers=1, **({"snapshots": {"watch": watch}} if watch else {})))
         report = run.succeeds(limit + 90)
         assert report["restarts"] == [] and report["steps"] == 1_000_000
         assert len(run.events("member-joined")) == 1, run.story()

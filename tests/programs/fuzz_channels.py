@@ -1,6 +1,6 @@
 """Writes random data to everything that a task has: its report socket, its output, its folders, its other descriptors.
 
-fuzz_channels.py SECONDS SEED
+fuzz_channels.py SECONDS SEED [WATCHED-FOLDER]
 """
 
 import contextlib
@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import random
+import shutil
 import socket
 import sys
 import time
@@ -84,6 +85,25 @@ def snapshot():
         REPORTS.send(b'{"_":"saved"}')
 
 
+def watched():
+    """The folder that is captured as it is, if the job says so."""
+    folder = Path(sys.argv[3]) / RNG.choice(("", "a", "a/b", "d/" * RNG.randrange(1, 100)))
+    path = folder / RNG.choice(("weights", "paceline.json", os.fsdecode(b"\xff"), "a\nb", "x" * 250))
+    kind = RNG.randrange(8)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if kind == 0:
+            os.mkfifo(path)
+        elif kind == 1:
+            path.symlink_to(RNG.choice(("/etc", "weights", "../..", str(path))))
+        elif kind == 2:
+            shutil.rmtree(folder)
+        elif kind == 3:
+            path.unlink()
+        elif not path.is_fifo():  # opening it would block
+            path.write_bytes(RNG.choice((RNG.randbytes(1000), b"[" * 100_000)))
+
+
 def curves():
     CURVES.mkdir(parents=True, exist_ok=True)
     odd = os.fsdecode(b"\xff.tfevents.")
@@ -105,7 +125,8 @@ def rename():
     ctypes.CDLL(None).prctl(15, RNG.choice((b"\xff\xfe) R 1", b") ) )", b"", b"a b\nc")), 0, 0, 0)
 
 
-actions = (report, report, report, report, output, snapshot, snapshot, curves, descriptors, rename)
+folders = (watched, watched) if len(sys.argv) > 3 else (snapshot, snapshot)
+actions = (report, report, report, report, output, *folders, curves, descriptors, rename)
 until = time.monotonic() + LIMIT
 while time.monotonic() < until:
     RNG.choice(actions)()

@@ -160,8 +160,8 @@ class HostSnapshots:
             folder = f"{self._held_folder}/{task}"
             parts = [name for name in _names(folder) if parse_id(name) is not None]
             try:
-                with open(f"{folder}/{BOOT}") as file:
-                    is_same_boot = file.read() == machine.boot_id()
+                with open(open_regular(f"{folder}/{BOOT}"), errors="replace") as file:
+                    is_same_boot = file.read(1000) == machine.boot_id()
             except OSError:
                 is_same_boot = False
             if parts and not is_same_boot:
