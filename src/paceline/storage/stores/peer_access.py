@@ -24,7 +24,9 @@ _SHOWN = 200  # characters of a name in a message
 
 
 class MemberAccess:
-    def __init__(self, run: str, library: str = "", snapshots: bool = True, has: Callable[[str], bool] | None = None):
+    def __init__(
+        self, run: str, library: str = "", snapshots: bool = True, has: Callable[[str], bool] | None = None
+    ) -> None:
         """`library`: the name of obstore's archive, if it is served. `snapshots`: whether the store contains snapshots.
         `has`: whether a name exists: the parts of a committed snapshot do not change any more."""
         self._run, self._library, self._snapshots = run, library, snapshots
