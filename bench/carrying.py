@@ -61,7 +61,7 @@ class Porter:
         self.call(req.FetchSnapshot(SnapshotId(step, 1), str(folder)))
 
     def delete(self, step: int) -> None:
-        self.call(req.DeleteSnapshot(SnapshotId(step, 1)))
+        self.call(req.DeleteSnapshot(SnapshotId(step, 1), 1))
 
     def close(self) -> None:
         assert self.process.stdin

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from paceline.agent import machine
 from paceline.agent.captain import events as ev
+from paceline.agent.net import messages
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.transfers.host_snapshots import HostSnapshots
@@ -96,3 +99,27 @@ def test_parts_are_ignored_after_the_machine_has_restarted(host: Host, monkeypat
     host.staging.close()
     host.start()
     assert host.snapshot_ids() == [SnapshotId(20, 1)]
+
+
+def test_any_folder_that_a_task_saves_is_collected_or_ignored(host: Host) -> None:
+    """The agent neither fails nor waits, and the captain accepts what it reports."""
+    staging = host.folder / "staging" / "worker-0" / "g1"
+    for step in range(5):
+        (staging / f"step-{step}").mkdir(parents=True)
+    os.mkfifo(staging / "step-0" / "paceline.json")
+    (staging / "step-1" / "paceline.json").symlink_to("/dev/zero")
+    (staging / "step-2" / "paceline.json").mkdir()
+    (staging / "step-3" / "paceline.json").write_text('{"metrics": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    odd = {"metrics": {"x" * 9_000: 1, "loss": 10**400, "y": 2}, "versions": {"x" * 9_000: [[[]]], "a": 1}}
+    (staging / "step-4" / "paceline.json").write_text(json.dumps(odd))
+    (staging / "step-5").write_text("a file")
+    (staging / "step-6").symlink_to("/etc")
+    (staging / f"step-{10**16 - 1}").mkdir()
+    host.staging.collect()
+    assert host.snapshot_ids() == [SnapshotId(4, 1)]
+    [event] = host.events
+    assert isinstance(event, ev.PartSaved) and dict(event.metrics) == {"x" * 100: 1, "y": 2}
+    assert messages.read_member(messages.member_message(event), "worker-host-0") == event
+    assert len(host.warnings) == 7 and not list(staging.glob("step-*"))
+    (host.folder / "held" / "worker-0" / f"step-{2**53}-g1").mkdir()
+    assert host.snapshot_ids() == [SnapshotId(4, 1)], "left by an older version"

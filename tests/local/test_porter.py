@@ -97,7 +97,7 @@ def test_it_sends_commits_lists_fetches_and_deletes(porter: Porter, folder: Path
     fetched = porter.call(req.FetchSnapshot(manifest.id, str(tmp_path / "restored")))
     assert fetched == req.SnapshotFetched(size, size)
     assert (tmp_path / "restored" / "weights").read_bytes() == (folder / "weights").read_bytes()
-    assert porter.call(req.DeleteSnapshot(manifest.id)) == req.Done()
+    assert porter.call(req.DeleteSnapshot(manifest.id, 1)) == req.Done()
     assert porter.call(req.ListSnapshots()) == replace(NOTHING, generation=1)
 
 

@@ -745,6 +745,34 @@ def test_a_peer_that_does_not_read_does_no_harm(captain: Captain) -> None:
     captain_leads_again(captain, generations=(1, 2))
 
 
+def test_connections_that_are_reset_do_no_harm(captain: Captain) -> None:
+    """As port scanners and health checks do; before and after the captain accepts them."""
+    members = [captain.member(host) for host in HOSTS]
+    agent = captain.pid
+    for number in range(200):
+        sock = eventually("the captain listens", lambda: dial(captain.port), more=captain.log_tail)
+        assert sock is not None
+        if number % 4 == 0:
+            sock.sendall(b"GET /healthz HTTP/1.1\r\n")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+    assert captain.pid == agent, captain.log_tail()
+    captain.still_leads(*members)
+
+
+def test_thousands_of_half_open_connections_keep_no_member_out(captain: Captain) -> None:
+    agent = captain.pid
+    with contextlib.ExitStack() as stack:
+        for _ in range(5000):
+            sock = eventually("the captain listens", lambda: dial(captain.port), more=captain.log_tail)
+            assert sock is not None
+            stack.enter_context(sock)
+        members = [captain.member(host) for host in HOSTS]
+        assert psutil.Process(agent).num_fds() < 2000, "it keeps only the newest"
+        assert captain.pid == agent, captain.log_tail()
+        captain.still_leads(*members)
+
+
 def test_200_idle_connections_do_no_harm(captain: Captain) -> None:
     idle = [captain.peer() for _ in range(100)]
     plain = [eventually("the captain listens", lambda: dial(captain.port)) for _ in range(100)]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,32 @@ def handlers() -> Iterator[None]:
     signal.set_wakeup_fd(-1)
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_wrong_requests_end_only_their_connection(side: Side) -> None:
+    tls = context(str(side.folder / "tls"), "member", server=False)
+    host, _, port = side.address.rpartition(":")
+    hello = {"type": "hello", "protocol": 1, "run": "t-0000", "host": "worker-host-1"}
+    for request in (
+        {"type": "begun", "after": [["x", 1, 2]]},
+        {"type": "begun", "after": [[1, None, 2]]},
+        {"type": "begun", "after": [[1, float("inf"), 2]]},
+        {"type": "part", "path": "x" * 300, "at": 0, "data": "aGVsbG8="},
+        {"type": "hold", "files": ["x" * 300, "\ud800", 5]},
+    ):
+        with tls.wrap_socket(socket.create_connection((host, int(port)), 10), server_hostname=BOARD_NAME) as link:
+            link.sendall(encode(hello) + encode(request))
+            decoder, replies = Decoder(), 0
+            while replies < 2 and (data := link.recv(65536)):
+                replies += len(decoder.feed(data))
+    for _ in range(20):
+        sock = socket.create_connection((host, int(port)), 10)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+    member = side.member(0)
+    side.write(0, EVENTS, b"one ")
+    member.sweep()
+    assert side.files()[EVENTS] == b"one "
 
 
 def test_new_data_is_appended_and_nothing_is_sent_twice(side: Side) -> None:

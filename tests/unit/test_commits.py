@@ -917,3 +917,16 @@ def test_a_watched_folder_is_prepared_on_every_host_even_without_a_snapshot() ->
     world.deliver_all()
     assert restored(world) == [None, None]
     assert [machine.prepared for machine in world.machines.values()] == [2, 2]
+
+
+def test_a_captain_that_was_frozen_before_a_deletion_deletes_nothing_and_steps_down() -> None:
+    world = committed(up(a_plan(snapshots=Snapshots("s3://bucket", keep=1))), 10)
+    world.save("worker-0", 20)
+    world.deliver(HOSTS[0])
+    world.answer_one()  # step 20 is committed, and step 10 is about to be deleted
+    assert [request.snapshot for request in asked(world, req.DeleteSnapshot)] == [SnapshotId(10, 1)]
+    both = [SnapshotId(20, 1), SnapshotId(10, 1)]
+    world.place.snapshots.begin(2, SnapshotId(10, 1), both, "another captain")
+    world.deliver_all()
+    assert world.place.snapshots.inventory().current() == [SnapshotId(10, 1)]
+    assert world.left is not None and "a generation later than 1 exists" in world.left

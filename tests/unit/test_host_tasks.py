@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.spares import spare
 from paceline.agent.tasks import attempt as attempts
+from paceline.agent.tasks import exit_causes
 from paceline.agent.tasks import host_tasks as module
 from paceline.agent.tasks.host_tasks import HostTasks
 from paceline.agent.tasks.launcher import SPARE_ANSWERS
@@ -83,7 +85,10 @@ class Process:
         os.write(self._output, text.encode())
 
     def reports(self, **fields: Any) -> None:
-        self._reports.send(json.dumps(fields).encode())
+        self.sends(json.dumps(fields).encode())
+
+    def sends(self, datagram: bytes) -> None:
+        self._reports.send(datagram)
 
     def raises(self, kind: str = "ValueError", text: str = "no", location: str = "train.py:3") -> None:
         self.reports(_="raised", type=kind, text=text, place=location)
@@ -1448,3 +1453,102 @@ def test_warnings_and_stacks_are_reported_without_secrets(
     host.exits(process, ABORT)
     (ended,) = host.connection.take("ended")
     assert ended["stacks"]["worker-0"].splitlines()[1] == "  ***"
+
+
+# ---- what a task may write
+
+
+DEEP = b"[" * 900 + b"]" * 900
+DEEPER = b"[" * 30_000 + b"]" * 30_000
+ODD_VALUES = (
+    b"1" * 4000, b"-1", b"1e999", b"NaN", b"-Infinity", b"true", b"null", b'""', b'"' + b"\x7f" * 60_000 + b'"',
+    rb'"\ud800"', b'"\xc2\x80"', b"[]", b"{}", DEEP, DEEPER, b"9007199254740992",
+)  # fmt: skip
+KINDS = (b"saved", b"warning", b"asks", b"save", b"agree", b"follow", b"ingest", b"cold", b"raised", b"x")
+FIELDS = (
+    b"step", b"text", b"say", b"which", b"count", b"stage", b"data", b"run", b"made", b"files", b"size", b"why",
+    b"type", b"place", b"done", b"wants", b"metrics", b"loss", b"cause", b"detail",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["worker-0", INGEST])
+def test_nothing_that_a_task_reports_harms_its_agent(make: Callable[..., Host], name: str) -> None:
+    """The captain accepts every message that follows: `Connection.send` checks that."""
+    host = make(make_plan(1, ingest=True))
+    process = host.start_one(name)
+    datagrams = [b"", b"\xff\xfe", b"nonsense", b"{", b"[1]", b"1", DEEP, DEEPER, b"\0" * 60_000]
+    for kind in KINDS:
+        head = b'{"_":"' + kind + b'",'
+        agree = b'"say":"yes","which":1,"count":1,' if kind == b"agree" else b""
+        datagrams += [head + agree + b'"' + field + b'":' + value + b"}" for field in FIELDS for value in ODD_VALUES]
+    datagrams += [b'{"' + field + b'":' + value + b"}" for field in FIELDS for value in ODD_VALUES]
+    for datagram in datagrams:
+        process.sends(datagram)
+        host.clock.run_ready()
+        host.connection.send(host.tasks.heartbeat(1))
+        host.connection.sent.clear()
+    process.reports(step=7, loss=0.5)
+    host.clock.run_ready()
+    assert host.tasks.attempts[name].step == 7
+    host.exits(process, 1 << 8)
+    assert host.exit()["task"] == name
+
+
+def test_a_training_task_cannot_report_data_as_ingested(make: Callable[..., Host]) -> None:
+    host = make(make_plan(1, ingest=True))
+    host.start_one().reports(_="ingest", stage="there", data="/elsewhere")
+    host.clock.run_ready()
+    assert host.connection.take("ingest") == [] and host.tasks.data == ""
+
+
+HOSTILE_OUTPUT = {
+    "an endless name of an exception": 'Traceback (most recent call last):\n  File "x", line 1\n' + 65_000 * "A" + " !",
+    "many possible survivors": "task " * 13_000 + "\n",
+    "400 long lines": ("gloo" * 16_000 + "\n") * 400,
+    "null characters and escapes": "\0\x1b[2J\r" * 10_000 + "\n",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", HOSTILE_OUTPUT)
+def test_the_cause_is_found_quickly_in_any_output(case: str) -> None:
+    """An agent that is busy for seconds is killed."""
+    lines = [line[:65536] for line in HOSTILE_OUTPUT[case].splitlines()[-400:]]
+    began = time.process_time()
+    assert exit_causes.classify(1 << 8, lines).kind
+    exit_causes.own_error(lines)
+    assert time.process_time() - began < 4
+
+
+INVALID_SPARE_MESSAGES = (
+    b"\xff", b"{", b"1", b'"ready"', b"[]", b"{}", b'{"ready":1}', b'{"ready":{"rss":1,"modules":1,"seconds":"x"}}',
+    b'{"ready":{"rss":1,"modules":1,"seconds":1e999}}', b'{"started":"x"}', b'{"started":true}', b'{"started":1}',
+    b'{"started":-1}', b'{"unfit":[1]}', b'{"unfit":' + DEEPER + b"}", DEEPER, str({"started": os.getpid()}).encode(),
+    json.dumps({"started": os.getpid()}).encode(), json.dumps({"started": 10**30}).encode(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("data", INVALID_SPARE_MESSAGES, ids=lambda data: data[:40].decode("latin-1"))
+def test_a_spare_that_sends_an_invalid_message_is_not_used(data: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        ours.setblocking(False)
+        agent_side = spare.Spare(12345, ours, {})
+        theirs.send(data)
+        assert [type(message) for message in agent_side.receive()] == [spare.Unfit]
+        agent_side.close()
+
+
+def test_any_record_of_imports_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    state = b'{"environment":{},"path":["/x"],"late":false}'
+    lines = [
+        b'{"environment":1,"path":[],"late":false}', b'{"environment":{"a":1},"path":[],"late":false}',
+        b'{"environment":{},"path":5,"late":false}', b'{"environment":{},"path":[1],"late":false}',
+        b'{"environment":{},"path":[],"late":"x"}', b'"json"', DEEPER, b"\xff", b"{", state, b'"numpy"', b"5", DEEP,
+    ]  # fmt: skip
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert spare.read_record(path) == (spare.State({}, ("/x",), False, ("numpy",)),)
+    path.unlink()
+    os.mkfifo(path)
+    assert spare.read_record(path) == (), "a pipe without a writer"

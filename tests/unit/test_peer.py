@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +18,15 @@ from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.backends import certificates
 from paceline.storage.snapshots.manifest import Damaged, Manifest, SnapshotId
 from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stores import peer_server
 from paceline.storage.stores.folder import FolderStore
+from paceline.storage.stores.peer_access import MemberAccess
 from paceline.storage.stores.peer_client import Closed, PeerStore, Wire, over_tls
 from paceline.storage.stores.peer_server import Server
 from paceline.storage.stores.protocol import PIECE, StoreError, TransferCanceled
 
 RUN = "digits-3f9a"
+PART = f"{RUN}/step-10-g1"
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -31,11 +38,11 @@ def tls(tmp_path: Path) -> str:
 
 @pytest.fixture
 def server(tmp_path: Path, tls: str) -> Iterator[Server]:
-    peer_server = Server(
-        ("127.0.0.1", 0), context(tls, "captain", server=True), FolderStore(str(tmp_path / "store")), RUN
-    )
-    yield peer_server
-    peer_server.close()
+    folder = FolderStore(str(tmp_path / "store"))
+    access = MemberAccess(RUN, f"{RUN}/obstore.zip", has=folder.has)
+    started = Server(("127.0.0.1", 0), context(tls, "captain", server=True), folder, access)
+    yield started
+    started.close()
 
 
 @pytest.fixture
@@ -68,9 +75,9 @@ def test_sent_files_can_be_fetched(peer: PeerStore, tmp_path: Path) -> None:
 
 
 def test_missing_files_are_reported(peer: PeerStore, tmp_path: Path) -> None:
-    assert peer.read(f"{RUN}/nothing", 100) is None
+    assert peer.read(f"{PART}/manifest.json", 100) is None
     with pytest.raises(KeyError):
-        peer.fetch(f"{RUN}/nothing", str(tmp_path / "here"), always)
+        peer.fetch(f"{PART}/worker-0/nothing", str(tmp_path / "here"), always)
     assert not (tmp_path / "here").exists()
     with pytest.raises(Damaged, match="is missing"):
         SnapshotRepository(peer, RUN).manifest(SnapshotId(10, 1))
@@ -80,28 +87,147 @@ def test_a_canceled_transfer_leaves_nothing_and_the_next_one_works(peer: PeerSto
     (tmp_path / "big").write_bytes(os.urandom(3 * PIECE))
     pieces = iter([True, True, False])
     with pytest.raises(TransferCanceled):
-        peer.send(str(tmp_path / "big"), f"{RUN}/big", lambda _: next(pieces))
-    peer.send(str(tmp_path / "big"), f"{RUN}/whole", always)
+        peer.send(str(tmp_path / "big"), f"{PART}/worker-0/big", lambda _: next(pieces))
+    peer.send(str(tmp_path / "big"), f"{PART}/worker-0/whole", always)
     assert [path.name for path in files(tmp_path / "store") if path.suffix != ".partial"] == ["whole"]
     pieces = iter([True, False])
     with pytest.raises(TransferCanceled):
-        peer.fetch(f"{RUN}/whole", str(tmp_path / "half"), lambda _: next(pieces))
-    assert peer.fetch(f"{RUN}/whole", str(tmp_path / "all"), always)[0] == 3 * PIECE
+        peer.fetch(f"{PART}/worker-0/whole", str(tmp_path / "half"), lambda _: next(pieces))
+    assert peer.fetch(f"{PART}/worker-0/whole", str(tmp_path / "all"), always)[0] == 3 * PIECE
 
 
 def test_a_store_that_cannot_write_says_why(peer: PeerStore, tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file instead of the folder")
     (tmp_path / "small").write_bytes(b"x")
     with pytest.raises(StoreError, match=r"cannot write .*Not a directory"):
-        peer.send(str(tmp_path / "small"), f"{RUN}/small", always)
+        peer.send(str(tmp_path / "small"), f"{PART}/worker-0/small", always)
 
 
-@pytest.mark.parametrize("name", ["other-run/x", f"{RUN}/../x", f"{RUN}//x", "/etc/passwd", ""])
-def test_names_outside_the_run_are_rejected(peer: PeerStore, name: str, tmp_path: Path) -> None:
+NOT_FOR_MEMBERS = (
+    f"{RUN}/generations/00000099.json", f"{PART}/manifest.json", f"{PART}/manifest.json/x", f"{PART}/evaluation.json",
+    f"{PART}/x", f"{RUN}/obstore.zip", f"{RUN}/step-5-g0/worker-0/x", f"{RUN}/step-05-g1/worker-0/x", f"{RUN}/x",
+    f"{RUN}/logs/captain/20260101T000000.000Z-00000000/00000001", f"{RUN}/logs/worker-host-0/00000001",
+    f"{RUN}/logs/worker-host-0/../00000001", f"{RUN}/tensorboard/worker-host-0/x", f"{RUN}/", RUN, "", ".", "/",
+    "other-run/step-10-g1/worker-0/x", f"/{PART}/worker-0/x", "/etc/passwd", f"{PART}/worker-0/", f"{PART}/worker-0",
+    f"{PART}/worker-0/../../x", f"{PART}/worker-0//x", f"{PART}/worker-0/./x", f"{PART}/../{PART}/worker-0/x",
+    f"{PART}/worker-0/a\0b", f"{PART}/worker-0/a\nb", f"{PART}/worker-0/" + "x" * 1025, f"{PART}/boss-0/x",
+    f"{PART}/worker-x/x", f"{PART}/worker-0/\ud800",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FOR_MEMBERS)
+def test_members_store_only_parts_of_snapshots_and_logs(peer: PeerStore, name: str, tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"x")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="is not allowed: of digits-3f9a, members may send only") as refused:
         peer.send(str(tmp_path / "small"), name, always)
-    assert files(tmp_path / "store") == []
+    assert not refused.value.is_transient and not files(tmp_path / "store")
+    peer.send(str(tmp_path / "small"), f"{PART}/worker-0/x", always)  # the same connection is still good
+
+
+def test_members_read_only_snapshots(peer: PeerStore, tmp_path: Path) -> None:
+    store = FolderStore(str(tmp_path / "store"))
+    for name in (f"{RUN}/generations/00000001.json", f"{PART}/evaluation.json", f"{PART}/manifest.json", "other/x"):
+        store.create(name, b"there")
+        if not name.endswith("manifest.json"):
+            with pytest.raises(StoreError, match="is not allowed"):
+                peer.read(name, 100)
+        with pytest.raises(StoreError, match="is not allowed"):
+            peer.fetch(name, str(tmp_path / "fetched"), always)
+    assert peer.read(f"{PART}/manifest.json", 100) == b"there"
+    store.create(f"{RUN}/obstore.zip", b"there")
+    assert peer.fetch(f"{RUN}/obstore.zip", str(tmp_path / "obstore.zip"), always)[0] == 5
+    calls: tuple[Callable[[str], object], ...] = (
+        peer.delete, peer.clear, peer.has, peer.names, peer.folders, lambda name: peer.digest(name, always)
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(StoreError, match="is not allowed: members may only send, read and fetch"):
+            call(f"{PART}/")
+    assert len(files(tmp_path / "store")) == 5
+
+
+def test_members_store_logs(peer: PeerStore, tmp_path: Path) -> None:
+    (tmp_path / "piece").write_bytes(b"{}")
+    name = f"{RUN}/logs/evaluator-host-0/20261117T121405.123Z-0a1b2c3d/00000001"
+    peer.send(str(tmp_path / "piece"), name, always)
+    peer.send(str(tmp_path / "piece"), name, always)
+    assert [str(path.relative_to(tmp_path / "store")) for path in files(tmp_path / "store")] == [name]
+
+
+def test_the_parts_of_a_committed_snapshot_do_not_change(peer: PeerStore, tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"x")
+    peer.send(str(tmp_path / "small"), f"{PART}/worker-0/x", always)
+    FolderStore(str(tmp_path / "store")).create(f"{PART}/manifest.json", b"{}")
+    (tmp_path / "small").write_bytes(b"other")
+    with pytest.raises(StoreError, match="its snapshot is committed"):
+        peer.send(str(tmp_path / "small"), f"{PART}/worker-0/x", always)
+    assert (tmp_path / "store" / f"{PART}/worker-0/x").read_bytes() == b"x"
+
+
+def test_a_captain_with_snapshots_in_a_bucket_serves_only_the_library() -> None:
+    access = MemberAccess(RUN, f"{RUN}/obstore.zip", snapshots=False)
+    access("fetch", f"{RUN}/obstore.zip")
+    for verb, name in (("send", f"{PART}/worker-0/x"), ("read", f"{PART}/manifest.json"), ("fetch", f"{PART}/ps-0/x")):
+        with pytest.raises(StoreError, match="is not allowed"):
+            access(verb, name)
+
+
+def dial(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), 5)
+
+
+def test_silent_connections_make_room_for_members(
+    server: Server, peer: PeerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_server, "STRANGERS", 5)
+    monkeypatch.setattr(peer_server, "CONNECT_S", 60.0)
+    silent = [dial(server) for _ in range(8)]
+    assert peer.read(f"{PART}/manifest.json", 100) is None
+    for sock in silent[:3]:
+        sock.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b"", "the oldest is closed"
+    for sock in silent:
+        sock.close()
+
+
+def test_a_handshake_that_never_ends_is_ended(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the peer sends a byte now and then."""
+    monkeypatch.setattr(peer_server, "CONNECT_S", 0.5)
+    with dial(server) as slow:
+        hello = b"\x16\x03\x01\x40\x00" + bytes(1000)  # the head of a long first message
+        until = time.monotonic() + 20
+        slow.settimeout(0.1)
+        with contextlib.suppress(ConnectionError):
+            for byte in hello:
+                assert time.monotonic() < until, "it is still open"
+                slow.sendall(bytes([byte]))
+                with contextlib.suppress(TimeoutError):
+                    if slow.recv(1) == b"":
+                        return
+
+
+def test_the_server_survives_resets_and_a_lack_of_threads(
+    server: Server, peer: PeerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(50):
+        sock = dial(server)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+    refusals = iter([True, True])
+    start = threading.Thread.start
+
+    def sometimes(thread: threading.Thread) -> None:
+        if next(refusals, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", sometimes)
+    for _ in range(2):
+        with dial(server) as sock:
+            sock.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+    assert peer.read(f"{PART}/manifest.json", 100) is None
 
 
 def test_clients_without_a_certificate_of_this_run_are_rejected(server: Server, tls: str, tmp_path: Path) -> None:
@@ -118,15 +244,16 @@ def test_clients_without_a_certificate_of_this_run_are_rejected(server: Server, 
 
 def test_a_client_reconnects_to_a_restarted_server(tls: str, tmp_path: Path) -> None:
     folder = FolderStore(str(tmp_path / "store"))
-    folder.create(f"{RUN}/x", b"there")
-    first = Server(("127.0.0.1", 0), context(tls, "captain", server=True), folder, RUN)
+    folder.create(f"{PART}/manifest.json", b"there")
+    first = Server(("127.0.0.1", 0), context(tls, "captain", server=True), folder, MemberAccess(RUN))
     peer = over_tls(("127.0.0.1", first.port), context(tls, "member", server=False), SERVER_NAME)
     first.close()
-    with pytest.raises(StoreError, match=r"cannot read digits-3f9a/x at 127.0.0.1: Connection refused") as failed:
-        peer.read(f"{RUN}/x", 100)
+    refused = r"cannot read digits-3f9a/step-10-g1/manifest.json at 127.0.0.1: Connection refused"
+    with pytest.raises(StoreError, match=refused) as failed:
+        peer.read(f"{PART}/manifest.json", 100)
     assert failed.value.is_transient
-    second = Server(("127.0.0.1", first.port), context(tls, "captain", server=True), folder, RUN)
-    assert peer.read(f"{RUN}/x", 100) == b"there"
+    second = Server(("127.0.0.1", first.port), context(tls, "captain", server=True), folder, MemberAccess(RUN))
+    assert peer.read(f"{PART}/manifest.json", 100) == b"there"
     second.close()
 
 

@@ -19,7 +19,7 @@ REQUESTS: list[req.Request] = [
     req.BeginGeneration(4, SNAPSHOT, (SNAPSHOT, SnapshotId(10, 1)), "captain"),
     req.CommitSnapshot(SNAPSHOT, "{}" * 100_000),
     req.RecordEvaluation(SNAPSHOT, "evaluator-0", {"accuracy": 0.9}, "2026-11-17T00:00:00Z"),
-    req.DeleteSnapshot(SNAPSHOT),
+    req.DeleteSnapshot(SNAPSHOT, 3),
     req.SweepGenerations(4),
     req.AdoptOrigin(),
     req.SendPart(SNAPSHOT, "worker-0", "/folder"),
@@ -73,3 +73,8 @@ def test_a_pending_record_keeps_its_format_in_the_notes_of_a_captain() -> None:
     stored = {"do": "begin", "generation": 4, "parent": [20, 3], "seen": [[20, 3]], "by": "captain"}
     record = req.BeginGeneration(4, SNAPSHOT, (SNAPSHOT,), "captain")
     assert req.read_request(stored) == record and req.request_to_object(record) == stored
+
+
+def test_a_part_may_have_as_many_files_as_a_manifest_has_room_for() -> None:
+    answer = req.PartSent(tuple(File(f"{number}", 1, "0" * 64) for number in range(400_000)))
+    assert req.read_answer(req.answer_to_object(answer)) == answer

@@ -279,6 +279,32 @@ def test_only_one_captain_can_start_a_generation(snapshots: SnapshotRepository) 
         snapshots.begin(2, None)
 
 
+@pytest.mark.parametrize("stray", [".nfs0001", ".DS_Store", "notes.txt", "old/00000009.json", "zz", "00000001.json~"])
+def test_other_files_beside_the_records_are_ignored(snapshots: SnapshotRepository, tmp_path: Path, stray: str) -> None:
+    path = tmp_path / "store" / RUN / "generations" / stray
+    path.parent.mkdir(parents=True)
+    path.write_text("not a record")
+    assert not snapshots.taken()
+    snapshots.begin(1, None)
+    commit(snapshots, tmp_path, 10)
+    assert snapshots.inventory().generation == 1
+    assert snapshots.inventory().current() == [SnapshotId(10, 1)]
+    assert path.exists()
+
+
+def test_a_captain_that_was_frozen_deletes_nothing(snapshots: SnapshotRepository, tmp_path: Path) -> None:
+    """It decided to delete step 10 in generation 1. In the meantime, another captain resumed from that snapshot."""
+    snapshots.begin(1, None)
+    commit(snapshots, tmp_path, 10)
+    commit(snapshots, tmp_path, 20)
+    snapshots.begin(2, SnapshotId(10, 1), [SnapshotId(20, 1), SnapshotId(10, 1)])
+    with pytest.raises(Superseded, match="a generation later than 1 exists"):
+        snapshots.delete(SnapshotId(10, 1), generation=1)
+    assert snapshots.inventory().current() == [SnapshotId(10, 1)]
+    snapshots.delete(SnapshotId(20, 1), generation=2)
+    assert not snapshots.has(SnapshotId(20, 1))
+
+
 History = tuple[dict[int, Record], set[SnapshotId], list[SnapshotId]]
 
 

@@ -45,3 +45,10 @@ def test_steps_of_foreign_files_are_read_and_a_truncated_end_is_reported(tmp_pat
     path.write_bytes(path.read_bytes()[:-1])
     with path.open("rb") as file, pytest.raises(tfrecord.Torn):
         assert [tfrecord.step_of(record) for _, record in tfrecord.records(file)]
+
+
+@pytest.mark.timeout(20)
+def test_a_number_without_an_end_is_read_in_no_time() -> None:
+    """A task may write anything to its event files."""
+    assert tfrecord.summary_of(b"\x80" * 5_000_000) is None
+    assert tfrecord.summary_of(b"\x10" + b"\xff" * 5_000_000 + b"\x01") is None

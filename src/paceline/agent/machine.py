@@ -69,7 +69,10 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    return [each for child in children(pid) for each in (child, *descendants(child))]
+    pids = children(pid)
+    for each in pids:  # the list grows while it is read
+        pids += children(each)
+    return pids
 
 
 def environment_of(pid: int, name: str) -> str | None:
@@ -87,7 +90,7 @@ def environment_of(pid: int, name: str) -> str | None:
 def state(pid: int) -> tuple[str, float]:
     """The kernel's state letter of a process, and the CPU seconds it has used."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:  # a process may have any name
             fields = file.read().rpartition(")")[2].split()
         return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS
     except (OSError, IndexError, ValueError):

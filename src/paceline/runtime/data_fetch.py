@@ -60,6 +60,7 @@ def _fetch(address: str) -> Path:
     from paceline.storage.stores.locations import open_bucket, split
 
     bucket, name = split(address)
+    _check_path(name.rstrip("/"), address)
     shared = os.environ.get("PACELINE_FETCHED_DIR")
     try:
         folder = Path(shared or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline/fetched")).expanduser()
@@ -111,6 +112,8 @@ def _copy_to(store: BucketStore, name: str, listing: Listing, partial: Path, add
     prefix = f"{name.rstrip('/')}/".lstrip("/")
     is_file = [path for path, _, _ in listing] == [""]
     sizes = {path: size for path, size, _ in listing if not path.endswith("/")}  # empty objects that represent folders
+    for path in sizes:
+        _check_path(path, address)
     digests: dict[str, str] = {}
     if not sizes:
         raise FetchError(f"cannot fetch {address}: it does not exist or is empty")
@@ -136,6 +139,14 @@ def _copy_to(store: BucketStore, name: str, listing: Listing, partial: Path, add
     for parent in () if is_file else {os.path.dirname(path) for path in sizes}:
         (partial / parent).mkdir(parents=True, exist_ok=True)
     together(fetch_file, sizes, lambda path: store.at_once(sizes[path]), always)
+
+
+def _check_path(path: str, address: str) -> None:
+    """Raises if the path could lead out of the folder of the copy: a bucket allows any name. Empty: the folder itself,
+    or the only object."""
+    if path and any(step in ("", ".", "..") or "\0" in step for step in path.split("/")):
+        text = f"{path!r} cannot be the path of a file: it has an empty part, '.', '..' or a null character"
+        raise FetchError(f"cannot fetch {address}: {text}")
 
 
 def _check_free_space(folder: Path, size: int, address: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from paceline.storage.stores.protocol import ContinueCheck, Store
 
 FOLDER = "tensorboard"  # folder of a run's event files in its store
 MOST_FILES = 20_000
+MOST_ENTRIES = 100_000  # files and folders that are looked at, as agents wait for it
 GROWN = 1.05  # a store cannot append: a file is sent again once it has grown by this factor, and at the end
 _COPY_BYTES = 1 << 20
 _NEVER = 1 << 63
@@ -37,11 +39,13 @@ def find(folder: str) -> FileStamps:
     """Regular files below the folder that are not empty. Symbolic links are not followed: they may form cycles."""
     stamps: FileStamps = {}
     folders = [""]
-    while folders and len(stamps) < MOST_FILES:
+    seen = 0
+    while folders and len(stamps) < MOST_FILES and seen < MOST_ENTRIES:
         below = folders.pop()
         try:
             with os.scandir(f"{folder}/{below}") as entries:
-                for entry in entries:
+                for entry in itertools.islice(entries, MOST_ENTRIES - seen):
+                    seen += 1
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(f"{below}{entry.name}/")
                     elif entry.is_file(follow_symlinks=False):

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, TransferCanceled
@@ -15,6 +16,15 @@ MODE = 0o600
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 SYNCED_WHOLE = ("ext4", "xfs")  # file systems on which syncfs() is reliable; on others, data has stayed unwritten
 _BUFFER = 256 * 1024  # bytes: small enough to stay in the processor's cache until written and hashed
+
+
+def open_regular(path: str) -> int:
+    """Open a file that a task may have replaced: never waits, as it would for a pipe, and follows no symbolic link."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return fd
 
 
 def digest(source: str, should_continue: ContinueCheck) -> tuple[int, str]:

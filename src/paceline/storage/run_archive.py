@@ -23,6 +23,7 @@ from paceline.storage.stores.protocol import ContinueCheck, Store
 FOLDER = "logs"
 MOST = 4 * 1024 * 1024  # bytes of a piece; more if many files share it
 READ_LIMIT = 64 * 1024 * 1024
+_PIECE = re.compile(r"[0-9]{8}")  # other files, such as those that a file manager leaves there, are ignored
 _FILE = re.compile(r"(events\.jsonl|plan\.json|report\.json|logs/[^/\0]{1,255}\.log)")
 
 Ranges = Mapping[str, tuple[str, int, int]]  # file name -> path, first byte and end
@@ -49,7 +50,8 @@ class RunArchive:
 
     def pieces(self, host: str) -> list[str]:
         """One life after the other, oldest first."""
-        return [name[len(self._below) + 1 :] for name in self.store.names(f"{self._below}/{host}/")]
+        names = self.store.names(f"{self._below}/{host}/")
+        return [name[len(self._below) + 1 :] for name in names if _PIECE.fullmatch(name.rpartition("/")[2])]
 
     def read(self, piece: str) -> dict[str, bytes]:
         name = f"{self._below}/{piece}"

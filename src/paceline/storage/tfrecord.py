@@ -137,6 +137,8 @@ def _varint(value: int) -> bytes:
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7

@@ -229,7 +229,7 @@ class Commits:
         self._store_is_empty = answer.generation < self.generation and owed is None and not answer.counted
         self.update_contents(answer)
         if not self._store_is_empty:
-            self.contents.resolve_uncertain(now)
+            self.contents.resolve_uncertain(now, self._newest_generation())
         newest = self.generation if owed is None else max(self.generation, owed.generation)
         if answer.generation > newest:
             self.open_generation(answer.generation)  # a previous captain began it
@@ -363,7 +363,11 @@ class Commits:
 
     def delete_surplus(self, now: float) -> None:
         if not self._store_is_empty:
-            self.contents.delete_surplus(now)
+            self.contents.delete_surplus(now, self._newest_generation())
+
+    def _newest_generation(self) -> int:
+        """The newest that may have a record, as far as this captain knows."""
+        return max(self.generation, self.recorded)
 
     # ---- copies on hosts
 

@@ -137,8 +137,9 @@ class StoreContents:
 
     # ---- retention
 
-    def delete_surplus(self, now: float) -> None:
-        """Delete snapshots beyond `snapshots.keep`. If a commit is uncertain, list the store first."""
+    def delete_surplus(self, now: float, generation: int) -> None:
+        """Delete snapshots beyond `snapshots.keep`. If a commit is uncertain, list the store first. `generation`: the
+        newest that this captain knows."""
         if not self.is_known:
             return
         if self._uncertain:
@@ -150,14 +151,14 @@ class StoreContents:
         for snapshot in to_delete(self.chain, present, settings.keep, self._values, lowest, awaiting):
             self._committed.discard(snapshot)
             self.deleting.add(snapshot)
-            self._instruct(ins.AskStore(DeleteSnapshot(snapshot)))
+            self._instruct(ins.AskStore(DeleteSnapshot(snapshot, generation)))
         self.chain = [snapshot for snapshot in self.chain if snapshot in self._committed]
 
-    def resolve_uncertain(self, now: float) -> None:
+    def resolve_uncertain(self, now: float, generation: int) -> None:
         """The store has been listed."""
         if self._uncertain:
             self._uncertain.clear()
-            self.delete_surplus(now)
+            self.delete_surplus(now, generation)
 
     def on_deleted(self, snapshot: SnapshotId, answer: Answer) -> None:
         self.deleting.discard(snapshot)

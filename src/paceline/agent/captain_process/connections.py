@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 from typing import Callable
 
@@ -11,11 +10,13 @@ from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.net import messages
 from paceline.agent.net.frames import Message, WireError, encode
+from paceline.agent.net.listener import Listener, Strangers
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import Options, endpoint
 
 JOIN_TIMEOUT = 10.0  # seconds for the first message of a connection
+BACKLOG = 4096  # connections: all hosts of a large run may connect at once
 MEMBER_LIMIT = 8 * 1024 * 1024  # bytes per message
 REASON_LIMIT = 500  # characters
 
@@ -68,28 +69,14 @@ class Connections:
         self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}
         self._instances: dict[str, list[str]] = {}  # host -> instances in order of arrival; the last is current
         self._delayed_frames: dict[str, tuple[bytes, ...]] = {}
-        self._listener = self._listen()
-        loop.watch(self._listener, selectors.EVENT_READ, self._accept)
+        self._strangers = Strangers(len(captain.plan.hosts), self.drop, lambda connection: connection.link.open)
+        address = endpoint(options.listen or options.captain)
+        self._listener = Listener(loop, address, BACKLOG, self._admit, self._strangers.drop_oldest)
 
-    def _listen(self) -> socket.socket:
-        host, port = endpoint(self._options.listen or self._options.captain)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(4096)
-        listener.setblocking(False)
-        return listener
-
-    def _accept(self) -> None:
-        for _ in range(64):
-            try:
-                sock, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                return  # out of file descriptors, or the peer has left; the loop calls again
-            self.open.add(Connection(self, sock))
+    def _admit(self, sock: socket.socket) -> None:
+        connection = Connection(self, sock)
+        self.open.add(connection)
+        self._strangers.add(connection)
 
     # ---- received messages
 
@@ -131,6 +118,7 @@ class Connections:
         if previous is not None:
             self.drop(previous)
         connection.host = joined.host
+        self._strangers.discard(connection)
         self._members[joined.host] = connection
         connection.send_message(messages.Welcome(self._options.lease, self._beat_every))
         if connection in self.open:
@@ -176,6 +164,7 @@ class Connections:
         if connection not in self.open:
             return
         self.open.discard(connection)
+        self._strangers.discard(connection)
         self.loop.unwatch(connection.link)
         connection.link.close()
         if connection.host and self._members.get(connection.host) is connection:
@@ -202,4 +191,4 @@ class Connections:
             connection.link.close()
 
     def stop_listening(self) -> None:
-        self.loop.unwatch(self._listener)
+        self._listener.stop()

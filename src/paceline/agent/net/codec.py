@@ -52,7 +52,10 @@ class Codec:
         if entry is None:
             return None
         kind, readers = entry
-        values = read_fields(data, readers)
+        try:
+            values = read_fields(data, readers)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise WireError(f"{data[self._tag]}: {error!r}") from None
         return kind(**values, **{name: implied[name] for name in self._implied_of[kind]})
 
 
@@ -101,9 +104,9 @@ def positional_reader_of(kind: type) -> Reader:
     return read
 
 
-def sequence_of(read: Reader) -> Reader:
+def sequence_of(read: Reader, most: int = MANY) -> Reader:
     def read_all(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, (list, tuple)) or len(value) > MANY:
+        if not isinstance(value, (list, tuple)) or len(value) > most:
             raise WireError("not a list, or too long")
         return tuple(map(read, value))
 
@@ -193,7 +196,7 @@ def _snapshot(value: Any) -> SnapshotId:
     return SnapshotId(*value)
 
 
-def _file(value: Any) -> File:
+def read_file(value: Any) -> File:
     if not isinstance(value, (list, tuple)) or len(value) != 3:
         raise WireError("not a path, a size and a digest")
     path, size, digest = value
@@ -221,7 +224,7 @@ _READERS: dict[str, Reader] = {
     "Metrics": _metrics,
     "tuple[str, ...]": sequence_of(_text),
     "tuple[SnapshotId, ...]": sequence_of(_snapshot),
-    "tuple[File, ...]": sequence_of(_file),
+    "tuple[File, ...]": sequence_of(read_file),
     "Mapping[str, str]": mapping_of(_text),
     "Mapping[str, int]": mapping_of(_integer),
     "Mapping[str, SnapshotId | None]": mapping_of(optional(_snapshot)),

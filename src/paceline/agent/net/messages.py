@@ -14,6 +14,7 @@ from paceline.agent.records import record
 from paceline.agent.transfers.requests import Failure
 from paceline.storage.snapshots.manifest import File, SnapshotId
 
+MOST_GENERATIONS = 10_000_000  # of a run; the captain continues from the number that a member has seen
 FILES_AT_ONCE = 500  # files of a snapshot in one message: even with the longest paths, this is below the size limit
 
 # ---- from members
@@ -64,6 +65,8 @@ def read_join(message: Message, run: str) -> ev.MemberJoined:
     joined: ev.MemberJoined | None = _JOIN.decode(message)
     if joined is None:
         raise WireError("not a join message")
+    if not 0 <= joined.generation <= MOST_GENERATIONS:
+        raise WireError(f"generation {joined.generation} is not a number from 0 to {MOST_GENERATIONS}")
     held = tuple(replace(each, host=joined.host) for each in joined.held)
     evaluated = tuple(replace(each, host=joined.host) for each in joined.evaluated)
     return replace(joined, held=held, evaluated=evaluated)

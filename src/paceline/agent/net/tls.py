@@ -9,6 +9,7 @@ from collections import deque
 
 from paceline.agent.net.frames import LIMIT, Decoder, Message, encode
 
+READ_AT_ONCE = 8 * 1024 * 1024  # bytes of one peer; then others are served
 OUTBOX_LIMIT = 256 * 1024 * 1024
 _CHUNK = 65536
 SERVER_NAME = "captain.paceline"  # in the captain's certificate
@@ -117,7 +118,8 @@ class TlsLink:
 
     def _read(self) -> list[Message]:
         messages: list[Message] = []
-        while True:
+        size = 0
+        while size < READ_AT_ONCE or self.sock.pending():  # a selector does not see what TLS has already decrypted
             try:
                 data: bytes | None = self.sock.recv(_CHUNK)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -130,4 +132,6 @@ class TlsLink:
                 if messages:
                     return messages
                 raise LinkClosed("the peer closed the connection")
+            size += len(data)
             messages.extend(self._decoder.feed(data))
+        return messages

@@ -20,10 +20,12 @@ from typing import IO, Any, Union
 
 from paceline.agent import machine
 from paceline.agent.tasks.python_command import Python
+from paceline.storage.local_files import open_regular
 
 REPORT_FD = 3  # the report socket of a task
 _FIRST_FREE = 64  # our inherited descriptors get high numbers, so that a program gets the usual ones
 _MOST_BYTES = 4 << 20
+_MOST_MESSAGES = 100  # that are read at once
 _PACKAGE = Path(__file__).parents[2]
 _SITE = _PACKAGE / "frameworks" / "site"
 _HOOK = (
@@ -137,7 +139,7 @@ class Spare:
     def receive(self) -> list[Message]:
         """The messages since the last call."""
         messages: list[Message] = []
-        while not self._over:
+        while not self._over and len(messages) < _MOST_MESSAGES:
             try:
                 data = self._control.recv(65536)
             except BlockingIOError:
@@ -148,14 +150,9 @@ class Spare:
                 self._over = True
                 messages.append(Ended())
                 break
-            message = json.loads(data)
-            if "ready" in message:
-                messages.append(Ready(**message["ready"]))
-            elif "started" in message:
-                messages.append(Started(message["started"]))
-            else:
-                self._over = True
-                messages.append(Unfit(message["unfit"]))
+            message = _read_message(data)
+            messages.append(message)
+            self._over = isinstance(message, Unfit)
         return messages
 
     def start(
@@ -216,7 +213,7 @@ def supported() -> bool:
 def read_record(path: Path) -> Record:
     """The record that a task wrote. Truncated or invalid lines are skipped."""
     try:
-        with path.open("rb") as file:
+        with open(open_regular(str(path)), "rb") as file:
             lines = file.read(_MOST_BYTES).split(b"\n")[:-1]
     except OSError:
         return ()
@@ -224,9 +221,9 @@ def read_record(path: Path) -> Record:
     for line in lines:
         try:
             item = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(item, dict) and {"environment", "path", "late"} <= item.keys():
+        if isinstance(item, dict) and _is_state(item):
             states.append((item, []))
         elif isinstance(item, str) and states:
             states[-1][1].append(item)
@@ -235,6 +232,40 @@ def read_record(path: Path) -> Record:
         for item, modules in states
         if modules
     )
+
+
+def _is_state(item: dict[str, Any]) -> bool:
+    environment, path, late = (item.get(name) for name in ("environment", "path", "late"))
+    return (
+        isinstance(environment, dict)
+        and all(value is None or isinstance(value, str) for value in environment.values())
+        and isinstance(path, list)
+        and all(isinstance(each, str) for each in path)
+        and isinstance(late, bool)
+    )
+
+
+def _read_message(data: bytes) -> Message:
+    """The modules that a spare has imported share its socket and may write anything to it."""
+    try:
+        message = json.loads(data)
+        if "ready" in message:
+            ready = Ready(int(message["ready"]["rss"]), int(message["ready"]["modules"]), message["ready"]["seconds"])
+            if isinstance(ready.seconds, (int, float)) and 0 <= ready.seconds < 1e9:
+                return ready
+        elif "started" in message:
+            if _may_be_task(message["started"]):
+                return Started(message["started"])
+        elif isinstance(message["unfit"], str):
+            return Unfit(message["unfit"][:500])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        pass
+    return Unfit("it sent an invalid message")
+
+
+def _may_be_task(pid: Any) -> bool:
+    """Whether the agent may send signals to it: it would kill itself otherwise."""
+    return type(pid) is int and 1 < pid < 2**31 and pid not in (os.getpid(), os.getppid(), os.getpgrp())
 
 
 def start_cold(

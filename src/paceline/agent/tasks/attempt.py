@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 from paceline.agent import machine
 from paceline.agent.captain.events import TaskProgress
+from paceline.agent.net.codec import is_finite
 from paceline.agent.net.loop import Loop, Timer
 from paceline.agent.spares.spare import REPORT_FD
 from paceline.agent.tasks.exit_causes import Raised, places
@@ -20,7 +21,19 @@ from paceline.agent.tasks.task_log import TaskLog
 from paceline.plan import Task
 
 SAMPLES = 6  # samples of CPU time, one per heartbeat
+TEXT_LIMIT = 4000  # characters of one text in a message of a task
+MAX_FRAMES = 1000  # innermost frames of an exception that are inspected
 EXIT_WITHIN = 5.0  # seconds after an uncaught exception; some programs wait for their peers for minutes
+
+
+def text_of(value: Any) -> str:
+    """The text of a field in a task's message, shortened; empty if it is neither text nor a number."""
+    return str(value)[:TEXT_LIMIT] if isinstance(value, (str, int, float)) else ""
+
+
+def is_small_integer(value: Any) -> bool:
+    """Whether the captain accepts it: it would disconnect this host otherwise."""
+    return type(value) is int and abs(value) < 2**53
 
 
 class Attempt:
@@ -149,8 +162,6 @@ class Attempt:
             except BlockingIOError:
                 break
             except OSError:
-                datagram = b""
-            if not datagram:
                 self._loop.unwatch(self._reports)
                 break
             self._handle_report(datagram)
@@ -158,14 +169,15 @@ class Attempt:
             self._on_first_step()
 
     def _handle_report(self, datagram: bytes) -> None:
+        """Tasks may send anything: what is not a valid message is ignored."""
         try:
             message = json.loads(datagram)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if not isinstance(message, dict):
             return
         if message.get("_") == "cold":
-            self.cold_because = str(message.get("why", ""))[:500]
+            self.cold_because = text_of(message.get("why"))[:500]
             return
         if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest"):
             self._on_message(self, message)
@@ -177,16 +189,11 @@ class Attempt:
                 self.kill_within(EXIT_WITHIN)
             return
         step = message.pop("step", None)
-        if isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**53:
+        if is_small_integer(step):
             self.step, self.step_at = step, self._loop.now()
         for name, value in message.items():
-            if (
-                isinstance(value, (int, float))
-                and value == value
-                and abs(value) != float("inf")
-                and len(self.metrics) < 100
-            ):
-                self.metrics[str(name)[:100]] = value
+            if is_finite(value) and len(self.metrics) < 100:
+                self.metrics[name[:100]] = value
 
     def sample(self) -> None:
         """Records the CPU time of the process, to distinguish a hang from an endless loop."""
@@ -229,7 +236,7 @@ class Attempt:
 def _raised(message: dict[str, Any]) -> Raised:
     """The uncaught exception that the process of a task reports."""
     reported = message.get("frames")
-    reported = reported if isinstance(reported, list) else []
-    frames = [(str(frame[0]), str(frame[1])) for frame in reported if isinstance(frame, list) and len(frame) == 2]
-    error, text = str(message.get("type", "")), str(message.get("text", ""))
-    return Raised(error, text, *places(frames)) if frames else Raised(error, text, str(message.get("place", "")))
+    reported = reported[-MAX_FRAMES:] if isinstance(reported, list) else []
+    frames = [(text_of(each[0]), text_of(each[1])) for each in reported if isinstance(each, list) and len(each) == 2]
+    error, text, place = (text_of(message.get(name)) for name in ("type", "text", "place"))
+    return Raised(error, text, *places(frames)) if frames else Raised(error, text, place)

@@ -38,6 +38,8 @@ _LIBRARY = re.compile(
     r"(?:/src|\.pyz)/(?P<helper>paceline/.*)|"
     r"^<(?!string>|stdin>)|__autograph_generated_file"
 )
+_LONGEST_LINE = 1000  # characters of a line that are searched: the expressions take quadratic time
+_LONGEST_TEXT = 10_000  # characters of an exception that are searched
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ def classify(
     killed it. `raised`: the uncaught exception that it reported; if None, its log is searched for one.
     """
     number = signal_of(status)
-    end = list(tail)[-_LOOK_BACK:]
+    tail = [line[:_LONGEST_LINE] for line in tail]
+    end = tail[-_LOOK_BACK:]
     if asked_to_leave:  # even with exit code 0: many programs exit normally on SIGTERM, but unfinished
         return Cause("preempted", "its host was asked to shut down (SIGTERM)")
     if number == 0 and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
@@ -116,7 +119,7 @@ def own_error(tail: Sequence[str], raised: Raised | None = None) -> Cause | None
 
 
 def _exception_cause(raised: Raised) -> Cause:
-    full_text = f"{raised.type}: {raised.text}"
+    full_text = f"{raised.type}: {raised.text}"[:_LONGEST_TEXT]
     if _PORT_IN_USE.search(full_text):
         return Cause("port-in-use", str(raised))
     place = " ".join(filter(None, (raised.type, raised.place, raised.library)))
@@ -125,7 +128,7 @@ def _exception_cause(raised: Raised) -> Cause:
 
 def traceback(tail: Sequence[str]) -> Raised | None:
     """The last exception in these lines; all lines that follow it are part of its text."""
-    lines = [_RANK.sub("", line) for line in tail]
+    lines = [_RANK.sub("", line[:_LONGEST_LINE]) for line in tail]
     starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
     for start in reversed(starts):
         frames: list[tuple[str, str]] = []

@@ -19,7 +19,7 @@ from paceline.agent.options import Options, endpoint
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, replace_text
 from paceline.agent.tasks import exit_causes, keras_hint
-from paceline.agent.tasks.attempt import Attempt
+from paceline.agent.tasks.attempt import Attempt, is_small_integer, text_of
 from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.launcher import TaskLauncher
 from paceline.agent.tasks.port_watch import PortWatch
@@ -214,13 +214,13 @@ class HostTasks:
         if kind == "saved":
             self._snapshots.collect()
         elif kind == "warning":
-            self._connection.notify(f"{task}: {self._redact(str(message.get('text')))[:2000]}", True)
+            self._connection.notify(f"{task}: {self._redact(text_of(message.get('text')))[:2000]}", True)
         elif kind == "asks":
             attempt.polls_for_saves = True
             self._connection.beat()
         elif kind == "follow":
             self._evaluators.handle_message(task, message)
-        elif kind == "ingest":
+        elif kind == "ingest" and task == INGEST:
             self._on_ingest_message(attempt, message)
         elif kind == "save":
             self._connection.send(ev.SaveRequested(self._options.host, task))
@@ -230,19 +230,23 @@ class HostTasks:
     def _agreement_reply(self, attempt: Attempt, message: dict[str, Any]) -> None:
         """Validates the reply of the program's process: the captain would disconnect this host if it were invalid."""
         step = attempt.step if message.get("step") is None else message["step"]
-        say, which, count = (message.get(name) for name in ("say", "which", "count"))
-        if isinstance(say, str) and type(which) is int and type(count) is int and type(step or 0) is int:
-            reply = ev.AgreementReply(self._options.host, attempt.task.name, say, which, count, step or 0)
+        say = message.get("say")
+        numbers: list[Any] = [message.get("which"), message.get("count"), step or 0]
+        if isinstance(say, str) and all(map(is_small_integer, numbers)):
+            reply = ev.AgreementReply(self._options.host, attempt.task.name, say, *numbers)
             self._connection.send(reply)
 
     def _on_ingest_message(self, attempt: Attempt, message: dict[str, Any]) -> None:
         if message.get("stage") == "failed":
-            attempt.ingest_failure = str(message.get("cause")), self._redact(str(message.get("detail")))[:2000]
+            detail = self._redact(text_of(message.get("detail")))[:2000]
+            attempt.ingest_failure = text_of(message.get("cause")), detail
+            return
+        stage, data, run = (text_of(message.get(name)) for name in ("stage", "data", "run"))
+        files, size = (message.get(name, 0) for name in ("files", "size"))
+        if not is_small_integer(files) or not is_small_integer(size):
             return
         progress = ev.IngestProgress(
-            self._options.host, str(message.get("stage", "")), str(message.get("data", "")),
-            str(message.get("run", "")), bool(message.get("made", False)), int(message.get("files", 0)),
-            int(message.get("size", 0)),
+            self._options.host, stage, data, run, bool(message.get("made", False)), files, size
         )  # fmt: skip
         if progress.stage == "there":
             self._save_data(progress.data)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import binascii
 import json
-import selectors
 import signal
 import socket
 from typing import Any, Callable
 
 from paceline.agent.net.frames import PROTOCOL, Message, WireError
+from paceline.agent.net.listener import Listener, Strangers
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import PAGE_PORT, Options, endpoint
 from paceline.agent.run_files import write_termination_message
-from paceline.agent.tensorboard.received_files import ReceivedFiles, Refusal, is_valid_path
+from paceline.agent.tensorboard.received_files import MOST_FILES, ReceivedFiles, Refusal, is_valid_path
 from paceline.agent.tensorboard.server import NOT_INSTALLED, TensorBoardServer, with_tensorboard
 from paceline.plan import TENSORBOARD, from_data
 
+BACKLOG = 1024  # connections
 FILES_AT_ONCE = 1000
 SILENCE_S = 60.0  # members send messages more often than that
-SWEEP_S = 10.0
+HELLO_S = 10.0  # for the first message of a connection
+SWEEP_S = 5.0
 
 
 class Peer:
@@ -62,10 +64,8 @@ class TensorBoardPod:
         self.loop = Loop()
         self.tls = context(options.tls, TENSORBOARD, server=True)
         host, port = endpoint(options.listen)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=1024)
-        self._listener.setblocking(False)
-        self.loop.watch(self._listener, selectors.EVENT_READ, self._accept)
+        self._strangers = Strangers(len(plan.hosts), self.drop, lambda peer: peer.link.open)
+        self._listener = Listener(self.loop, (host, port), BACKLOG, self._admit, self._strangers.drop_oldest)
         self.loop.on_signal(signal.SIGTERM, self._stop)
         self._drop_silent()
         self._server: TensorBoardServer | None = None
@@ -80,12 +80,10 @@ class TensorBoardPod:
 
     # ---- members
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return  # out of descriptors, or the peer has already disconnected
-        self._peers.add(Peer(self, sock))
+    def _admit(self, sock: socket.socket) -> None:
+        peer = Peer(self, sock)
+        self._peers.add(peer)
+        self._strangers.add(peer)
 
     def answer(self, peer: Peer, message: Message) -> Message:
         kind = message["type"]
@@ -96,6 +94,7 @@ class TensorBoardPod:
             if not isinstance(host, str) or host not in self._hosts:
                 raise WireError(f"hello: unknown host {host!r}")
             peer.host = host
+            self._strangers.discard(peer)
             return self._answer(peer, {})
         if not peer.host:
             raise WireError("the first message must be hello")
@@ -105,6 +104,8 @@ class TensorBoardPod:
                 raise WireError("hold: files is not a list, or too long")
             valid = [path for path in paths if is_valid_path(path)]
             peer.files.update(valid)
+            if len(peer.files) > MOST_FILES:
+                raise WireError(f"hold: more than {MOST_FILES} files")
             return self._answer(peer, {path: self._files.size(peer.host, path) for path in valid})
         if kind == "begun":
             return self._trim(peer, message)
@@ -127,9 +128,9 @@ class TensorBoardPod:
     def _trim(self, peer: Peer, message: Message) -> Message:
         """Hosts trim their own files. Files of an earlier instance of the host exist only here."""
         after = message.get("after")
-        if not isinstance(after, list) or not all(isinstance(each, list) and len(each) == 3 for each in after):
-            raise WireError("begun: after is not a list of lists of three numbers")
-        self._files.trim(peer.host, peer.files, {int(each[0]): (int(each[1]), int(each[2])) for each in after})
+        if not isinstance(after, list) or not all(map(_is_three_integers, after)):
+            raise WireError("begun: after is not a list of lists of three integers")
+        self._files.trim(peer.host, peer.files, {each[0]: (each[1], each[2]) for each in after})
         return self._answer(peer, {})
 
     def _answer(self, peer: Peer, sizes: dict[str, int]) -> Message:
@@ -140,12 +141,14 @@ class TensorBoardPod:
 
     def drop(self, peer: Peer) -> None:
         self._peers.discard(peer)
+        self._strangers.discard(peer)
         self.loop.unwatch(peer.link)
         peer.link.close()
 
     def _drop_silent(self) -> None:
-        for peer in [peer for peer in self._peers if self.loop.now() - peer.last_message_at > SILENCE_S]:
-            self.drop(peer)
+        for peer in list(self._peers):
+            if self.loop.now() - peer.last_message_at > (SILENCE_S if peer.host else HELLO_S):
+                self.drop(peer)
         self.loop.after(SWEEP_S, self._drop_silent)
 
     # ---- TensorBoard
@@ -164,6 +167,10 @@ class TensorBoardPod:
         if self._server is not None:
             self._server.close()
         self.loop.stop()
+
+
+def _is_three_integers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(each) is int for each in value)
 
 
 def main(options: Options, beat: Callable[[Any], None]) -> int:

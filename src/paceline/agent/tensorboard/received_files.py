@@ -33,8 +33,8 @@ class ReceivedFiles:
         """The received bytes of the file, which is where its next part begins. The path must be valid."""
         try:
             return os.stat(f"{self._hosts}/{host}/{path}", follow_symlinks=False).st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return 0
+        except OSError:
+            return 0  # it does not exist, or cannot: its name may be too long
 
     def append(self, host: str, path: str, at: int, data: bytes, anew: bool = False) -> int:
         """Returns the new size of the file. A part that does not begin where the file ends is ignored: send it again
@@ -60,9 +60,9 @@ class ReceivedFiles:
         orphans = [path for path in find(folder) if path not in has] if os.path.isdir(folder) else []
         if not orphans:
             return
-        sizes = {path: os.stat(f"{folder}/{path}").st_size for path in orphans}
-        links = {path: self._link_of(host, path) for path in orphans}
         try:
+            sizes = {path: os.stat(f"{folder}/{path}").st_size for path in orphans}
+            links = {path: self._link_of(host, path) for path in orphans}
             trimmed = EventFiles(folder, f"{self._hosts}/.{host}", self.shown).trim(dict.fromkeys(orphans, 0), after)
             for path in trimmed:
                 own = f"{folder}/{path}"

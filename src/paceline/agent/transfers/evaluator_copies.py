@@ -70,7 +70,8 @@ class EvaluatorCopies:
         """The task has evaluated a snapshot, or requests one, or both."""
         evaluator = self._tasks.setdefault(task, Evaluator())
         evaluator.is_waiting = bool(message.get("wants"))
-        evaluated = parse_id(str(message.get("done")))
+        done = message.get("done")
+        evaluated = parse_id(done) if isinstance(done, str) else None
         if evaluated is not None and evaluated == evaluator.snapshot:
             self._finish(ev.SnapshotEvaluated(self._host, task, evaluated, _numbers(message.get("metrics"))))
         elif evaluator.snapshot is None and evaluator.is_waiting:

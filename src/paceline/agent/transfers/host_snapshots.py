@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
@@ -28,12 +29,15 @@ from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient, porter_settings
 from paceline.agent.transfers.watched_folder import WatchedFolder
 from paceline.plan import Plan
+from paceline.storage.local_files import open_regular
 from paceline.storage.snapshots.manifest import File, SnapshotId, parse_id
 from paceline.storage.stores import obstore_library
 from paceline.storage.watched.folder_contents import ABOUT
 
 ABOUT_LIMIT = 8 * 1024 * 1024
 MAX_PARTS = 100_000
+MAX_HELD = 1000  # parts of a task that are reported at once; the captain needs the newest
+LARGEST_STEP = 2**53 - 1
 MAX_ENTRIES = 100  # entries of `metrics` and of `versions`
 MAX_COPIES = 3  # kept for evaluators
 RETRY_S = 2.0  # seconds until a failed fetch is retried
@@ -126,6 +130,8 @@ class HostSnapshots:
     def _collect_part(self, task: str, id: SnapshotId, path: str) -> None:
         target = f"{self._held_folder}/{task}/{id}"
         try:
+            if id.step > LARGEST_STEP:
+                raise _InvalidSnapshot(f"the largest step is {LARGEST_STEP}")
             if os.path.exists(target):
                 self.remove([path])  # the same step again: the first one is being uploaded
                 return
@@ -154,8 +160,8 @@ class HostSnapshots:
             folder = f"{self._held_folder}/{task}"
             parts = [name for name in _names(folder) if parse_id(name) is not None]
             try:
-                with open(f"{folder}/{BOOT}") as file:
-                    is_same_boot = file.read() == machine.boot_id()
+                with open(open_regular(f"{folder}/{BOOT}"), errors="replace") as file:
+                    is_same_boot = file.read(1000) == machine.boot_id()
             except OSError:
                 is_same_boot = False
             if parts and not is_same_boot:
@@ -171,7 +177,8 @@ class HostSnapshots:
         parts = []
         for task in self._tasks:
             ids = filter(None, map(parse_id, _names(f"{self._held_folder}/{task}")))
-            for id in sorted(ids):
+            # The captain would reject the message if there were too many, or if a step were too large.
+            for id in sorted(id for id in ids if id.step <= LARGEST_STEP)[-MAX_HELD:]:
                 with contextlib.suppress(_InvalidSnapshot):
                     parts.append(self._saved_part(task, id))
         return parts
@@ -186,10 +193,9 @@ class HostSnapshots:
     def _saved_part(self, task: str, id: SnapshotId) -> PartSaved:
         about = _read_about(f"{self._held_folder}/{task}/{id}")
         parts, metrics, versions = about.get("parts", 1), about.get("metrics", {}), about.get("versions", {})
-        numbers = {str(k): float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
-        return PartSaved(
-            self._options.host, task, id, parts, numbers, {str(k): str(v)[:200] for k, v in _items(versions)}
-        )
+        numbers = {k[:100]: float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
+        texts = {k[:100]: str(v)[:200] for k, v in _items(versions) if isinstance(v, (str, int, float))}
+        return PartSaved(self._options.host, task, id, parts, numbers, texts)
 
     # ---- instructions of the captain
 
@@ -332,18 +338,25 @@ class HostSnapshots:
 def _read_about(folder: str) -> Mapping[str, Any]:
     """The program's description of a part. Raises if the number of parts is unknown: one part is not the whole."""
     try:
-        with open(f"{folder}/{ABOUT}", "rb") as file:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise _InvalidSnapshot("it is not a folder")
+        with open(open_regular(f"{folder}/{ABOUT}"), "rb") as file:
             about = json.loads(file.read(ABOUT_LIMIT))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _InvalidSnapshot(f"cannot read its {ABOUT}: {error}") from None
     if not isinstance(about, dict):
         raise _InvalidSnapshot(f"its {ABOUT} is not a JSON object")
     parts = about.get("parts", 1)
     if type(parts) is not int or not 1 <= parts <= MAX_PARTS:
-        raise _InvalidSnapshot(f"parts is {parts!r} in its {ABOUT}, but must be an integer from 1 to {MAX_PARTS}")
+        raise _InvalidSnapshot(f"parts is {_shown(parts)} in its {ABOUT}, but must be an integer from 1 to {MAX_PARTS}")
     return about
+
+
+def _shown(value: Any) -> str:
+    """A value that may be anything, for a message."""
+    return repr(value)[:50] if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
 
 
 def _names(folder: str) -> list[str]:
@@ -353,5 +366,5 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
     return list(value.items())[:MAX_ENTRIES] if isinstance(value, dict) else ()

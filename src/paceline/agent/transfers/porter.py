@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Callable
 
+from paceline.agent.net.frames import WireError
 from paceline.agent.options import endpoint
 from paceline.agent.tensorboard.generation_notes import GenerationNotes
 from paceline.agent.transfers import requests as req
@@ -31,6 +32,7 @@ from paceline.storage.snapshots.repository import SnapshotRepository, Superseded
 from paceline.storage.stores import obstore_library
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.locations import open_store
+from paceline.storage.stores.peer_access import MemberAccess
 from paceline.storage.stores.protocol import ContinueCheck, Store, StoreError, TransferCanceled
 from paceline.storage.watched.capture import FolderCapture
 from paceline.storage.watched.folder_contents import Later
@@ -128,7 +130,7 @@ class Porter:
             evaluation = Evaluation(request.task, request.metrics, request.at)
             return req.EvaluationRecorded(dict(self._short.evaluate(request.snapshot, evaluation).metrics))
         elif isinstance(request, req.DeleteSnapshot):
-            self._short.delete(request.snapshot)
+            self._short.delete(request.snapshot, request.generation)
         elif isinstance(request, req.SweepGenerations):
             self._transfers.sweep(request.generation)
         elif isinstance(request, req.AdoptOrigin):
@@ -304,6 +306,9 @@ class _Served(FolderStore):
             settings.place if settings.place.startswith("/") else os.path.dirname(os.path.dirname(settings.obstore))
         )
         self._library, self._archive = f"{settings.run}/{OBSTORE}", settings.obstore
+        has_snapshots = settings.place.startswith("/")
+        library = self._library if self._archive else ""
+        self.access = MemberAccess(settings.run, library, has_snapshots, self.has)
 
     def _path(self, name: str) -> str:
         return self._archive if name == self._library and self._archive else super()._path(name)
@@ -315,7 +320,8 @@ def _serve(settings: PorterSettings) -> None:
 
     try:
         tls = context(settings.tls, "captain", server=True)
-        Server(endpoint(settings.serve), tls, _Served(settings), settings.run)
+        served = _Served(settings)
+        Server(endpoint(settings.serve), tls, served, served.access)
     except OSError as error:
         text = f"cannot serve {settings.place} at {settings.serve}: {error.strerror}"
         raise StoreError(text, is_transient=True, reason=str(error.strerror)) from None
@@ -342,8 +348,9 @@ def main(argument: str) -> int:
     is_serving = not settings.serve
     for line in sys.stdin.buffer:
         data = json.loads(line)
-        number, request = int(data.pop("id")), req.read_request(data)
+        number = int(data.pop("id"))
         try:
+            request = req.read_request(data)
             if not is_serving:
                 _serve(settings)
                 is_serving = True
@@ -357,6 +364,8 @@ def main(argument: str) -> int:
                     called=settings.called, scratch=f"{settings.folder}/.origin",
                 )  # fmt: skip
             porter.ask(number, request)
+        except WireError as error:
+            answer(number, req.Failure(req.HERE, f"invalid request: {error}", False))
         except (StoreError, OSError, KeyError, zipfile.BadZipFile) as error:
             text = str(error) if isinstance(error, StoreError) else f"cannot install obstore: {error!r}"
             answer(number, req.Failure(req.STORE, text, bool(getattr(error, "is_transient", True))))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Callable
 
+from paceline.agent.net.frames import WireError
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.transfers import requests as req
@@ -30,6 +31,7 @@ sys.exit(import_module(sys.argv[2]).main(sys.argv[3]))
 """
 _HERE = os.path.abspath(__file__).rsplit(os.sep, 4)[0]  # a folder or an archive
 _READ_SIZE = 1 << 20
+INVALID_ANSWER = "the process that transfers snapshots sent an invalid answer"
 ENDED = "the process that transfers snapshots ended"
 RESTART_S = 1.0  # seconds until a porter that serves other hosts is restarted
 
@@ -148,8 +150,13 @@ class PorterClient:
         for line in lines:
             data = json.loads(line)
             answered = self._pending.pop(int(data.pop("id")), None)
-            if answered is not None:
-                answered(req.read_answer(data))
+            if answered is None:
+                continue
+            try:
+                answer = req.read_answer(data)
+            except WireError as error:
+                answer = req.Failure(req.HERE, f"{INVALID_ANSWER}: {error}", False)
+            answered(answer)
 
     def _clean_up(self, problem: str) -> None:
         """The process has ended, or is killed: pending requests are answered with `problem`."""

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Union, cast
 
-from paceline.agent.net.codec import Codec, mapping_of, sequence_of
+from paceline.agent.net.codec import Codec, mapping_of, read_file, sequence_of
 from paceline.agent.net.frames import WireError
 from paceline.agent.records import record
 from paceline.storage.run_archive import Ranges
 from paceline.storage.snapshots.manifest import File, SnapshotId
 from paceline.storage.watched.folder_contents import Signature
 
+MOST_FILES = 1_000_000  # of a snapshot; its manifest has room for fewer
 LongText = str
 Metrics = Mapping[str, float]
 Signatures = Mapping[str, Signature]  # path in a folder -> what changes when the file does
@@ -60,7 +61,11 @@ class RecordEvaluation:
 
 @record
 class DeleteSnapshot:
+    """`generation`: the newest that the captain knows. If the store has a later one, nothing is deleted: this captain
+    may have been frozen since it asked."""
+
     snapshot: SnapshotId
+    generation: int
 
 
 @record
@@ -247,6 +252,7 @@ def _range(value: Any) -> tuple[str, int, int]:
 _READERS = {
     "Ranges": mapping_of(_range),
     "Signatures": mapping_of(sequence_of(int)),
+    "tuple[File, ...]": sequence_of(read_file, MOST_FILES),
 }
 _REQUESTS = Codec(
     {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from paceline.storage.stores.protocol import ContinueCheck, Sent, Store, StoreEr
 
 MANIFEST = "manifest.json"
 _RECORD_BYTES = 64 * 1024
+_RECORD = re.compile(r"[0-9]{8,}\.json")
 
 
 class Superseded(Exception):
@@ -78,7 +80,7 @@ class SnapshotRepository:
 
     def inventory(self) -> Inventory:
         self.claim()
-        for name in self._store.names(f"{self.run}/generations/"):
+        for name in self._record_names():
             if name not in self._records and (data := self._store.read(name, _RECORD_BYTES)) is not None:
                 self._records[name] = chain.parse(data, name)  # if it is damaged, fail: the chain would be a guess
         records = {record.generation: record for record in self._records.values() if record.generation}
@@ -101,7 +103,7 @@ class SnapshotRepository:
     def taken(self) -> bool:
         """Whether a run with this id has used the store. Parts of a snapshot alone do not count: a member may have sent
         them after the store was lost with its captain, and recreated."""
-        if self._store.names(f"{self.run}/generations/"):
+        if self._record_names():
             return True
         return any(map(self.has, filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/")))))
 
@@ -142,9 +144,14 @@ class SnapshotRepository:
         return current if any(id not in expected for id in current) else []
 
     def _check_newest(self, generation: int) -> None:
-        names = self._store.names(f"{self.run}/generations/")
-        if names and names[-1] > self._record(generation):
-            raise Superseded(f"a generation later than {generation} exists: {names[-1]}")
+        newest = max(self._record_names(), default="")
+        if newest > self._record(generation):
+            raise Superseded(f"a generation later than {generation} exists: {newest}")
+
+    def _record_names(self) -> list[str]:
+        """Ignores other files, such as those that a file manager or a network share leaves there."""
+        prefix = f"{self.run}/generations/"
+        return [name for name in self._store.names(prefix) if _RECORD.fullmatch(name[len(prefix) :])]
 
     # ---- commit
 
@@ -241,8 +248,11 @@ class SnapshotRepository:
 
     # ---- retention
 
-    def delete(self, id: SnapshotId) -> None:
-        """Deletes the manifest first: from then on the snapshot does not exist."""
+    def delete(self, id: SnapshotId, generation: int | None = None) -> None:
+        """Deletes the manifest first: from then on the snapshot does not exist. `generation`: the newest that the
+        captain knows; if there is a later one, another captain decides what is deleted (Superseded)."""
+        if generation is not None:
+            self._check_newest(generation)
         self._store.delete(self._manifest(id))
         self._store.clear(f"{self.run}/{id}/")
 

@@ -191,7 +191,7 @@ class PeerStore:
             try:
                 yield self._send_request(verb, name)
                 complete = True
-            except (Closed, ValueError, KeyError, TypeError) as error:
+            except (Closed, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise self._failed(verb, name, error) from None
             finally:
                 self._used = time.monotonic()

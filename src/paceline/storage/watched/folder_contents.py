@@ -147,7 +147,7 @@ def _mapped(pid: str, inodes: dict[str, str]) -> str | None:
 def lives(pid: str) -> bool:
     """Whether the process still has its files open: it closes them shortly before it ends."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:  # a process may have any name
             fields = file.read().rpartition(")")[2].split()
         return fields[0] not in "ZX" and not int(fields[6]) & _EXITING
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def lives(pid: str) -> bool:
 
 def _name(pid: str) -> str:
     try:
-        with open(f"/proc/{pid}/comm") as file:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
             return file.read().strip()
     except OSError:
         return "a process"
