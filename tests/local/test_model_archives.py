@@ -143,8 +143,9 @@ def _evil_entry(chance: random.Random, entries: Entries) -> tuple[str, bytes]:
 def _misspelled(chance: random.Random, name: str) -> str:
     return chance.choice(
         [
-            name.upper(), name.replace("/", "//"), f"./{name}", f"/{name}", f"{name}/", f"{name}\0x", f"model/../{name}",
-            name.replace("/", "\\"), name.replace("model/", "other/", 1), name.replace("e", "\u0435"),
+            name.upper(), name.replace("/", "//"), f"./{name}", f"/{name}", f"{name}/", f"{name}\0x",
+            f"model/../{name}", name.replace("/", "\\"), name.replace("model/", "other/", 1),
+            name.replace("e", "\u0435"),
         ]
     )  # fmt: skip
 
@@ -249,7 +250,9 @@ def test_parameters_of_a_jax_model_that_occur_twice_or_need_pickle_are_refused(
 ) -> None:
     import paceline.jax
 
-    folder = paceline.jax.export(lambda params, x: x * params["w"], {"w": np.ones(3)}, np.ones((2, 3)), to=tmp_path / "m")
+    folder = paceline.jax.export(
+        lambda params, x: x * params["w"], {"w": np.ones(3)}, np.ones((2, 3)), to=tmp_path / "m"
+    )
     path = folder / "params.npz"
     canary = Canary(monkeypatch, tmp_path)
     entries = unpacked(path.read_bytes())

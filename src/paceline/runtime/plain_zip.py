@@ -65,7 +65,7 @@ class PlainZip:
         self._file.seek(-_END.size, os.SEEK_END)
         if _END.unpack(self._file.read(_END.size)) != (b"PK\5\6", 0):
             raise NotPlain("it contains data behind the archive")
-        if entries and min(each.header_offset for each in entries):
+        if min((each.header_offset for each in entries), default=0) > 0:
             raise NotPlain("it contains data in front of the archive")
         for each in entries:
             self._file.seek(each.header_offset)

@@ -73,7 +73,7 @@ def _copy(parent: int, name: str, to: Path, shown: str) -> None:
     try:
         if stat.S_ISDIR(os.fstat(source).st_mode):
             to.mkdir()
-            for each in os.listdir(source):
+            for each in sorted(os.listdir(source)):  # noqa: PTH208
                 _copy(source, each, to / each, f"{shown}/{each}")
         else:
             with open(source, "rb", closefd=False) as data, to.open("wb") as copy:
