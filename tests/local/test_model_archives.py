@@ -272,4 +272,10 @@ def test_parameters_of_a_jax_model_that_occur_twice_or_need_pickle_are_refused(
     refused(PICKLE, "not a zip file")
     refused(packed(entries, zipfile.ZIP_DEFLATED), "is compressed")
     path.write_bytes(packed(entries))
+    program = (folder / "model.stablehlo").read_bytes()
+    for damaged in (b"", PICKLE, program[:100]):
+        (folder / "model.stablehlo").write_bytes(damaged)
+        with pytest.raises(paceline.jax.SnapshotRefused, match=r"not a model written by jax\.export"):
+            paceline.jax.load(folder)
+    (folder / "model.stablehlo").write_bytes(program)
     assert paceline.jax.load(folder)({"inputs": np.ones((5, 3))})["output_0"].shape == (5, 3)

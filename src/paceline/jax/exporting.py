@@ -66,7 +66,11 @@ def load(folder: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     itself, compiled by XLA. A program with calls to anything else is rejected (`paceline.jax.model_safety`).
     """
     path = Path(folder, _FILE)
-    program = jax_export.deserialize(bytearray(path.read_bytes()))
+    data = bytearray(path.read_bytes())
+    try:
+        program = jax_export.deserialize(data)
+    except Exception as error:
+        raise SnapshotRefused(f"{path}: not a model written by jax.export: {error!r}") from error
     model_safety.check(program, path)
     params = {name: jax.numpy.asarray(array) for name, array in _read_npz(Path(folder, PARAMS)).items()}
     call = jax.jit(program.call)
