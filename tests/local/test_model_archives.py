@@ -106,6 +106,10 @@ def test_a_torch_model_with_ambiguous_entries_is_refused(tmp_path: Path, monkeyp
     refused(original + packed([(EXAMPLES, evil_pickle())]), "data in front of the archive")
     refused(original + b"more", "data behind the archive")
     refused(packed(entries, zipfile.ZIP_DEFLATED), "is compressed, encrypted or not a file")
+    plain = packed(entries)
+    for at in (-10, -6):  # size and position of the directory
+        wrong = struct.pack("<I", 0x7FFFFFFF)
+        refused(plain[:at] + wrong + plain[at + 4 :], "not a model written by torch.export")
     renamed = original.replace(EXAMPLES.encode(), EXAMPLES.upper().encode(), 1)  # only in front of its data
     refused(renamed, "not a model written by torch.export: File name in directory .* and header .* differ")
     path.write_bytes(original)

@@ -33,6 +33,9 @@ class PlainZip:
         try:
             self._zip = zipfile.ZipFile(self._file)
             self._check(self._file.seek(0, os.SEEK_END))
+        except OSError as error:  # the archive names positions that do not exist
+            self._file.close()
+            raise NotPlain(f"it is damaged: {error}") from error
         except BaseException:
             self._file.close()
             raise

@@ -49,7 +49,7 @@ def main() -> NoReturn:
         app = Server(options.name, versions, metrics, limits, shutdown, hosts).app()
         connections = ConnectionLimits(
             options.most_header_bytes, options.most_header_seconds, options.most_seconds,
-            min(options.most_connections, _raise_file_limit() - _OTHER_FILES),
+            max(1, min(options.most_connections, _raise_file_limit() - _OTHER_FILES)),
         )  # fmt: skip
         port = listener.getsockname()[1]
         print(f"http://{listening.url_host(listener)}:{port}/v1/models/{options.name}:predict", flush=True)
