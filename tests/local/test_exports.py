@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -274,12 +276,15 @@ REFUSED = (
 
 
 @alone
-def test_a_saved_model_that_accesses_anything_outside_itself_is_refused(tmp_path: Path) -> None:
+def test_a_saved_model_that_accesses_anything_outside_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tensorflow as tf
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-    from paceline.serve import saved_model_safety
+    from paceline.serve import model_loading, saved_model_safety
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "secret").write_text("one\ntwo")
     secret = str(tmp_path / "secret")
 
@@ -341,6 +346,31 @@ def test_a_saved_model_that_accesses_anything_outside_itself_is_refused(tmp_path
     )
     path.write_bytes(original[: len(original) // 2])
     assert saved_model_safety.find_problem(path.parent) == "is damaged: its saved_model.pb cannot be read"
+
+    # TensorFlow loads what was checked, whatever happens to the folder meanwhile.
+    path.write_bytes(original)
+    (tmp_path / "nothing" / "saved_model.pbtxt").write_text("not read")
+    load, reads_files = tf.saved_model.load, (tmp_path / "deep" / "saved_model.pb").read_bytes()
+
+    def load_later(folder: str) -> Any:
+        path.write_bytes(reads_files)
+        return load(folder)
+
+    monkeypatch.setattr(tf.saved_model, "load", load_later)
+    model = model_loading.load(tmp_path / "nothing", 1)
+    (outputs,) = model.calls["serving_default"]({"x": np.ones(1, np.float32)}).values()
+    assert outputs.tolist() == [3.0] and path.read_bytes() == reads_files
+    assert not list(Path(tempfile.gettempdir()).glob("paceline-model-*"))
+
+    # Nothing in the folder leads elsewhere, and nothing blocks.
+    path.write_bytes(original)
+    (asset,) = (tmp_path / "nothing" / "assets").iterdir()
+    asset.unlink()
+    for create, kind in ((asset.symlink_to, "a symbolic link"), (lambda _: os.mkfifo(asset), "not a file")):
+        create(tmp_path / "secret")
+        with pytest.raises(model_loading.CannotLoad, match=f"contains 'assets/{asset.name}', which is {kind}; copy"):
+            model_loading.load(tmp_path / "nothing", 1)
+        asset.unlink()
 
 
 # ---- JAX

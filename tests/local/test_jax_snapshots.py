@@ -120,6 +120,10 @@ def test_a_file_that_needs_pickle_is_refused(snapshot_dir: Path, monkeypatch: py
     np.save(folder / "00000-00000-0.npy", np.array([{"any": "object"}], dtype=object), allow_pickle=True)
     with pytest.raises(SnapshotRefused, match="cannot be read without running code"):
         Snapshots().restore({"a": jnp.ones(2)})
+    with (folder / "00000-00000-0.npy").open("wb") as file:
+        np.savez(file, a=np.ones(2))
+    with pytest.raises(SnapshotRefused, match=r"00000-00000-0\.npy: not an array"):
+        Snapshots().restore({"a": jnp.ones(2)})
 
 
 def test_a_missing_part_is_reported(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

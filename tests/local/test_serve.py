@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -125,6 +126,19 @@ def test_paths_that_are_not_served(server: Server) -> None:
     assert server.get("/versions/7").status == 404
     assert server.get(":predict").status == 405
     assert server.get("x/metadata").status == 404
+
+
+def test_endless_headers_and_requests_for_other_hosts_are_refused(server: Server) -> None:
+    address = urlsplit(server.root)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as attacker:
+        attacker.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Endless: ")
+        with pytest.raises(OSError):  # the server closes the connection
+            for _ in range(150):
+                attacker.sendall(b"a" * (1 << 20))
+        assert server.predict({"instances": [[1, 2]]}).status == 200
+    request = urllib.request.Request(f"{server.root}/healthz", headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="421"):
+        urllib.request.urlopen(request, timeout=60)
 
 
 def test_one_bad_request_does_not_fail_others_of_its_batch(server: Server) -> None:

@@ -19,9 +19,10 @@ def alone(test: Callable[P, None]) -> Callable[P, None]:
         if os.environ.get("ALONE"):
             test(*args, **fixtures)
             return
+        limit = 200 + float(os.environ.get("PACELINE_FUZZ_SECONDS", "0"))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", f"{inspect.getfile(test)}::{test.__name__}"]
-        result = subprocess.run(command, env={**inherited, "ALONE": "1"}, capture_output=True, text=True, timeout=200)
+        result = subprocess.run(command, env={**inherited, "ALONE": "1"}, capture_output=True, text=True, timeout=limit)
         assert result.returncode == 0, result.stdout[-4000:]
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from paceline.jax import model_safety
 from paceline.jax.leaves import flatten, is_key
 from paceline.runtime import model_folder
 from paceline.runtime.model_folder import DEFAULT, FILES, CannotExport
+from paceline.runtime.plain_zip import PlainZip
+from paceline.runtime.snapshot_mismatches import SnapshotRefused
 
 _FILE, PARAMS = FILES["stablehlo"], "params.npz"
 _DEFAULT_INPUT = "inputs"
@@ -63,10 +66,13 @@ def load(folder: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     itself, compiled by XLA. A program with calls to anything else is rejected (`paceline.jax.model_safety`).
     """
     path = Path(folder, _FILE)
-    program = jax_export.deserialize(bytearray(path.read_bytes()))
+    data = bytearray(path.read_bytes())
+    try:
+        program = jax_export.deserialize(data)
+    except Exception as error:
+        raise SnapshotRefused(f"{path}: not a model written by jax.export: {error!r}") from error
     model_safety.check(program, path)
-    with np.load(Path(folder, PARAMS), allow_pickle=False) as file:
-        params = {name: jax.numpy.asarray(file[name]) for name in file.files}
+    params = {name: jax.numpy.asarray(array) for name, array in _read_npz(Path(folder, PARAMS)).items()}
     call = jax.jit(program.call)
     return lambda inputs: dict(call(params, {name: jax.numpy.asarray(value) for name, value in inputs.items()}))
 
@@ -102,6 +108,21 @@ def _write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    """Unlike numpy.load, it rejects names that occur twice, and anything but arrays."""
+    arrays = {}
+    try:
+        with PlainZip(path) as file:
+            for name in file.sizes:
+                if not name.endswith(".npy"):
+                    raise ValueError(f"{name!r} is not an array")
+                with file.open(name) as member:
+                    arrays[name[: -len(".npy")]] = np.lib.format.read_array(member, allow_pickle=False)
+    except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
+        raise SnapshotRefused(f"{path}: the parameters cannot be read: {error}") from error
+    return arrays
 
 
 def _outputs(result: Any) -> dict[str, Any]:

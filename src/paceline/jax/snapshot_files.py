@@ -88,4 +88,6 @@ class Saved:
             array = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)  # type: ignore[arg-type]
         except ValueError as error:
             raise SnapshotRefused(f"{path}: cannot be read without running code: {error}") from error
+        if not isinstance(array, np.ndarray):  # numpy recognizes archives, whatever their name is
+            raise SnapshotRefused(f"{path}: not an array")
         return array if array.dtype == dtype else array.view(dtype).reshape(piece["shape"])

@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
+import resource
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from paceline.frameworks import amx
 
+_MOST_FILES = 65536
+_OTHER_FILES = 128  # files that are not connections
+
 
 def main() -> NoReturn:
     options = _parse_options()
     os.environ.update(amx.environment(os.environ))  # before any framework is imported
     try:
-        import uvicorn
-
+        from paceline.serve import listening
         from paceline.serve.app import Limits, Server
+        from paceline.serve.connections import ConnectionLimits, uvicorn_config
         from paceline.serve.graceful_exit import GracefulServer, Shutdown
     except ImportError as error:
         _exit_with(f"{error.name} is not installed for {sys.executable}; install the extra paceline[serve] there")
@@ -36,19 +39,21 @@ def main() -> NoReturn:
             no_version = f"{options.base} contains no model version: a folder whose name is a number"
             _exit_with("; ".join(versions.failed.values()) or no_version)
         try:
-            listener = socket.create_server((options.host, options.port), backlog=2048)
+            listener = listening.listen(options.host, options.port)
         except OSError as error:
-            _exit_with(f"cannot use port {options.port} of {options.host}: {os.strerror(error.errno or 0)}")
-        limits = Limits(options.most_bytes, options.most_seconds, options.batch, options.waiting)
-        app = Server(options.name, versions, metrics, limits, shutdown).app()
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(options.most_seconds) + 1,
-            timeout_keep_alive=75, h11_max_incomplete_event_size=64 * 1024,
+            reason = error.strerror or os.strerror(error.errno or 0)
+            _exit_with(f"cannot use port {options.port} of {options.host}: {reason}")
+        memory = max(options.most_memory, options.most_bytes)
+        limits = Limits(options.most_bytes, options.most_seconds, options.batch, options.waiting, memory)
+        hosts = listening.allowed_hosts(listener, options.host)
+        app = Server(options.name, versions, metrics, limits, shutdown, hosts).app()
+        connections = ConnectionLimits(
+            options.most_header_bytes, options.most_header_seconds, options.most_seconds,
+            max(1, min(options.most_connections, _raise_file_limit() - _OTHER_FILES)),
         )  # fmt: skip
-        host, port = listener.getsockname()[:2]
-        url_host = f"[{host}]" if ":" in host else host
-        print(f"http://{url_host}:{port}/v1/models/{options.name}:predict", flush=True)
-        await GracefulServer(config, shutdown, options.leave_after).serve(sockets=[listener])
+        port = listener.getsockname()[1]
+        print(f"http://{listening.url_host(listener)}:{port}/v1/models/{options.name}:predict", flush=True)
+        await GracefulServer(uvicorn_config(app, connections), shutdown, options.leave_after).serve(sockets=[listener])
 
     import uvloop
 
@@ -62,16 +67,32 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m paceline.serve", description="Serve the newest model in a folder.")
     parser.add_argument("--base", type=Path, required=True, help="folder with one subfolder per model version")
     parser.add_argument("--name", required=True, help="model name in URLs")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s); :: or '' means all addresses"
+    )
     parser.add_argument("--port", type=int, default=8501, help="port to listen on (default: %(default)s)")
     parser.add_argument("--most-bytes", type=int, default=32 * 1024 * 1024, help="maximum size of a request body")
     parser.add_argument("--most-seconds", type=float, default=30.0, help="time limit of a request")
+    parser.add_argument(
+        "--most-memory", type=int, default=128 * 1024 * 1024, help="maximum size of all requests and responses together"
+    )
+    parser.add_argument("--most-header-bytes", type=int, default=64 * 1024, help="maximum size of request headers")
+    parser.add_argument("--most-header-seconds", type=float, default=10.0, help="time limit to receive headers")
+    parser.add_argument("--most-connections", type=int, default=1000, help="maximum number of open connections")
     parser.add_argument("--batch", type=int, default=64, help="maximum number of examples per model call")
     parser.add_argument("--waiting", type=int, default=4096, help="maximum number of waiting examples")
     parser.add_argument(
         "--leave-after", type=float, default=5.0, help="seconds to keep answering after SIGTERM; Ctrl-C does not wait"
     )
     return parser.parse_args()
+
+
+def _raise_file_limit() -> int:
+    """Every connection is an open file. Returns how many files this process may have open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def _print_message(text: str) -> None:

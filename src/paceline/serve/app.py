@@ -15,16 +15,21 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from paceline.serve import signatures
+from paceline.serve import request_body, signatures
 from paceline.serve.batching import Batcher, Busy
 from paceline.serve.graceful_exit import CloseConnections, Shutdown
+from paceline.serve.json_process import JsonProcess, TooComplex
+from paceline.serve.listening import HostCheck
+from paceline.serve.memory import Memory, OutOfMemory, Reservation
 from paceline.serve.metrics import Metrics
 from paceline.serve.model_loading import Model
-from paceline.serve.signatures import DEFAULT, BadRequest
+from paceline.serve.signatures import BadRequest
 from paceline.serve.versions import Versions
 
 JSON = "application/json"
+_PIECE = 256 * 1024  # bytes of a response that are sent at a time
 CLIENT_CLOSED = 499  # counted in metrics when the client disconnected; never sent
 
 
@@ -34,6 +39,8 @@ class Limits:
     seconds: float = 30.0  # per request, from its first byte to the response
     batch: int = 64  # examples per model call
     waiting: int = 4096  # maximum number of waiting examples
+    memory: int = 128 * 1024 * 1024  # bytes of all requests and responses together
+    large: int = 256 * 1024  # bytes; larger JSON is read and written by another process
 
 
 class Refused(Exception):
@@ -43,10 +50,21 @@ class Refused(Exception):
 
 
 class Server:
-    def __init__(self, name: str, versions: Versions, metrics: Metrics, limits: Limits, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        name: str,
+        versions: Versions,
+        metrics: Metrics,
+        limits: Limits,
+        shutdown: Shutdown,
+        hosts: frozenset[str] = frozenset(),
+    ) -> None:
+        """`hosts`: names that requests may use in their Host header; empty: any."""
         self._name, self._versions, self._metrics, self._limits = name, versions, metrics, limits
-        self._shutdown = shutdown
+        self._shutdown, self._hosts = shutdown, hosts
         self._batcher = Batcher(limits.batch, limits.waiting, metrics.batch)
+        self._memory = Memory(limits.memory)
+        self._json = JsonProcess()
 
     def app(self) -> Starlette:
         model = f"/v1/models/{self._name}"
@@ -63,7 +81,10 @@ class Server:
                 Route("/metrics", self._show_metrics),
                 Route("/{rest:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
             ],
-            middleware=[Middleware(CloseConnections, shutdown=self._shutdown)],
+            middleware=[
+                Middleware(CloseConnections, shutdown=self._shutdown),
+                Middleware(HostCheck, hosts=self._hosts),
+            ],
             lifespan=self._lifespan,
         )
 
@@ -75,23 +96,32 @@ class Server:
         finally:
             watcher.cancel()
             self._batcher.close()
+            self._json.close()
 
     # ---- predict
 
     async def _predict(self, request: Request) -> Response:
         started = time.perf_counter()
+        reservation = self._memory.reserve()
+        body: bytes | None = None
         try:
             async with asyncio.timeout(self._limits.seconds):
-                response = Response(orjson.dumps(await self._reply(request), option=_NUMPY), media_type=JSON)
+                body = await self._body(request, reservation)
+                content = await self._reply(request, body)
+            reservation.add(len(content), is_limited=False)
+            response: Response = _Reply(content, reservation)
         except BadRequest as error:
             response = _error(400, str(error))
         except Refused as error:
             response = _error(error.status, str(error))
-        except Busy as error:
+        except TooComplex as error:
+            response = _error(413, str(error))
+        except (Busy, OutOfMemory) as error:
             response = _error(503, f"{error}; try again later")
             response.headers["Retry-After"] = "1"
         except TimeoutError:
-            response = _error(504, f"no response within {self._limits.seconds:g} s")
+            seconds = f"within {self._limits.seconds:g} s"
+            response = _error(504, f"no response {seconds}") if body is not None else _late(seconds)
         except ClientDisconnect:
             response = _error(CLIENT_CLOSED, "")
         except Exception as error:
@@ -99,36 +129,29 @@ class Server:
             kind = type(error).__name__
             is_client_error = kind in ("InvalidArgumentError", "ValueError", "IndexError", "TypeError")
             response = _error(400 if is_client_error else 500, f"{kind}: {_reason(error)}")
+        if not isinstance(response, _Reply):
+            reservation.release()
         self._metrics.requests[response.status_code] += 1
         self._metrics.latency.add(time.perf_counter() - started)
         return response
 
-    async def _reply(self, request: Request) -> dict[str, Any]:
-        body = await self._body(request)
-        try:
-            payload = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body is not valid JSON: {error}") from None
-        if not isinstance(payload, dict):
-            raise BadRequest('the body must be an object with "instances" or "inputs"')
-        if ("instances" in payload) == ("inputs" in payload):
-            raise BadRequest('the body must contain either "instances" or "inputs"')
-        if unknown := sorted(set(payload) - {"instances", "inputs", "signature_name"}):
-            raise BadRequest(f'unknown field "{unknown[0]}"; use "instances", "inputs" and "signature_name"')
+    async def _reply(self, request: Request, body: bytes) -> bytes:
         model = self._model(request)
-        name = payload.get("signature_name") or self._default_signature(model)
-        signature = model.signatures.get(name) if isinstance(name, str) else None
-        if signature is None:
-            raise BadRequest(f'the model has no signature "{name}"; it has {", ".join(sorted(model.signatures))}')
-        by_row = "instances" in payload
-        read = signatures.from_rows if by_row else signatures.from_columns
-        inputs, rows = read(signature, payload["instances" if by_row else "inputs"])
-        outputs = await self._batcher.predict(model.calls[name], signature.can_batch, inputs, rows)
-        if by_row:
-            return {"predictions": signatures.to_rows(outputs, rows)}
-        return {"outputs": signatures.to_columns(outputs)}
+        inputs = await self._call_json(len(body), "parse", body, model.signatures)
+        signature = model.signatures[inputs.signature]
+        outputs = await self._batcher.predict(
+            model.calls[inputs.signature], signature.can_batch, inputs.arrays, inputs.rows
+        )
+        size = sum(each.nbytes for each in outputs.values())
+        content: bytes = await self._call_json(size, "encode", outputs, inputs.by_row, inputs.rows)
+        return content
 
-    async def _body(self, request: Request) -> bytes:
+    async def _call_json(self, size: int, function: str, *args: Any) -> Any:
+        if size > self._limits.large:
+            return await self._json.call(function, *args)
+        return getattr(request_body, function)(*args)
+
+    async def _body(self, request: Request, reservation: Reservation) -> bytes:
         limit = self._limits.body
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
@@ -138,6 +161,7 @@ class Server:
             size += len(part)
             if size > limit:
                 raise Refused(413, f"the body has more than {limit} bytes, which is the limit")
+            reservation.add(len(part))
             parts.append(part)
         return b"".join(parts)
 
@@ -150,9 +174,6 @@ class Server:
                 404, f"version {version} of {self._name} is not served; the served version is {model.version}"
             )
         return model
-
-    def _default_signature(self, model: Model) -> str:
-        return DEFAULT if DEFAULT in model.signatures or len(model.signatures) != 1 else next(iter(model.signatures))
 
     # ---- about the model and the server
 
@@ -200,7 +221,22 @@ class Server:
         return _error(404, f"{request.url.path} does not exist; the paths are {paths}")
 
 
-_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+class _Reply(Response):
+    """Sent in pieces: what the client has not taken yet stays in the memory that the server counts."""
+
+    def __init__(self, content: bytes, reservation: Reservation) -> None:
+        super().__init__(content, media_type=JSON)
+        self._reservation = reservation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, len(self.body), _PIECE):
+                piece = self.body[start : start + _PIECE]
+                is_last = start + _PIECE >= len(self.body)
+                await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        finally:
+            self._reservation.release()
 
 
 _GRAPH_DETAILS = ("Graph execution error", "Detected at node", "File ", "<stack", "[[", "Node:")
@@ -210,6 +246,10 @@ def _reason(error: Exception) -> str:
     """The line with the reason: TensorFlow surrounds it with details of its graph."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith(_GRAPH_DETAILS)), next(iter(lines), ""))[:500]
+
+
+def _late(seconds: str) -> Response:
+    return _error(408, f"the request was not complete {seconds}")
 
 
 def _json(value: Any) -> Response:

@@ -8,12 +8,17 @@ requests are answered.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.serve.connections import close_expired
+
+_TICKS = 3  # of 0.1 s, between two searches for connections that have waited too long
 
 
 class Shutdown:
@@ -42,6 +47,8 @@ class GracefulServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._deadline and time.monotonic() >= self._deadline:
             self.should_exit = True
+        if counter % _TICKS == 0:
+            close_expired(self.server_state.connections, asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
 

@@ -60,9 +60,13 @@ def _saved_model(folder: Path, version: int) -> Model:
         import tensorflow as tf
     except ImportError:
         raise CannotLoad(f"{folder} contains a SavedModel, but tensorflow is not installed") from None
-    if problem := saved_model_safety.find_problem(folder):
-        raise CannotLoad(f"{folder} {problem}")
-    loaded = tf.saved_model.load(str(folder))
+    try:
+        with saved_model_safety.private_copy(folder) as copy:
+            if problem := saved_model_safety.find_problem(copy):
+                raise CannotLoad(f"{folder} {problem}")
+            loaded = tf.saved_model.load(str(copy))
+    except saved_model_safety.LinkInModel as error:
+        raise CannotLoad(f"{folder} {error}") from None
     signatures: dict[str, Signature] = {}
     calls: dict[str, Callable[[Arrays], Arrays]] = {}
     for name, function in loaded.signatures.items():

@@ -3,14 +3,25 @@
 A SavedModel's graph is a program of TensorFlow operators, some of which read and write files or call Python. TensorFlow
 marks operators with side effects as stateful, but not all that read files. So the check allows stateless operators
 except those that access files, and stateful operators only for variables, tables, loops and random numbers.
+
+TensorFlow gets a private copy of the files, which is checked: so nobody can replace a file between check and load, and
+no link leads elsewhere.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_GRAPH = "saved_model.pb"
+_FOLDERS = ("assets", "variables")  # the other files are not needed to load a model
 
 # Not all of these are stateful, but they read or write files or run other programs: data sets may read files, and
 # protocol buffer operators read descriptors.
@@ -32,13 +43,52 @@ _TABLE = "InitializeTableFromTextFileV2"  # fills a table from a file; allowed f
 _ALLOWED = "only operators for computation, variables and tables are allowed"
 
 
+class LinkInModel(Exception):
+    """The folder contains something other than files and folders."""
+
+
+@contextmanager
+def private_copy(folder: Path) -> Iterator[Path]:
+    """A copy of the graph, the variables and the assets that only this user can change. Raises LinkInModel."""
+    with tempfile.TemporaryDirectory(prefix="paceline-model-") as private:
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for name in (_GRAPH, *_FOLDERS):
+                _copy(top, name, Path(private, name), name)
+        finally:
+            os.close(top)
+        yield Path(private)
+
+
+def _copy(parent: int, name: str, to: Path, shown: str) -> None:
+    """Copies a file or a folder, if it exists. `parent`: a descriptor, because the path could lead elsewhere later."""
+    try:
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a file"
+        raise LinkInModel(f"contains {shown!r}, which is {kind}; copy the model with `cp -rL`")
+    source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+    try:
+        if stat.S_ISDIR(os.fstat(source).st_mode):
+            to.mkdir()
+            for each in sorted(os.listdir(source)):  # noqa: PTH208
+                _copy(source, each, to / each, f"{shown}/{each}")
+        else:
+            with open(source, "rb", closefd=False) as data, to.open("wb") as copy:
+                shutil.copyfileobj(data, copy, 1 << 20)
+    finally:
+        os.close(source)
+
+
 def find_problem(folder: Path) -> str:
     """Why the model must not be loaded; empty: it may be. Unlike loading, this check runs nothing of the model."""
     from google.protobuf.message import DecodeError
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     try:
-        graphs = SavedModel.FromString((folder / "saved_model.pb").read_bytes()).meta_graphs
+        graphs = SavedModel.FromString((folder / _GRAPH).read_bytes()).meta_graphs
     except DecodeError:
         return "is damaged: its saved_model.pb cannot be read"
     if len(graphs) != 1 or not graphs[0].HasField("object_graph_def"):

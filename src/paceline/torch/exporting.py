@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime import model_folder
 from paceline.runtime.model_folder import DEFAULT, FILES, CannotExport
+from paceline.runtime.snapshot_mismatches import SnapshotRefused
 from paceline.torch import model_safety
 
 _FILE = FILES["pt2"]
@@ -55,8 +56,12 @@ def load(folder: Any) -> Any:
     and torch's own operators: see `paceline.torch.model_safety`.
     """
     path = Path(folder, _FILE)
-    model_safety.check(path)
-    return torch.export.load(path).module()
+    with model_safety.checked_copy(path) as copy:
+        try:
+            return torch.export.load(copy).module()
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise SnapshotRefused(f"{path}: torch cannot load the model: {reason}") from error
 
 
 def _named(module: torch.nn.Module, inputs: Any) -> dict[str, torch.Tensor]:

@@ -3,6 +3,9 @@
 `torch.export.load` ("never load data from an untrusted source") unpickles pickled parts of such a file, calls whatever
 the graph names below `torch`, and generates Python code from its names, sizes and guards. A model of tensors and of
 torch's own operators needs no pickle, and only plain names and sums: a file with anything else is rejected.
+
+torch does not get the file itself, but a new one that contains exactly what was checked, written by this module: torch
+reads zip files, JSON and pickles with other readers than this check, and the file could be replaced in the meantime.
 """
 
 from __future__ import annotations
@@ -10,21 +13,35 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
+import struct
+import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.runtime.plain_zip import PlainZip
 from paceline.runtime.snapshot_mismatches import SnapshotRefused
 
 _MOST_BYTES = 256 * 1024 * 1024  # size limit of the graph
-_PARTS = re.compile(
-    r"models/model\.json|data/weights/(model_weights_config\.json|weight_\d+)|data/sample_inputs/model\.pt|"
-    r"data/constants/(model_constants_config\.json|tensor_\d+)|archive_format|archive_version|byteorder|version|"
-    r"\.data/\w+"
-)
+_GRAPH, _EXAMPLES = "models/model.json", "data/sample_inputs/model.pt"
+_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_TENSOR = re.compile(r"data/weights/weight_[0-9]+|data/constants/tensor_[0-9]+")
+_FACTS = {  # small files, and what they may contain
+    "archive_format": re.compile(rb"pt2"),
+    "archive_version": re.compile(rb"[0-9]{1,9}"),
+    "byteorder": re.compile(rb"little|big"),
+    "version": re.compile(rb"[0-9]{1,9}\n?"),
+    ".data/version": re.compile(rb"[0-9]{1,9}\n?"),
+    ".data/serialization_id": re.compile(rb"[0-9]{1,80}"),
+}
+_DAMAGE = (
+    zipfile.BadZipFile, LookupError, ValueError, TypeError, AttributeError, RuntimeError, EOFError, struct.error,
+)  # fmt: skip
 _CONTROL = "cond|while_loop|map_impl|scan|associative_scan|wrap_with_set_grad_enabled|wrap_with_autocast"
 # Not all of Python's operators: attrgetter and methodcaller give access to everything from any object.
 _SUMS = "abs|add|and_|eq|floordiv|ge|getitem|gt|inv|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow|rshift|sub|truediv|xor"
@@ -53,31 +70,90 @@ _GUARD = re.compile(r"(s0|\d+|and|or|not|min|max|Mod|[\s,()+\-*/%<>=!])*")
 
 def check(path: Path) -> None:
     """Raises SnapshotRefused, with the first part that could run code."""
+    with _opened(path) as (archive, folder):
+        _checked_parts(archive, folder)
+
+
+@contextmanager
+def checked_copy(path: Path) -> Iterator[Path]:
+    """A private file with what was checked, for torch to load. Raises SnapshotRefused as `check` does."""
+    with tempfile.TemporaryDirectory(prefix="paceline-model-") as private:
+        copy = Path(private, path.name)
+        with _opened(path) as (archive, folder), zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as target:
+            for name, data in _checked_parts(archive, folder).items():
+                target.writestr(f"model/{name}", data)
+            for full in archive.sizes:
+                name = full[len(folder) + 1 :]
+                if _TENSOR.fullmatch(name):
+                    with archive.open(full) as source, target.open(f"model/{name}", "w", force_zip64=True) as tensor:
+                        shutil.copyfileobj(source, tensor, 1 << 20)
+        yield copy
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[PlainZip, str]]:
+    """The archive and its one top folder. Errors become SnapshotRefused."""
     try:
-        with zipfile.ZipFile(path) as file:
-            problem = next(_problems(file), "")
-    except (zipfile.BadZipFile, LookupError, ValueError, TypeError, AttributeError) as error:
+        with PlainZip(path) as archive:
+            folder = next(iter(archive.sizes), "").partition("/")[0]
+            yield archive, folder
+    except SnapshotRefused as problem:
+        raise SnapshotRefused(f"{path}: the model was not loaded: {problem}") from None
+    except _DAMAGE as error:
         raise SnapshotRefused(f"{path}: not a model written by torch.export: {error}") from error
-    if problem:
-        raise SnapshotRefused(f"{path}: the model was not loaded: {problem}")
 
 
-def _problems(file: zipfile.ZipFile) -> Iterator[str]:
-    names = {name.partition("/")[2]: name for name in file.namelist()}  # all below one folder
-    yield from (f"it contains {name!r}" for name in names if not _PARTS.fullmatch(name))
-    for kind in ("weights/model_weights", "constants/model_constants"):
-        for name, each in json.loads(_read(file, names[f"data/{kind}_config.json"]))["config"].items():
-            if each["use_pickle"] or not re.fullmatch(r"(weight|tensor)_\d+", each["path_name"]):
-                yield f"{name} is pickled"
+def _checked_parts(archive: PlainZip, folder: str) -> dict[str, bytes]:
+    """All parts except the numbers of tensors, written anew from what was checked."""
+    parts = {}
+    for full in archive.sizes:
+        if not full.startswith(f"{folder}/"):
+            raise SnapshotRefused(f"it contains {full!r} outside of {folder!r}")
+        name = full[len(folder) + 1 :]
+        if name not in (_GRAPH, _EXAMPLES, *_CONFIGS, *_FACTS) and not _TENSOR.fullmatch(name):
+            raise SnapshotRefused(f"it contains {name!r}")
+        if name in _FACTS:
+            parts[name] = archive.read(full, 100)
+            if not _FACTS[name].fullmatch(parts[name]):
+                raise SnapshotRefused(f"it has {parts[name]!r} as {name}")
+    for name in _CONFIGS:
+        parts[name] = json.dumps(_checked_config(_json(archive, f"{folder}/{name}"))).encode()
+    data = io.BytesIO(archive.read(f"{folder}/{_EXAMPLES}", _MOST_BYTES))
     try:
-        torch.load(io.BytesIO(_read(file, names["data/sample_inputs/model.pt"])), weights_only=True)
+        examples = torch.load(data, weights_only=True)
     except Exception as error:
-        yield f"its example inputs cannot be read without running code: {str(error).splitlines()[0]}"
-    model = json.loads(_read(file, names["models/model.json"]))
-    for guard in model.pop("guards_code", []):
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        raise SnapshotRefused(f"its example inputs cannot be read without running code: {reason}") from None
+    # torch reads them again, and with pickle if that fails: so it reads what was just written.
+    buffer = io.BytesIO()
+    torch.save(examples, buffer)
+    parts[_EXAMPLES] = buffer.getvalue()
+    graph = _json(archive, f"{folder}/{_GRAPH}")
+    if problem := next(_graph_problems(graph), ""):
+        raise SnapshotRefused(problem)
+    parts[_GRAPH] = json.dumps(graph).encode()
+    return parts
+
+
+def _json(archive: PlainZip, name: str) -> dict[str, Any]:
+    data = json.loads(archive.read(name, _MOST_BYTES).decode())
+    if not isinstance(data, dict):
+        raise ValueError(f"{name} is not an object")
+    return data
+
+
+def _checked_config(config: dict[str, Any]) -> dict[str, Any]:
+    for name, each in config["config"].items():
+        if each["use_pickle"] is not False or not re.fullmatch(r"(weight|tensor)_[0-9]+", each["path_name"]):
+            raise SnapshotRefused(f"{name} is pickled")
+    return config
+
+
+def _graph_problems(graph: dict[str, Any]) -> Iterator[str]:
+    for guard in graph.get("guards_code", []):
         if not _GUARD.fullmatch(_SIZE_QUERY.sub("s0", guard)):
             yield f"it evaluates {guard!r}"
-    for key, value in _texts(model):
+    for key, value in _texts({key: value for key, value in graph.items() if key != "guards_code"}):
         if not _NAME.fullmatch(key):
             yield f"it has a name {key!r}"
         elif not _is_plain(key, value):
@@ -109,12 +185,6 @@ def _is_plain_tree(spec: Any, are_arguments: bool) -> bool:
     keys = json.loads(spec["context"]) if spec["type"] and spec["context"] else None
     plain = spec["type"] in _TREES and (not are_arguments or all(_NAME.fullmatch(str(each)) for each in keys or ()))
     return plain and all(_is_plain_tree(each, are_arguments) for each in spec["children_spec"])
-
-
-def _read(file: zipfile.ZipFile, name: str) -> bytes:
-    if file.getinfo(name).file_size > _MOST_BYTES:
-        raise ValueError(f"{name} is too large")
-    return file.read(name)
 
 
 def _texts(data: Any) -> Iterator[tuple[str, str]]:

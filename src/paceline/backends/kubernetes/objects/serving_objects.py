@@ -195,7 +195,7 @@ def _server(plan: Plan, model: Model) -> Object:
     else:
         container["command"] = [
             "python3", "-m", "paceline.serve", "--base", folder, "--name", model.name,
-            "--host", "0.0.0.0", "--port", str(names.REST_PORT),
+            "--host", "", "--port", str(names.REST_PORT),  # all addresses, of IPv4 and IPv6
         ]  # fmt: skip
         ready, alive = ({"httpGet": {"path": path, "port": "rest"}} for path in ("/readyz", "/healthz"))
     return {
