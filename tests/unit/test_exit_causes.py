@@ -90,7 +90,7 @@ def test_an_exception_of_a_library_is_located_in_the_users_code() -> None:
     [
         ("/usr/lib/python3.12/json/decoder.py", "json/decoder.py:2"),
         ("/usr/lib/python3/dist-packages/numpy/x.py", "numpy/x.py:2"),
-        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>:2"),
+        ("<__array_function__ internals>", "<__array_function__ internals>:2"),
         ("/tmp/__autograph_generated_filex.py", "/tmp/__autograph_generated_filex.py:2"),
         ("/src/paceline/torch/__init__.py", "paceline/torch/__init__.py:2"),
     ],
@@ -98,6 +98,12 @@ def test_an_exception_of_a_library_is_located_in_the_users_code() -> None:
 def test_frames_of_libraries(inner: str, library: str) -> None:
     assert exit_causes.places([("/code/a.py", "1"), (inner, "2")]) == ("/code/a.py:1", library)
     assert exit_causes.places([(inner, "2")]) == (f"{inner}:2", ""), "there is no other frame"
+
+
+def test_frames_of_the_import_system_are_ignored() -> None:
+    frozen = ("<frozen importlib._bootstrap>", "2")
+    assert exit_causes.places([("/code/a.py", "1"), frozen]) == ("/code/a.py:1", "")
+    assert exit_causes.places([("/code/a.py", "1"), frozen, ("/code/b.py", "3")]) == ("/code/b.py:3", "")
 
 
 def test_the_code_of_a_command_line_is_the_users() -> None:

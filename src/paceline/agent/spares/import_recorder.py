@@ -70,11 +70,11 @@ def _report_exception(kind: "Any", value: "Any", trace: "Any") -> None:
     import json
 
     frames = []
-    if trace is None:  # a syntax error in the script
-        frames.append((str(getattr(value, "filename", "")), str(getattr(value, "lineno", ""))))
     while trace is not None:
         frames.append((trace.tb_frame.f_code.co_filename, str(trace.tb_lineno)))
         trace = trace.tb_next
+    if isinstance(value, SyntaxError) or not frames:
+        frames.append((str(getattr(value, "filename", "")), str(getattr(value, "lineno", ""))))
     while sum(len(file) for file, _ in frames) > _MOST_FRAME_CHARACTERS and len(frames) > 1:
         del frames[: (len(frames) + 1) // 2]  # the outermost
     name = (

@@ -149,6 +149,7 @@ def traceback(tail: Sequence[str]) -> Raised | None:
 def places(frames: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """Where an exception was raised, from its frames (file and line), outermost first: the innermost frame in the
     user's code, and the innermost frame of all if that is in a library."""
+    frames = [frame for frame in frames if not frame[0].startswith("<frozen ")] or frames  # the import system
     file, line = frames[-1]
     library = _LIBRARY.search(file)
     own = next((frame for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
