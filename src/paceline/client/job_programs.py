@@ -84,7 +84,7 @@ def _of_run(source: Source) -> Plan:
             remedy="pass a job file that has the command with --job FILE",
         )
     try:
-        return read_plan(source.folder)
+        return read_plan(folder)
     except (DamagedRun, NewerRun) as error:
         remedy = "pass the job file with --job FILE"
         raise NoProgram(f"cannot read the plan of {source.run}: {error}", remedy=remedy) from None

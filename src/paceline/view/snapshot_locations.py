@@ -142,8 +142,6 @@ def source_of(run: str, location: str, folder: Path | None, settings: Mapping[st
     return Source(run, location, reader, slow_reader, RunArchive(store, run, transfers), folder)
 
 
-
-
 def origin_of(folder: Path) -> str:
     """The address from which a run known on this machine was started; empty: none."""
     return str(run_folders.plan(folder).get("snapshots", {}).get("origin", ""))
