@@ -321,7 +321,7 @@ def test_uploaded_files_do_not_change_whose_run_it_is(name: str, adopted: Callab
     run = adopted({})
     body = b'{"adopted": false}'
     piece = json.dumps({"version": 1, "files": {name: len(body)}}).encode() + b"\n" + body
-    path = tmp_path / "store" / RUN / "logs" / "captain" / "life" / "1"
+    path = tmp_path / "store" / RUN / "logs" / "captain" / "life" / "00000001"
     path.parent.mkdir(parents=True)
     path.write_bytes(piece)
     before = (run.folder / "run.json").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -90,6 +91,7 @@ def _is_from(link: TlsLink, client: socket.socket) -> bool:
 @contextlib.contextmanager
 def no_free_descriptor() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()  # what earlier tests left would free descriptors in the meantime
     highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
     used = []

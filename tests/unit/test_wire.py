@@ -65,7 +65,9 @@ def test_an_invalid_message_is_rejected(payload: bytes) -> None:
 SNAPSHOT = SnapshotId(20, 3)
 SAVED = ev.PartSaved("host", "worker-0", SNAPSHOT, 2, {"loss": 0.5}, {"torch": "2"})
 EVALUATED = ev.SnapshotEvaluated("host", "evaluator-0", SNAPSHOT, {"accuracy": 0.9})
-EXIT = ev.TaskExit("worker-0", 2, None, "SIGKILL", False, "signal", "died", "here", True, 0.5, False)
+EXIT = ev.TaskExit(
+    "worker-0", 2, None, "SIGKILL", False, "signal", "died", "here", True, 0.5, 30.0, 2.0, "model.pt", False
+)
 FAILURE = req.Failure(req.STORE, "away", True)
 FROM_MEMBERS: list[ev.MemberEvent] = [
     ev.Heartbeat("host", 3, {"worker-0": ev.TaskProgress(7, 0.1, 0.2, {"loss": 0.5})}, 0.5, ("worker-0",)),
