@@ -336,7 +336,7 @@ def _read_about(folder: str) -> Mapping[str, Any]:
             about = json.loads(file.read(ABOUT_LIMIT))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _InvalidSnapshot(f"cannot read its {ABOUT}: {error}") from None
     if not isinstance(about, dict):
         raise _InvalidSnapshot(f"its {ABOUT} is not a JSON object")
