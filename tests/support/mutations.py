@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ GARBAGE = (b"\0", b"\xff\xfe", b"\n", b"{", b"]", b'"', b"1e400", b"NaN", b"\0" 
 def seconds(default: float) -> float:
     """How long to fuzz: PACELINE_FUZZ_SECONDS, for hours by hand."""
     return float(os.environ.get("PACELINE_FUZZ_SECONDS") or default)
+
+
+def first_seed() -> int:
+    """PACELINE_FUZZ_SEED repeats a failure."""
+    return int(os.environ.get("PACELINE_FUZZ_SEED") or time.time() * 1000 % 10**9)
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:

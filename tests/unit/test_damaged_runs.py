@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,7 +237,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def fuzz(limit: float, one: Callable[[random.Random], None]) -> None:
-    deadline, seed = time.monotonic() + mutations.seconds(limit), int(time.time() * 1000) % 10**9
+    deadline, seed = time.monotonic() + mutations.seconds(limit), mutations.first_seed()
     while time.monotonic() < deadline:
         try:
             one(random.Random(seed))
@@ -262,9 +263,14 @@ def one_run(home: Path, rng: random.Random) -> None:
         shutil.rmtree(home / "restored", ignore_errors=True)
 
 
-def test_verbs_survive_any_damage(tmp_path: Path) -> None:
+LIMITS = [2.0, pytest.param(60.0, marks=pytest.mark.long)]
+
+
+@pytest.mark.timeout(0)  # PACELINE_FUZZ_SECONDS may be hours
+@pytest.mark.parametrize("limit", LIMITS)
+def test_verbs_survive_any_damage(tmp_path: Path, limit: float) -> None:
     healthy(tmp_path)
-    fuzz(2.0, lambda rng: one_run(tmp_path, rng))
+    fuzz(limit, lambda rng: one_run(tmp_path, rng))
 
 
 def parsed_or_refused(read: Callable[[bytes], object], data: bytes) -> None:
@@ -277,9 +283,11 @@ def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
     from paceline.agent.net import messages
     from paceline.agent.net.frames import Decoder, WireError, encode
     from paceline.agent.tensorboard.generation_notes import GenerationNotes
+    from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
     from paceline.backends.kubernetes.runs import pod_records
     from paceline.storage.ingested import dataset, lease
     from paceline.storage.snapshots import chain, evaluation, manifest
+    from paceline.storage.watched import restore
 
     done = SOURCE / "recorded-done"
     snapshot = done / "snapshots/recorded-done/step-4-g1"
@@ -317,6 +325,17 @@ def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
         (SOURCE / "recorded-lost/captain.json").read_bytes(),
         in_file("captain.json", lambda folder: write_report(folder, "r", "failed", "lost")),
     )
+    begun = json.dumps({"this": [2, "step-4-g1"], "start": {"a/b": [1, 2, 3]}}).encode()
+    yield begun, in_file("begun.json", lambda folder: restore._read_begun(str(folder / "begun.json")))
+    result = SOURCE / "recorded-lost/evaluated/evaluator-host-0/step-4-g1.json"
+    (scratch / "results").mkdir()
+    copies: Any = SimpleNamespace(_results=str(scratch / "results"), _host="evaluator-host-0")
+    read_results = in_file("results/step-4-g1.json", lambda _: EvaluatorCopies._read_results(copies))
+    yield result.read_bytes(), read_results
+    about = json.dumps(
+        {"signatures": {"serving_default": {"inputs": {"x": {"dtype": "f", "shape": [-1]}}, "outputs": {}}}}
+    )
+    yield about.encode(), in_file("paceline.json", _signatures)
     wire = json.loads((SOURCE / "wire.json").read_text())
 
     def receive(data: bytes) -> None:
@@ -328,6 +347,14 @@ def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
 
     for message in (wire["join"], *wire["members"], *wire["captain"]):
         yield json.dumps(message).encode(), receive
+
+
+def _signatures(folder: Path) -> object:
+    from paceline.serve.model_loading import CannotLoad, _read_signatures
+
+    with contextlib.suppress(CannotLoad):
+        return _read_signatures(folder)
+    return None
 
 
 def _captain(folder: Path) -> object:
@@ -343,7 +370,9 @@ def _captain(folder: Path) -> object:
     return captain.handle(ev.Tick(), 101.0)
 
 
-def test_readers_of_files_and_messages_survive_any_damage(tmp_path: Path) -> None:
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("limit", LIMITS)
+def test_readers_of_files_and_messages_survive_any_damage(tmp_path: Path, limit: float) -> None:
     every = list(readers(tmp_path))
     for data, read in every:
         read(data)  # undamaged
@@ -353,7 +382,7 @@ def test_readers_of_files_and_messages_survive_any_damage(tmp_path: Path) -> Non
         parsed_or_refused(read, mutations.mutated(data, rng))
         (tmp_path / "report.json").unlink(missing_ok=True)
 
-    fuzz(1.0, one)
+    fuzz(limit / 2, one)
 
 
 def test_state_and_summary_agree_on_damage(tmp_path: Path) -> None:

@@ -325,3 +325,16 @@ def test_merging_two_incomplete_logs_gives_all_lines(drawn: list[tuple[int, bool
         lines.append((line(number, f"worker-0 {len(lines)}").encode(), *sides[number]))
     expected = [text for text, remote, local in lines if remote or local]
     assert list(merged((t for t, remote, _ in lines if remote), (t for t, _, local in lines if local))) == expected
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"life": "a/b", "number": 1e400, "begins": {}}', "[" * 100_000])
+def test_a_damaged_state_starts_a_new_upload(tmp_path: Path, location: Path, state: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / f".{HOST}.kept").write_text(state)
+    pod = Pod(location, folder)
+    pod.write(TASKS[0], line(1))
+    pod.close()
+    archive = RunArchive(FolderStore(str(location)), RUN)
+    [piece] = archive.pieces(HOST)
+    assert archive.read(piece) == {f"logs/{TASKS[0]}.log": line(1).encode()}

@@ -135,7 +135,7 @@ def _read_cache(path: str, boot_id: str) -> str | None:
             cached = json.load(file)
         is_valid = bool(boot_id) and cached["boot"] == boot_id and cached["amx"] in (ABSENT, WORKS, TRAPS)
         return str(cached["amx"]) if is_valid else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -59,7 +59,7 @@ def complete(folder: Path, run: str, step: int) -> dict[str, Any]:
         raise CannotExport(f"{text}: expected {expected}, found {files}")
     try:
         existing = json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         existing = None
     signatures = existing.get("signatures", {}) if isinstance(existing, dict) else {}
     about = {"format": models[0], "run": run, "step": step, "signatures": signatures}

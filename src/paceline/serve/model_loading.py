@@ -48,7 +48,7 @@ def _read_signatures(folder: Path) -> dict[str, Signature]:
         return {}
     try:
         return read(json.loads(path.read_text())["signatures"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise CannotLoad(f"{path} is damaged: {error!r}") from None
 
 

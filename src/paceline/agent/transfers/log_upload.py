@@ -52,6 +52,8 @@ class LogUpload:
                 state = json.load(file)
             begins = {name: int(state["begins"][name]) for name in files}
             self._life, self._number = str(state["life"]), int(state["number"])
+            if min(self._number, *begins.values()) < 0 or self._life.count("/") != 1:
+                raise ValueError(state)
         except (OSError, *INVALID_FIELDS, RecursionError):  # there is none, or it is damaged
             self._life = f"{options.host}/{stamp().replace(':', '').replace('-', '')}-{os.urandom(4).hex()}"
             self._number, begins = 1, dict.fromkeys(files, 0)

@@ -109,7 +109,7 @@ def _of_termination_message(message: str, what: str) -> Reason | None:
     """The reason that a member gives when it exits and must not be replaced."""
     try:
         report = json.loads(message)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(report, dict) and report.get("status") == "left":
         return Reason(what, "no-captain", _sentence(str(report.get("reason"))), final=True)

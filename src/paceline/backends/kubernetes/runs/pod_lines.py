@@ -119,7 +119,7 @@ class Reader:
         try:
             event = json.loads(line)
             kind = event.get("event")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return "", ""
         self._inbox.formed = self._inbox.formed or kind == "generation-formed"
         if kind in ("generation-formed", "restart", "member-lost"):
@@ -138,6 +138,6 @@ def stamp_of(line: str) -> str:
     if line.startswith("{"):
         try:
             return str(json.loads(line).get("at", ""))
-        except ValueError:
+        except (ValueError, RecursionError):
             return ""
     return line[:24]

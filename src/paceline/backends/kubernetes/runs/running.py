@@ -200,7 +200,7 @@ def captain_report(captains: list[Any]) -> dict[str, Any] | None:
             ended = status.state.terminated if status.state else None
             try:
                 report = json.loads(ended.message or "") if ended else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 report = None
             if isinstance(report, dict) and report.get("status"):
                 return report
