@@ -105,6 +105,6 @@ def test_a_plan_of_another_version_is_rejected(tmp_path: Path) -> None:
     try:
         plan.from_data(data)
     except ValueError as error:
-        assert "another version" in str(error)
+        assert "started by a newer Paceline (plan version 99)" in str(error)
     else:
         raise AssertionError("accepted")
