@@ -41,12 +41,12 @@ check: lint
 
 # Tests each behavior once, with real frameworks. Needs Linux, Python, make and git, nothing else.
 test: lint
-	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m "not long"
+	$(PYTEST) -n 3 --dist loadgroup --ignore tests/cluster -m "not long"
 
 # Hundreds of faults, repeated kills, the same with other frameworks, and everything that needs an object store, which is
 # built the first time. Needs root, Go, npm and a C compiler.
 test-long: .venv/dev
-	$(PYTEST) -n 3 --dist worksteal --ignore tests/cluster -m long
+	$(PYTEST) -n 3 --dist loadgroup --ignore tests/cluster -m long
 
 # Not together with the other tests: frameworks start so slowly there that tests of hang detection would fail. Needs root.
 test-cluster: .venv/dev

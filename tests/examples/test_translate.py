@@ -14,7 +14,8 @@ from support import example_runs
 from support.example_runs import LIMIT_S, digest, job, kill_at
 from support.runs import Run, Starter
 
-pytestmark = pytest.mark.timeout(600)  # workers start nine times
+# Workers start nine times.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("translate")]
 
 SMALL = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400, "--rate", 0.3)
 OPTIONS = ("--batch", 64, "--epochs", 2, "--snapshot-every", 0.1)

@@ -14,7 +14,7 @@ import pytest
 from support.runs import PROGRAMS, Run, Starter, eventually, job, kill, starter
 from support.tensorflows import start as alone
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("keras_fit")]
 
 PROGRAM = "keras_fit.py"
 FRAMEWORK_S = 300.0

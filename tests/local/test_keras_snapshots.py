@@ -13,6 +13,8 @@ import pytest
 from support.runs import PROGRAMS, Run, Starter, kill, starter
 from support.tensorflows import LIMIT_S, start, steps
 
+pytestmark = pytest.mark.xdist_group("keras_snapshots")
+
 PROGRAM = "keras_snapshots.py"
 # In one process, which is killed after batch 15, in the middle of the second epoch; then in another one.
 BEFORE = {"whole": {}, "mirrored": {"strategy": "mirrored"}, "killed": {"kill_at": 15}}

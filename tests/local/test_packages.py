@@ -15,7 +15,7 @@ from support import person
 from support.environment import without
 from support.pages import ROOT
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("packages")]
 
 UV = ROOT / ".tools" / "bin" / "uv"
 # Together they use every package that Paceline depends on.

@@ -24,6 +24,8 @@ import pytest
 from support.model_servers import Server, answers, load, serving, started
 from support.runs import PROGRAMS, Starter, eventually, job
 
+pytestmark = pytest.mark.xdist_group("serve")
+
 RATE, SECONDS, CLIENTS = 300, 30, 16  # requests a second, for so long, by so many connections
 COUNT = 1_000_000  # takes the model seconds
 

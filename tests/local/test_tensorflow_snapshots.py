@@ -12,6 +12,8 @@ import pytest
 
 from support.tensorflows import end, group, run, start, steps
 
+pytestmark = pytest.mark.xdist_group("tensorflow_snapshots")
+
 Results = dict[str, Any]
 
 
