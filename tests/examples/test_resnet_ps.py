@@ -113,7 +113,7 @@ def test_it_learns_although_a_worker_a_parameter_server_and_the_chief_are_killed
     """Training is asynchronous, so no two runs are identical. Then it is tried and exported."""
     data = digits(tmp_path / "data")
     run = example("resnet-ps", "--data", data, *SMALL, sets=SERVERS)
-    kill_at(run, *KILLS)
+    kill_at(run, *KILLS, committed=True)
     report = run.succeeds(LIMIT_S)
     assert survived(report, KILLS)
     assert report["steps"] == 3 * 63

@@ -263,7 +263,7 @@ def one_run(home: Path, rng: random.Random) -> None:
         shutil.rmtree(home / "restored", ignore_errors=True)
 
 
-LIMITS = [2.0, pytest.param(60.0, marks=pytest.mark.long)]
+LIMITS = [2.0, pytest.param(15.0, marks=pytest.mark.long)]
 
 
 @pytest.mark.timeout(0)  # PACELINE_FUZZ_SECONDS may be hours
