@@ -166,7 +166,7 @@ def test_snapshots_in_a_claim_outlive_their_run_and_its_pods_and_other_runs_star
     assert result.returncode == 1 and f"{older}/worker-1/part-1 is damaged: its SHA-256 differs" in result.stdout
     assert f"{newest} is intact: 6 files" in result.stdout
     result = person.call("snapshots", "rm", run.name, newest, "--yes")
-    assert result.returncode == 1 and "still runs and would resume from it" in result.stderr
+    assert result.returncode == 1 and "is running and would resume from it" in result.stderr
     result = person.call("snapshots", "rm", f"claim://kept/of digits/{run.name}", older, "--yes")
     assert (result.returncode, result.stderr) == (0, f"deleted {older}\n")
     assert not (folder / "of digits" / run.name / older).exists() and list_snapshots(person, run.name) == [newest]
