@@ -22,7 +22,7 @@ FULL = "log disk full"
 LIMIT_S = 90.0  # for one recovery, on a busy machine
 HANG_AFTER = {"tensorflow": "30s", "torch": "15s", "jax": "15s"}  # more than a cold start takes
 KINDS = ("kill task", "kill agent", "kill captain", "stop task", "GIL loop", "exception", "port taken", FULL)
-TIMES = {"tensorflow": (8, 3, 4, 1, 0, 2, 1, 1), "torch": (6, 3, 4, 1, 1, 3, 2, 1), "jax": (7, 3, 4, 1, 1, 2, 1, 1)}
+TIMES = {"tensorflow": (4, 2, 2, 1, 0, 1, 1, 1), "torch": (3, 2, 2, 1, 1, 2, 1, 1), "jax": (3, 2, 2, 1, 1, 1, 1, 1)}
 
 Note = Callable[[str, object], None]
 
