@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from hypothesis import settings
 
 from paceline.frameworks import amx
@@ -31,6 +32,11 @@ settings.load_profile("same")
 
 # With this module TensorBoard uses its own reader. Without it, it imports TensorFlow, which crashes next to torch.
 sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """JAX starts threads in the process that uses it, and other tests fork: its tests come last."""
+    items.sort(key=lambda item: item.path.name == "test_jax_snapshots.py")
 
 
 def pytest_runtest_teardown() -> None:
