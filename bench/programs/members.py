@@ -113,8 +113,8 @@ class Members:
         self.dialing -= 1
         join = {
             "type": "join", "protocol": PROTOCOL, "run": self.run, "host": member.host,
-            "instance": f"{member.index:016x}", "agent": 1, "replaces": True, "generation": 0, "running": {},
-            "exits": [], "offers": self._offers(member), "held": [],
+            "instance": f"{member.index:016x}", "agent": 1, "replaces": True, "place": "", "generation": 0,
+            "running": {}, "exits": [], "offers": self._offers(member), "held": [],
         }  # fmt: skip
         self._send(member, encode(join))
         self._dial()
