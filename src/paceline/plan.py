@@ -82,6 +82,7 @@ class Restart:
     limit: int
     hang_after: float | None
     warm: bool
+    compile_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def make(job: Job) -> Plan:
         roles=tuple(roles),
         hosts=tuple(hosts),
         tasks=tuple(tasks),
-        restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm),
+        restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm, job.restart.compile_cache),
         limits=Limits(
             job.limits.start,
             job.limits.runtime,
@@ -366,8 +367,11 @@ def _first(*values: Any) -> Any:
 
 def to_data(plan: Plan) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(plan)))
+    # Plans without these fields look as they always have.
     if not plan.env_of:
-        del data["env_of"]  # so that plans without it look as they always have
+        del data["env_of"]
+    if plan.restart.compile_cache:
+        del data["restart"]["compile_cache"]
     return data
 
 

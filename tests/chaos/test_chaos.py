@@ -1,4 +1,4 @@
-"""Over sixty faults in runs of TensorFlow, torch and JAX: each run recovers, and reports the right cause."""
+"""Thirty faults in runs of TensorFlow, torch and JAX: each run recovers, and reports the right cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL = "log disk full"
 LIMIT_S = 90.0  # for one recovery, on a busy machine
 HANG_AFTER = {"tensorflow": "30s", "torch": "15s", "jax": "15s"}  # more than a cold start takes
 KINDS = ("kill task", "kill agent", "kill captain", "stop task", "GIL loop", "exception", "port taken", FULL)
-TIMES = {"tensorflow": (4, 2, 2, 1, 0, 1, 1, 1), "torch": (3, 2, 2, 1, 1, 2, 1, 1), "jax": (3, 2, 2, 1, 1, 1, 1, 1)}
+TIMES = {"tensorflow": (4, 2, 2, 1, 0, 1, 1, 1), "torch": (2, 1, 1, 1, 1, 1, 1, 1), "jax": (2, 1, 1, 1, 1, 1, 1, 1)}
 
 Note = Callable[[str, object], None]
 

@@ -106,9 +106,8 @@ class History:
         while self.chain and self.unreadable.get(self.chain[-1], number + 1) <= number:
             self.skipped.append(self.chain.pop())
         newest = self.chain[-1] if self.chain else None
-        if restored != newest:  # a captain may have died before it could report a commit
+        if restored != newest:  # hosts have a newer one, which need not be committed
             assert restored and newest and restored > newest, (event, newest)
-            self.chain.append(restored)
 
 
 def snapshot(text: str) -> SnapshotId:
@@ -355,13 +354,14 @@ def test_no_committed_snapshot_is_lost(number: int, s3: Server, tmp_path: Path) 
     assert len(current) == KEEP or reported == history.chain[::-1]
     for id in set(reported) - set(history.unreadable):
         snapshots.fetch(snapshots.manifest(id), str(tmp_path / "verified" / str(id)))
-    # Each generation started from the newest readable committed snapshot, which its program found complete.
+    # Each generation started from the newest readable snapshot, which its program found complete.
     for event in events:
         if event["event"] == "generation-formed":
             assert inventory.records[event["generation"]].parent == (event["restore"] and parse_id(event["restore"]))
     assert len(set(history.skipped)) >= faults.count("newest damaged")
     assert not [line for log in logs for line in log.splitlines() if "half-loaded" in line or "parts of" in line]
-    assert {restart["cause"] for restart in report["restarts"]} <= {"signal", "host-lost"}
+    others = [restart for restart in report["restarts"] if restart["cause"] not in ("signal", "host-lost")]
+    assert not others, others
     commits = sum(event["event"] == "committed" for event in events)
     seconds = time.monotonic() - began
     print(f"{len(faults)} faults in {seconds:.0f} s, {report['generations']} generations, {commits} commits")

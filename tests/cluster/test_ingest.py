@@ -58,7 +58,7 @@ def test_ingest_into_a_bucket(person: Person, start: Callable[..., Run]) -> None
     data = first.wait("ingest-started")["data"]
     eventually("the command runs", lambda: "making" in lines(first.folder, "ingest-0"), more=first.said)
     second = start_ingest(person, start, "s3://digits/data")
-    assert second.wait("note")["text"] == f"waiting for {first.name} to build the data"
+    second.wait("note", text=f"waiting for {first.name} to build the data")
     person.cluster.kubectl(
         "delete", "pod", first.pods("worker")[0]["metadata"]["name"], "-n", person.namespace, "--grace-period=1"
     )

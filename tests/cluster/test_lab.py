@@ -301,7 +301,10 @@ def owner() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.xdist_group("more-clusters")
 @pytest.mark.parametrize("ending", ["it leaves", "SIGINT", "SIGKILL", "its keeper gets SIGKILL"])
-def test_nothing_remains_of_a_cluster_when_its_owner_ends(owner: subprocess.Popen[str], ending: str) -> None:
+def test_nothing_remains_of_a_cluster_when_its_owner_ends(
+    owner: subprocess.Popen[str], ending: str, cluster: Cluster
+) -> None:
+    """Another cluster beside it is not affected."""
     assert owner.stdin and owner.stdout
     name = owner.stdout.readline().strip()
     assert traces(name) == {"processes", "cgroups", "folder", "namespaces"}
@@ -314,11 +317,16 @@ def test_nothing_remains_of_a_cluster_when_its_owner_ends(owner: subprocess.Pope
         keeper.kill()
         eventually("no process remains", lambda: not traces(name) & {"processes", "namespaces"})
         # What only a keeper cleans up is cleaned up by the next process that starts a cluster.
-        with Cluster.start(nodes=1, images=()):
+        with Cluster.start(nodes=1, images=()) as next_cluster:
             assert traces(name) == set()
+            assert len({name, next_cluster.name, cluster.name}) == 3
+            assert next_cluster.ready() == {"n1": True}
+            assert cluster.ready() == {"n1": True, "n2": True, "n3": True}
+        assert traces(next_cluster.name) == set()
     else:
         owner.send_signal(signal.Signals[ending])
         eventually("nothing remains", lambda: not traces(name))
+    assert cluster.ready() == {"n1": True, "n2": True, "n3": True}
 
 
 def runs(process: psutil.Process, *parts: str) -> bool:
@@ -365,13 +373,3 @@ def namespaces(pid: int) -> tuple[str, ...]:
         return tuple(str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in ("net", "mnt", "pid"))
     except OSError:
         return ()
-
-
-@pytest.mark.xdist_group("more-clusters")
-def test_two_clusters_run_side_by_side(cluster: Cluster) -> None:
-    with Cluster.start(nodes=1, images=()) as second:
-        assert second.name != cluster.name
-        assert second.ready() == {"n1": True}
-        assert cluster.ready() == {"n1": True, "n2": True, "n3": True}
-    assert traces(second.name) == set()
-    assert cluster.ready() == {"n1": True, "n2": True, "n3": True}

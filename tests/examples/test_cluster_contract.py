@@ -33,19 +33,20 @@ def test_only_workers_get_gpus() -> None:
 
 
 @pytest.fixture
-def example(start: Starter, tmp_path: Path) -> Callable[[int], Run]:
+def example(start: Starter, tmp_path: Path) -> Callable[..., Run]:
     """Starts it for a number of steps, in a copy of its folder: its checkpoints are written there."""
     code = shutil.copytree(EXAMPLES / "contract", tmp_path / "code")
     fields = {**job("contract"), "code": str(code), "roles": {"ps": {"replicas": 1}, "worker": {"replicas": 2}}}
 
-    def begin(steps: int) -> Run:
-        return start({**fields, "command": [*fields["command"], "--steps", str(steps)]}, home=tmp_path / "home")
+    def begin(steps: int, *options: str) -> Run:
+        command = [*fields["command"], "--steps", str(steps)]
+        return start({**fields, "command": command}, *options, home=tmp_path / "home")
 
     return begin
 
 
-def test_it_reads_digits_and_ends_on_its_own(example: Callable[[int], Run]) -> None:
-    run = example(FEW)
+def test_it_reads_digits_and_ends_on_its_own(example: Callable[..., Run]) -> None:
+    run = example(FEW, "--set", "restart.warm=false")
     assert run.succeeds(LIMIT_S)["restarts"] == []
     last = max(accuracies(run))
     assert FEW <= last[0] < FEW + 100
@@ -53,9 +54,9 @@ def test_it_reads_digits_and_ends_on_its_own(example: Callable[[int], Run]) -> N
 
 
 @pytest.mark.long
-def test_it_reads_digits_whichever_task_is_killed(example: Callable[[int], Run]) -> None:
+def test_it_reads_digits_whichever_task_is_killed(example: Callable[..., Run]) -> None:
     """Training is asynchronous, so no two runs are the same. A concurrent run is not affected by the kills."""
-    run, concurrent = example(STEPS), example(FEW)
+    run, concurrent = example(STEPS), example(FEW, "--set", "restart.warm=false")
     for task, step in KILLS:
         eventually(f"step {step}", lambda: furthest(run) >= step or run.events("run-ended"), LIMIT_S, run.story)  # noqa: B023
         after = run.position()

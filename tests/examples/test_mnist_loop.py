@@ -8,8 +8,8 @@ import pytest
 
 from support.example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at
 
-KILLS = (("worker-1", 45), ("worker-0", 90), ("worker-1", 140))
-OPTIONS = ("--epochs", 6, "--batch", 99)  # neither a step nor the last step of an epoch is divisible by two workers
+KILLS = (("worker-1", 45), ("worker-0", 90))
+OPTIONS = ("--epochs", 3, "--batch", 99)  # neither a step nor the last step of an epoch is divisible by two workers
 EXPORTED = """
 import sys
 import tensorflow as tf
@@ -24,14 +24,14 @@ def test_it_reads_digits_and_is_tried_and_exported(example: Begin) -> None:
     run = example("mnist-loop", *OPTIONS, sets={"restart.warm": "false"})
     assert run.succeeds(LIMIT_S)["restarts"] == []
     results = TESTED.findall(run.log("worker-0"))
-    assert [int(epoch) for epoch, _ in results] == list(range(1, 7))
-    assert int(results[-1][1]) >= 950, results
+    assert [int(epoch) for epoch, _ in results] == [1, 2, 3]
+    assert int(results[-1][1]) >= 900, results
     assert not TESTED.findall(run.log("worker-1"))
     answers_when_tried_and_exported(run, "mnist-loop", EXPORTED)
 
 
 @pytest.mark.long
-def test_three_kills_do_not_change_a_bit(example: Begin) -> None:
+def test_two_kills_do_not_change_a_bit(example: Begin) -> None:
     whole = example("mnist-loop", *OPTIONS, sets={"restart.warm": "false"})
     killed = example("mnist-loop", *OPTIONS)
     kill_at(killed, *KILLS)

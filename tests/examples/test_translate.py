@@ -14,12 +14,12 @@ from support import example_runs
 from support.example_runs import LIMIT_S, digest, job, kill_at
 from support.runs import Run, Starter
 
-# Workers start nine times.
+# Workers start eight times.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("translate")]
 
 SMALL = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400, "--rate", 0.3)
 OPTIONS = ("--batch", 64, "--epochs", 2, "--snapshot-every", 0.1)
-KILLS = (("worker-1", 60), ("worker-0", 140), ("worker-1", 220))
+KILLS = (("worker-1", 60), ("worker-0", 180))
 # Held-out words and their pronunciations.
 PRONUNCIATIONS = {"begs": "B EH G Z", "cabs": "K AE B Z", "dent": "D EH N T", "flan": "F L AE N", "fled": "F L EH D"}
 SERVES = """
@@ -61,7 +61,7 @@ def ingest(word_pairs: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_three_kills_do_not_change_a_bit_and_it_is_tried_and_exported(
+def test_two_kills_do_not_change_a_bit_and_it_is_tried_and_exported(
     start: Starter, word_pairs: Path, tmp_path: Path
 ) -> None:
     home, ingest_fields = tmp_path / "home", ingest(word_pairs, tmp_path)

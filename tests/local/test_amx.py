@@ -1,4 +1,4 @@
-"""AMX instructions that the CPU reports but does not allow: the probe, real frameworks, runs, and `doctor`."""
+"""AMX instructions that the CPU reports and that cannot be used: the probe, real frameworks, runs, and `doctor`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from support.environment import without
 from support.person import Person
 
 ILLEGAL, RETURN = bytes.fromhex("0f0b"), bytes.fromhex("c3")  # ud2, ret
+SIZES, NO_SIZES = bytes.fromhex("b840000800c3"), bytes.fromhex("31c0c3")  # return 0x80040, return 0
 BFLOAT16 = {
     "torch": "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))",
     "tensorflow": (
@@ -22,7 +23,7 @@ BFLOAT16 = {
     ),
 }
 PROGRAM = "import os; print('limit', os.environ.get('ONEDNN_MAX_CPU_ISA'))"
-FINDING = "this CPU reports AMX instructions but does not allow them"
+FINDING = "this CPU reports AMX instructions that cannot be used"
 
 
 @pytest.fixture
@@ -33,8 +34,13 @@ def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
 
 
 def test_the_probe_survives_what_its_child_does_not() -> None:
-    assert amx.probe(ILLEGAL) == amx.TRAPS
-    assert amx.probe(RETURN) == amx.WORKS
+    assert amx.probe(ILLEGAL, SIZES) == amx.TRAPS
+    assert amx.probe(RETURN, SIZES) == amx.WORKS
+
+
+def test_instructions_without_the_sizes_of_their_registers_cannot_be_used() -> None:
+    """As under some hypervisors, which allow the instructions: oneDNN then configures registers of size 0."""
+    assert amx.probe(RETURN, NO_SIZES) == amx.TRAPS
 
 
 @pytest.mark.parametrize("framework", BFLOAT16)

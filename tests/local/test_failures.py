@@ -338,6 +338,13 @@ def test_a_collective_that_waits_for_a_sleeping_rank_is_a_hang(start: Starter, s
     check_stacks(run, report)
     assert "all_reduce" in report["stacks"]["worker-0"]
     assert "faults.py" in report["stacks"]["worker-1"]
+    starts = {start["generation"]: start["tasks"] for start in report["starts"]}
+    assert sorted(starts) == list(range(1, report["generations"] + 1))
+    for tasks in starts.values():
+        for task in ("worker-0", "worker-1"):
+            times = [tasks[task][name] for name in ("imports_s", "joining_s", "joined_s", "first_step_s")]
+            assert times == sorted(times), report["starts"]
+    assert starts[1]["worker-0"]["imports_s"] > 0.1  # torch
 
 
 @pytest.mark.long
@@ -347,7 +354,8 @@ def test_a_chief_that_waits_for_a_missing_worker_is_a_hang(start: Starter, state
     fields = job(
         orders("tensorflow", state, "--steps", 5), framework="tensorflow", strategy="multi-worker", roles=roles
     )
-    run = start({**fields, "restart": {"hang_after": "30s"}})  # longer than the import of TensorFlow takes
+    restart = {"hang_after": "30s", "warm": False}  # longer than the import of TensorFlow takes
+    run = start({**fields, "restart": restart})
     report = run.succeeds(limit=180)
     assert [cause for cause, _ in causes(report)] == ["hang"]
     check_stacks(run, report, ("chief-0", "worker-0"))

@@ -36,8 +36,8 @@ from support import fuzz, runs
 from support.runs import eventually
 
 SHORT = pytest.param(1.0, id="short")
-LONG = pytest.param(15.0, id="long", marks=pytest.mark.long)
-pytestmark = pytest.mark.timeout(fuzz.seconds(15) + 120)
+LONG = pytest.param(6.0, id="long", marks=pytest.mark.long)
+pytestmark = pytest.mark.timeout(fuzz.seconds(6) + 120)
 either = pytest.mark.parametrize("usual", [SHORT, LONG])
 
 RUN = "fuzz-0000"

@@ -54,6 +54,21 @@ def host(tmp_path: Path) -> Iterator[Host]:
     signal.set_wakeup_fd(-1)  # the loop's
 
 
+def test_a_part_that_its_task_changes_while_it_is_collected_does_not_end_the_agent(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def rename_and_damage(source: str, target: str) -> None:
+        rename(source, target)
+        Path(target, "paceline.json").write_text("{")
+
+    monkeypatch.setattr(os, "rename", rename_and_damage)
+    host.save(10, paceline_json='{"parts": 2}')
+    assert host.events == [ev.PartSaved("worker-host-0", "worker-0", SnapshotId(10, 1), 2)]
+    assert host.snapshot_ids() == []  # if the agent restarts, the part is not usable
+
+
 def test_a_saved_part_is_collected_and_reported(host: Host) -> None:
     host.save(10, state="x", paceline_json='{"parts": 2, "metrics": {"loss": 0.5}}')
     [event] = host.events

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from paceline.agent.tasks.exit_causes import Raised, places
 from paceline.agent.tasks.keras_hint import is_for_keras_2
+from paceline.agent.tasks.tracebacks import Raised, places
 from support.environment import without
 from support.runs import PROGRAMS
 

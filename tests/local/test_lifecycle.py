@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import stat
 import time
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from support import runs
-from support.runs import Run, Starter, alive, eventually, job, misbehave, orders
+from support.runs import Run, Starter, alive, eventually, finish, job, kill, misbehave, orders, recovers
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -31,6 +32,23 @@ def child_pids(run: Run, tasks: int = 2) -> set[int]:
         return pids if len(pids) == 2 * tasks else set()
 
     return eventually("tasks have started their children", check, more=run.story)
+
+
+def test_a_run_survives_that_its_installation_is_replaced(start: Starter, tmp_path: Path, state: Path) -> None:
+    """Agents that are started later do not mix the modules of two versions."""
+    copy = tmp_path / "installed" / "paceline"
+    shutil.copytree(runs.SOURCE / "paceline", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    run = start(job(orders("none", state)), env={"PYTHONPATH": str(copy.parent)})
+    run.all_step()
+    agent = copy / "agent"
+    for path in (agent / "member.py", *(agent / "captain_process").glob("*.py"), *(agent / "tasks").glob("*.py")):
+        path.write_text("raise ImportError('of another version')\n")
+    before = run.position()
+    kill(run.agent("captain"))
+    run.wait("captain-returned", after=before)
+    kill(run.agent("worker-host-0"))
+    recovers(run, before)
+    finish(run, state)
 
 
 # ---- stopped

@@ -108,3 +108,37 @@ def test_a_captain_that_lost_everything_but_its_snapshot_store_continues_there(f
     assert set(pods.codes().values()) == {0}
     formed = [e for e in map(json.loads, pods.stdout("tiny-0000-0")) if e["event"] == "generation-formed"]
     assert [event["generation"] for event in formed] == [2]
+
+
+COMPILING = """
+import os, time
+folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+path = os.path.join(folder, "module.so")
+arrives_by = time.monotonic() + (30 if os.environ["PACELINE_GENERATION"] == "2" else 0)
+while not os.path.exists(path) and time.monotonic() < arrives_by:  # in place of imports, which take a while
+    time.sleep(0.01)
+print("found" if os.path.exists(path) else "compiled", flush=True)
+if not os.path.exists(path):
+    os.makedirs(folder)
+    open(path, "w").write("code " + os.environ["PACELINE_INDEX"])
+while not os.path.exists("../../finish"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.long
+def test_a_pod_that_replaces_another_finds_what_was_compiled(folder: Path) -> None:
+    pods = Pods(folder, COMPILING, framework="torch", snapshots={"to": "claim://kept"}, restart={"warm": False})
+    pods.all()
+    stored = folder / "claim" / "tiny-0000" / "compiled" / "worker-host-1"
+    eventually("the copy in the store", stored.exists)
+    lost = pods.started["tiny-0000-worker-1"]
+    lost.terminate()
+    assert lost.wait(60) == 75
+    (folder / "tiny-0000-worker-1").rename(folder / "before")
+    pods.start("tiny-0000-worker", 1)
+    eventually("the second generation", lambda: "found" in " ".join(pods.stdout("tiny-0000-worker-1")))
+    [copy] = (folder / "tiny-0000-worker-1").rglob("module.so")
+    assert copy.read_text() == "code 1" and copy.parents[3].stat().st_mode & 0o077 == 0
+    (folder / "finish").touch()
+    assert set(pods.codes().values()) == {0}

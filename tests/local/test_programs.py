@@ -171,7 +171,7 @@ def test_the_report_has_all_its_fields(start: Starter) -> None:
     assert report == json.loads((run.folder / "report.json").read_text())
     assert set(report) == {
         "run", "status", "reason", "cause", "generations", "restarts", "steps", "steps_per_s", "metrics", "started",
-        "ended", "folder", "stacks", "skipped", "best",
+        "ended", "folder", "stacks", "skipped", "best", "starts",
     }  # fmt: skip
     assert report["folder"] == str(run.folder) == str(run.home / "runs" / report["run"])
     assert (report["cause"], report["generations"], report["restarts"], report["stacks"]) == (None, 1, [], {})
@@ -251,6 +251,10 @@ def test_one_worker_of_a_machine_has_local_rank_0_and_writes_the_snapshot(start:
     assert run.log("worker-1") == ""
     assert (tmp_path / "snapshot.pt").exists()
     assert run.events("warning") == []  # they did communicate
+    measured = {event["task"]: event for event in run.events("start-times")}
+    for task in ("worker-0", "worker-1"):  # it reports no steps, and restores its state itself
+        times = {name: value for name, value in measured[task].items() if name.endswith("_s")}
+        assert list(times) == ["imports_s", "joining_s", "joined_s"] and list(times.values()) == sorted(times.values())
 
 
 def test_torchrun_as_the_command_forms_one_world_over_all_hosts(start: Starter, tmp_path: Path) -> None:
@@ -263,6 +267,7 @@ def test_torchrun_as_the_command_forms_one_world_over_all_hosts(start: Starter, 
     assert lines(run.folder, "worker-0") == ["epoch 0 saved by rank 0 of 2", "epoch 1 saved by rank 0 of 2"]
     assert lines(run.folder, "worker-1") == ["epoch 0 saved by rank 1 of 2", "epoch 1 saved by rank 1 of 2"]
     assert run.events("warning") == []
+    assert run.events("start-times") == []  # of the processes that torchrun starts, nothing is known
 
 
 def test_workers_that_succeed_without_communicating_are_warned_about(start: Starter) -> None:
@@ -270,7 +275,8 @@ def test_workers_that_succeed_without_communicating_are_warned_about(start: Star
     run = start(job("torch", "python", "-c", "import time; time.sleep(4.5)"))
     run.succeeds()
     [warning] = run.events("warning")
-    assert warning["text"].startswith("2 workers succeeded and never communicated with each other: no process used ")
+    expected = "2 workers succeeded and probably never communicated with each other: no process used "
+    assert warning["text"].startswith(expected)
     assert "torch.distributed.init_process_group()" in warning["text"]
 
 

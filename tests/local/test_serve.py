@@ -26,8 +26,8 @@ from support.runs import PROGRAMS, Starter, eventually, job
 
 pytestmark = pytest.mark.xdist_group("serve")
 
-RATE, SECONDS, CLIENTS = 300, 30, 16  # requests a second, for so long, by so many connections
-COUNT = 1_000_000  # takes the model seconds
+RATE, SECONDS, CLIENTS = 100, 30, 16  # requests a second, for so long, by so many connections
+COUNT = 500_000  # takes the model seconds
 
 
 @pytest.fixture(scope="module")

@@ -805,6 +805,36 @@ def test_jax_finds_the_run_in_python_processes_that_a_shell_starts(tmp_path: Pat
         assert ended.out.startswith("mine\n") and f"rank {rank} of 2, 2 devices" in ended.out
 
 
+def test_a_task_reports_how_far_its_start_has_come_cold_and_from_a_spare(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    write(site / "torch/__init__.py", "import torch.distributed")
+    write(site / "torch/distributed/__init__.py", "from torch.distributed.distributed_c10d import init_process_group")
+    write(site / "torch/distributed/distributed_c10d.py", "def init_process_group(backend): return backend + ' formed'")
+    write(tmp_path / "t.py", """
+        import os
+        os.environ["PACELINE_REPORT_INODE"] = str(os.fstat(3).st_ino)
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d
+        if os.fork() == 0:
+            dist.init_process_group("that of a child")
+            os._exit(0)
+        os.wait()
+        print(dist.init_process_group("gloo"), dist.init_process_group is distributed_c10d.init_process_group)
+    """)  # fmt: skip
+    env = {**STATIC, "PYTHONPATH": str(site)}
+    task = {**env, **LATE, "PACELINE_REPORT_FD": "3", "PACELINE_REPORT_INODE": "0"}
+    cold = run_cold(["python", "t.py"], tmp_path, task, tmp_path / "record.jsonl")
+    with Warm(["python", "t.py"], tmp_path, starting.read_record(tmp_path / "record.jsonl"), env) as warm:
+        assert isinstance(warm.state, Ready) and warm.state.modules == 3
+        from_spare = warm.run(task)
+    for ended in (cold, from_spare):
+        assert (ended.code, ended.out, ended.err) == (0, "gloo formed True\n", "")
+        assert [(report["_"], report["stage"], report["framework"]) for report in ended.reports] == [
+            ("start", "imported", "torch"), ("start", "joining", "torch"), ("start", "joined", "torch"),
+        ]  # fmt: skip
+    assert cold.reports[-1]["imports"] > 0 == from_spare.reports[-1]["imports"]
+
+
 def test_an_incompatible_jax_is_not_modified(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     write(site / "jax/__init__.py", "")

@@ -377,13 +377,16 @@ def test_the_program_s_own_snapshots_are_ignored(start: Starter) -> None:
 # ---- frameworks, with programs that know nothing of Paceline
 
 
+COLD = {"restart": {"warm": False}}  # a spare of a framework takes seconds of CPU time
+
+
 def assert_recovers(start: Starter, framework: dict[str, str], program: str) -> None:
     """Its folder is lost with its first task; it ends with the same weights as an undisturbed run."""
     command = ["python", str(PROGRAMS / program), "--steps", "20"]
-    undisturbed = start(job(command, **framework))
+    undisturbed = start(job(command, **framework, **COLD))
     fault = ["--fail-at", "12", "--fail-rank", "0", "--fail-once", "lost", "--fail-when", "lose"]
     arguments = ["--checkpoint-dir", "ckpt", *fault, "--fail-how", "lose:ckpt"]
-    run = start(job([*command, *arguments], **framework, snapshots=WATCH))
+    run = start(job([*command, *arguments], **framework, **COLD, snapshots=WATCH))
     eventually("it waits", lambda: (run.place / "lost").exists(), FRAMEWORK_S, run.story)
     run.wait("committed")
     (run.place / "lose").touch()
@@ -419,7 +422,8 @@ def test_keras_callbacks(start: Starter, tmp_path: Path) -> None:
         state.mkdir()
         if name == "undisturbed":
             (state / "lost").touch()
-        run = start(job(["python", str(PROGRAMS / "keras_plain.py"), str(state)], workers=1, snapshots=WATCH))
+        command = ["python", str(PROGRAMS / "keras_plain.py"), str(state)]
+        run = start(job(command, workers=1, **COLD, snapshots=WATCH))
         if name == "disturbed":
             eventually("it waits", (state / "waits").exists, FRAMEWORK_S, run.story)
             run.wait("committed")

@@ -125,6 +125,18 @@ def rename():
     ctypes.CDLL(None).prctl(15, RNG.choice((b"\xff\xfe) R 1", b") ) )", b"", b"a b\nc")), 0, 0, 0)
 
 
+def nested():
+    """More folders in one another than Python can recurse into, or a path can name."""
+    before = Path.cwd()
+    os.chdir(SNAPSHOTS)
+    for _ in range(1100):
+        Path("nested").mkdir()
+        os.chdir("nested")
+    os.chdir(before)
+
+
+if LIMIT > 5:  # deleting them takes some seconds
+    nested()
 folders = (watched, watched) if len(sys.argv) > 3 else (snapshot, snapshot)
 actions = (report, report, report, report, output, *folders, curves, descriptors, rename)
 until = time.monotonic() + LIMIT

@@ -11,10 +11,13 @@ def without(*prefixes: str) -> dict[str, str]:
     """The environment of this process without the variables that have one of these prefixes.
 
     An override of the AMX probe is always kept. The variable that conftest.py sets from the result of the probe is
-    removed: Paceline has to detect it on its own.
+    removed, because Paceline has to detect it on its own; unless the override contradicts the probe: then frameworks
+    need it.
     """
+    is_contradicted = os.environ.get(amx.OVERRIDE, amx.TRAPS) != amx.TRAPS
+    detectable = () if is_contradicted else ((amx.VARIABLE, amx.LIMIT),)
     return {
         name: value
         for name, value in os.environ.items()
-        if name == amx.OVERRIDE or (not name.startswith(prefixes) and (name, value) != (amx.VARIABLE, amx.LIMIT))
+        if name == amx.OVERRIDE or (not name.startswith(prefixes) and (name, value) not in detectable)
     }

@@ -45,6 +45,10 @@ RESTART = event(
 )  # fmt: skip
 
 BEST = {"snapshot": "step-100-g1", "metric": "accuracy", "value": 0.9}
+STARTED_WARM = event(
+    11.28, "start-times", 2, task="worker-0", imports_s=0.1, joining_s=0.2, joined_s=0.3, restoring_s=1.8,
+    restored_s=1.9, first_step_s=2.4,
+)  # fmt: skip
 EVALUATED = event(
     11.6, "evaluated", 2, task="evaluator-0", step=100, snapshot="step-100-g1", metrics={"accuracy": 0.9}, best=BEST,
 )  # fmt: skip
@@ -79,6 +83,7 @@ LIFE = [
     event(11.1, "stacks", 2, task="worker-0", text='File "train.py", line 3'),
     event(11.2, "member-lost", 2, host="worker-host-1", reason="no word for 5 s"),
     event(11.25, "spare-ready", 2, host="worker-host-0", took_s=4.2),
+    STARTED_WARM,
     event(11.3, "captain-returned", 2, adopted=True),
     event(11.4, "note", 2, text="kubernetes is not used here"),
     event(11.5, "warning", 2, text="the disk is full"),
@@ -119,6 +124,16 @@ REPORT: dict[str, Any] = {
     "status": "succeeded", "reason": "all workers have succeeded", "cause": None, "generations": 2, "steps": 161,
     "restarts": [
         {"cause": "signal", "task": "worker-1", "at": at(7.1), "detail": "killed by SIGKILL", "first_step_after_s": 1.3}
+    ],
+    "starts": [
+        {
+            "generation": 2,
+            "tasks": {
+                "worker-0": {"warm": True, **{k: v for k, v in STARTED_WARM.items() if k.endswith("_s")}},
+                "worker-1": {"warm": True},
+            },
+            "advice": "1.5 s of 2.4 s in worker-0 before it restored its state: prepare data in `ingest`",
+        }
     ],
     "steps_per_s": 30.0, "metrics": {"worker-0": {"loss": 0.2}}, "best": BEST, "started": at(0), "ended": at(12.2),
     "stacks": {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.ledger import OVER
 from paceline.agent.captain.state_machine import Captain
+from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter import Porter
 from paceline.plan import ALONE, GROUP, INGEST, LEAD, VERSION, Host, Ingest, Limits, Plan, Restart, Role, Task
@@ -123,6 +124,7 @@ class Start:
     tasks: Mapping[str, int]
     restore: SnapshotId | None
     data: str = ""
+    records: tuple[ev.GenerationRecord, ...] = ()
 
 
 @dataclass
@@ -162,6 +164,7 @@ class Machine:
     )  # the snapshot that each evaluator evaluates; None: it waits for one
     unnoted: dict[SnapshotId, ev.SnapshotEvaluated] = field(default_factory=dict)  # results not yet acknowledged
     data: str = ""  # the location of the data
+    records: tuple[ev.GenerationRecord, ...] = ()
 
 
 class Place:
@@ -190,11 +193,13 @@ class Place:
 
 
 class World:
-    def __init__(self, plan: Plan, copies: bool = False) -> None:
+    def __init__(self, plan: Plan, serves: str = SHARED_FOLDER) -> None:
+        """`serves`: how hosts get snapshots from each other; empty: not at all."""
         self.plan = plan
-        self.copies = copies = copies or plan.snapshots.in_bucket
+        self.serves = serves
+        self.peers_fail: req.Failure | None = None  # the failure of hosts that get snapshots from each other
         self.now = 1000.0
-        self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now, keeps_copies=copies)
+        self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now, name="captain")
         self.machines = {host.name: Machine(host.name, f"{host.name}-a") for host in plan.hosts}
         self.ghosts: list[Machine] = []  # replaced hosts that still run until their lease ends
         self.events: list[tuple[str, int, dict[str, Any]]] = []
@@ -222,28 +227,31 @@ class World:
             elif isinstance(instruction, ins.StepDown):
                 self.left = instruction.reason
             elif isinstance(instruction, ins.AskStore):
-                request = instruction.request
-                if isinstance(request, req.BeginGeneration) and not request.by:
-                    request = replace(request, by=self.place.by)
-                self.place.asked.append((request, instruction.ticket))
+                self.place.asked.append((instruction.request, instruction.ticket))
             elif isinstance(instruction, ins.StartTasks):
                 for host, tasks in instruction.hosts.items():
-                    start = Start(instruction.generation, tasks, instruction.restore, instruction.data)
+                    start = Start(
+                        instruction.generation, tasks, instruction.restore, instruction.data, instruction.records
+                    )
                     self.machines[host].inbox.append(start)
             else:
                 self.machines[instruction.host].inbox.append(instruction)
 
-    def restart_captain(self, with_notes: bool = True, wall: float = 0.0, ahead: float = 0.0) -> None:
+    def restart_captain(
+        self, with_notes: bool = True, wall: float = 0.0, ahead: float = 0.0, answers_are_lost: bool = False
+    ) -> None:
         """`wall`: the new time of the wall clock. `ahead`: the machine was rebooted, and the monotonic clock differs by
-        this much."""
+        this much. `answers_are_lost`: the store carries out what the previous captain has requested."""
         self.now += ahead
         saved = self.captain.to_notes() if with_notes else None
         for machine in self.machines.values():
             machine.connected = False
             machine.inbox.clear()
+        for request, _ in self.place.asked if answers_are_lost else ():
+            self.place.answer(request)
         self.place.asked.clear()
         self.place.by += "+"
-        self.captain = Captain(self.plan, "run", LEASE, self.now, wall or self.now, saved, self.copies, ahead)
+        self.captain = Captain(self.plan, "run", LEASE, self.now, wall or self.now, saved, ahead, self.place.by)
 
     def place_is_lost(self) -> None:
         self.place = Place()
@@ -275,6 +283,8 @@ class World:
                 dict(machine.follows),
                 tuple(machine.unnoted.values()),
                 machine.data,
+                machine.records,
+                self.serves,
             )
         )
 
@@ -414,14 +424,24 @@ class World:
             machine.held.pop((message.task, message.snapshot), None)
             machine.stored.discard((message.task, message.snapshot))
         elif isinstance(message, ins.PrepareHost):
-            error = self.place.fails
-            if message.snapshot in self.place.damaged:
+            is_remote = any(message.sources.values())
+            error = self.peers_fail if is_remote else None if message.sources else self.place.fails
+            for task, address in message.sources.items():
+                self._check_source(machine, task, address, message.snapshot)
+            if message.snapshot in self.place.damaged and not message.sources:
                 error = req.Failure(self.place.damage, f"{message.snapshot} is damaged", False)
             machine.restored = None if error else message.snapshot
             machine.prepared = 0 if error else message.generation
-            self.tell(ev.HostPrepared(machine.host, message.snapshot, error))
+            self.tell(ev.HostPrepared(machine.host, message.snapshot, error, bool(message.sources)))
         elif isinstance(message, ins.AnnounceCommit):
             machine.shown = message.snapshot
+
+    def _check_source(self, machine: Machine, task: str, address: str, snapshot: SnapshotId) -> None:
+        """A host gets a part from itself, or from a host that serves its parts."""
+        holder = self._machine_of(task)
+        assert (task, snapshot) in holder.held, f"{holder.host} does not have its part of {snapshot}"
+        is_shared = self.serves == SHARED_FOLDER or holder is machine
+        assert address == ("" if is_shared else self.serves), "the address of another host"
 
     def _store(self, machine: Machine, message: ins.StorePart) -> None:
         part = message.task, message.snapshot
@@ -450,17 +470,29 @@ class World:
         restores = [t for t in self.plan.tasks if t.name in tasks and t.rank >= 0]
         if restores:
             assert restore is None or machine.restored == restore, "a task began without its snapshot"
-            earlier = [id for id in self.place.snapshots.inventory().current() if id.generation < generation]
-            newest = next((id for id in earlier if id not in self.place.damaged), None)
-            assert restore == newest, "a task began from another snapshot than the newest"
+            self._check_restored(restore, generation)
             is_prepared = machine.prepared == generation or not self.plan.snapshots.watch
             assert is_prepared, "a task began before its folder was restored"
         machine.generation = max(machine.generation, generation)
+        machine.records = start.records or machine.records
         for name, attempt in tasks.items():
             assert name not in machine.processes, "a task was started twice on one host"
             machine.processes[name] = Process(attempt, generation, None, self.now, self.now)
             self.started.append((name, generation))
             self.tell(ev.TaskStarted(machine.host, name, attempt, 1, False))
+
+    def _check_restored(self, restore: SnapshotId | None, generation: int) -> None:
+        """Tasks resume from a snapshot that is at least as new as the newest committed one. If their record is not
+        written yet, another captain may have committed a newer one: then they will be restarted."""
+        inventory = self.place.snapshots.inventory()
+        if generation not in inventory.records:
+            return
+        earlier = [id for id in inventory.current() if id.generation < generation]
+        newest = next((id for id in earlier if id not in self.place.damaged), None)
+        if restore is None or restore in earlier:
+            assert restore == newest, "a task began from another snapshot than the newest"
+        else:
+            assert newest is None or restore.step > newest.step, "a task began from an older snapshot than the newest"
 
     def _end(self, machine: Machine, end: ins.EndTasks) -> None:
         for name, attempt in end.tasks.items():
@@ -560,9 +592,9 @@ class World:
         return self.captain.phase == OVER
 
 
-def up(plan: Plan, copies: bool = False) -> World:
+def up(plan: Plan, serves: str = SHARED_FOLDER) -> World:
     """A world in which the first generation runs; if the job has an ingest step, its data exists."""
-    world = World(plan, copies)
+    world = World(plan, serves)
     world.join_all()
     world.deliver_all()
     if plan.ingest is not None:

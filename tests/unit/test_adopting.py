@@ -172,7 +172,7 @@ def test_generations_start_from_the_adopted_snapshot_until_there_is_a_newer_one(
 
 
 def test_the_origin_is_adopted_again_if_the_store_was_lost(other_run: Path) -> None:
-    world = up(a_plan(other_run), copies=True)
+    world = up(a_plan(other_run), serves="")
     world.place_is_lost()
     world.restart_captain(with_notes=False)
     world.join_all()

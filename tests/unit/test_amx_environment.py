@@ -51,7 +51,7 @@ def test_a_cache_file_of_another_user_is_not_trusted(
 ) -> None:
     folder = tmp_path / "paceline"
     folder.mkdir()
-    planted = json.dumps({"boot": BOOT.read_text().strip(), "amx": "works"})
+    planted = json.dumps({"boot": BOOT.read_text().strip(), "probe": 2, "amx": "works"})
     (tmp_path / "theirs").write_text(planted)
     (folder / "amx.json").symlink_to(tmp_path / "theirs")
     announced.append(amx.TRAPS)
@@ -78,8 +78,9 @@ def test_the_probe_runs_once_and_its_answer_is_cached(announced: list[str | None
 @pytest.mark.parametrize(
     "cached",
     [
-        json.dumps({"boot": "another", "amx": "works"}),
-        json.dumps({"boot": BOOT.read_text().strip(), "amx": "perhaps"}),
+        json.dumps({"boot": "another", "probe": 2, "amx": "works"}),
+        json.dumps({"boot": BOOT.read_text().strip(), "probe": 2, "amx": "perhaps"}),
+        json.dumps({"boot": BOOT.read_text().strip(), "amx": "works"}),  # by an earlier probe
         "[]",
         "{",
         "",

@@ -117,7 +117,9 @@ def test_workers_that_never_met_are_warned_about_at_the_end(framework: str, hint
     world.deliver_all()
     assert world.over is not None and world.over.status == "succeeded"
     [text] = warnings(world)
-    assert text.startswith("2 workers succeeded and never communicated with each other: no process used h:worker-0")
+    assert text.startswith(
+        "2 workers succeeded and probably never communicated with each other: no process used h:worker-0"
+    )
     assert hint in text
 
 
@@ -683,3 +685,32 @@ def test_no_other_step_is_agreed_on_until_all_tasks_have_saved_at_the_first() ->
 def hosts_asked_to_agree(world: World) -> set[str]:
     machines = world.machines.items()
     return {name for name, machine in machines if any(isinstance(each, ins.AgreeOnStep) for each in machine.inbox)}
+
+
+# ---- notices
+
+
+def notices(world: World) -> list[str]:
+    return [fields["text"] for kind, _, fields in world.events if kind in ("note", "warning")]
+
+
+def test_the_same_notice_of_several_hosts_is_emitted_once_in_ten_minutes() -> None:
+    world = up(make_plan(2))
+    for host in ("worker-host-0", "worker-host-1", "worker-host-0"):
+        world.tell(ev.Notice(host, "the disk is full", warning=True))
+    assert notices(world) == ["the disk is full"]
+    world.now += 601
+    world.tell(ev.Notice("worker-host-1", "the disk is full", warning=True))
+    assert notices(world) == ["the disk is full"] * 2
+
+
+def test_a_host_that_sends_notices_in_a_loop_does_not_fill_the_disk() -> None:
+    world = up(make_plan(2))
+    for number in range(5000):
+        world.tell(ev.Notice("worker-host-0", f"notice {number}"))
+    world.tell(ev.Notice("worker-host-1", "another host"))
+    more = "worker-host-0 sent more than 100 messages within 10 minutes; the others of this time are not shown"
+    assert notices(world) == [*(f"notice {number}" for number in range(100)), more, "another host"]
+    world.now += 601
+    world.tell(ev.Notice("worker-host-0", "ten minutes later"))
+    assert notices(world)[-1] == "ten minutes later"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.agent.captain import events as ev
+from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers.requests import STORE, Failure
 from paceline.plan import GROUP, INGEST, LEAD
 from paceline.storage.snapshots.manifest import parse_id
@@ -27,14 +28,22 @@ class AnyOrder(RuleBasedStateMachine):
         per_host=st.integers(1, 2),
         watch=st.sampled_from(["", "ckpt"]),
         ingest=st.booleans(),
+        serves=st.sampled_from([SHARED_FOLDER, "", "10.0.0.1:7000"]),
     )
     def begin(
-        self, workers: int, evaluator: int, servers: tuple[int, bool], per_host: int, watch: str, ingest: bool
+        self,
+        workers: int,
+        evaluator: int,
+        servers: tuple[int, bool],
+        per_host: int,
+        watch: str,
+        ingest: bool,
+        serves: str,
     ) -> None:
         ps, chief = servers
         kinds = {"evaluator": evaluator, "ps": ps, "chief": chief, "per_host": per_host, "ingest": ingest}
         plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch)  # type: ignore[arg-type]
-        self.world = World(plan)
+        self.world = World(plan, serves)
         self.step = 0
 
     def _host(self, data: Any) -> str:
@@ -127,15 +136,18 @@ class AnyOrder(RuleBasedStateMachine):
     def the_store_becomes_read_only_or_writable(self, fails: Failure | None) -> None:
         self.world.place.read_only = fails if self.world.captain.generation else None
 
+    @rule(fails=st.sampled_from([None, Failure(STORE, "unreachable", True)]))
+    def hosts_cannot_reach_each_other(self, fails: Failure | None) -> None:
+        self.world.peers_fail = fails
+
     @rule(seconds=st.sampled_from([0.5, 2.0, LEASE + 1.5, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(notes=st.booleans())
-    def captain_dies_and_returns(self, notes: bool) -> None:
-        newest_on_members = max(machine.generation for machine in self.world.machines.values())
+    @rule(notes=st.booleans(), answers_are_lost=st.booleans())
+    def captain_dies_and_returns(self, notes: bool, answers_are_lost: bool) -> None:
         if not self.world.is_over:
-            self.world.restart_captain(notes or newest_on_members < self.world.captain.generation)
+            self.world.restart_captain(notes, answers_are_lost=answers_are_lost)
 
     @rule(stop=st.integers(0, 9))
     def the_user_stops_it(self, stop: int) -> None:
@@ -203,7 +215,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        world.place.fails = world.place.read_only = None
+        world.place.fails = world.place.read_only = world.peers_fail = None
         for _ in range(12):
             for host, machine in list(world.machines.items()):
                 if machine.finished and not world.is_over:

@@ -11,7 +11,7 @@ def committed(world: World) -> list[SnapshotId]:
 
 
 def saved_twice() -> World:
-    world = up(make_plan(2), copies=True)
+    world = up(make_plan(2), serves="")
     for step in (10, 20):
         for task in ("worker-0", "worker-1"):
             world.save(task, step, parts=2)
@@ -95,7 +95,7 @@ def test_training_starts_from_scratch_if_the_store_and_one_copy_are_lost() -> No
 
 
 def test_losing_the_store_before_anything_was_saved_costs_no_work() -> None:
-    world = up(make_plan(2), copies=True)
+    world = up(make_plan(2), serves="")
     world.place_is_lost()
     world.restart_captain(with_notes=False)
     world.join_all()

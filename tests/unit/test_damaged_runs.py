@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import time
@@ -14,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from paceline.agent.captain_process.saved_notes import CaptainNotes
 from paceline.backends.local.lost_captain_report import write_report
 from paceline.errors import PacelineError
+from paceline.storage.stores.folder import FolderStore
+from paceline.storage.stores.protocol import StoreError
 from paceline.view import plan_files, run_files, run_folders, run_state
 from support import mutations, recorded
 from support.record_runs import RECORDED
@@ -228,6 +232,51 @@ def test_a_supervisor_reports_the_end_even_if_the_notes_of_its_captain_are_damag
         assert run_files.report(folder).fields is not None and not run_files.report(folder).problem
 
 
+@pytest.mark.parametrize("name", ["run.json", "plan.json", "report.json", "events.jsonl", "lock", "logs/worker-0.log"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "large"])
+def test_a_file_that_is_none_blocks_no_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """Nor is a file read that is too large for this machine."""
+    healthy(tmp_path)
+    monkeypatch.setattr(run_files, "LARGEST_FILE", 100_000)
+    path = copy(tmp_path, "recorded-done") / name
+    path.unlink()
+    make = {
+        "pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "device": lambda: path.symlink_to("/dev/zero"),
+        "large": lambda: path.write_bytes(b" " * 200_000),
+    }  # fmt: skip
+    make[kind]()
+    for verb in (("ls",), ("status", "recorded-done"), ("logs", "recorded-done"), ("events", "recorded-done")):
+        done = use(tmp_path, *verb)
+        assert_clear(done, verb)
+        assert verb[0] != "ls" or "digits-3f9a" in done.stdout, done
+    if name in ("run.json", "plan.json", "report.json"):
+        assert f"{name}: " in call(tmp_path, "status", "recorded-done").stdout
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_store_reads_only_files(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "manifest.json"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    store, name = FolderStore(str(tmp_path)), "manifest.json"
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: store.read(name, 1000), lambda: store.digest(name, lambda _: True), lambda: store.give(name),
+        lambda: store.fetch(name, str(tmp_path / "copy"), lambda _: True),
+    )  # fmt: skip
+    for read in reads:
+        with pytest.raises(StoreError, match="not a regular file"):
+            read()
+
+
+@pytest.mark.parametrize("now", ["1" + "0" * 400, "NaN", "Infinity", "true"], ids=["large", "nan", "infinite", "bool"])
+def test_a_captain_starts_anew_if_the_time_in_its_notes_is_impossible(tmp_path: Path, now: str) -> None:
+    (tmp_path / "captain.json").write_text(f'{{"started": "x", "boot": "another", "now": {now}, "captain": {{}}}}')
+    notes = CaptainNotes(str(tmp_path), 100.0)
+    assert (notes.is_new, notes.clock_offset, notes.captain) == (True, 0.0, None)
+    assert notes.problem.startswith("captain.json is damaged")
+
+
 # ---- fuzzing
 
 
@@ -263,7 +312,7 @@ def one_run(home: Path, rng: random.Random) -> None:
         shutil.rmtree(home / "restored", ignore_errors=True)
 
 
-LIMITS = [2.0, pytest.param(15.0, marks=pytest.mark.long)]
+LIMITS = [2.0, pytest.param(6.0, marks=pytest.mark.long)]
 
 
 @pytest.mark.timeout(0)  # PACELINE_FUZZ_SECONDS may be hours
@@ -360,7 +409,6 @@ def _signatures(folder: Path) -> object:
 def _captain(folder: Path) -> object:
     from paceline.agent.captain import events as ev
     from paceline.agent.captain.state_machine import Captain
-    from paceline.agent.captain_process.saved_notes import CaptainNotes
 
     plan = plan_files.read_plan(SOURCE / "recorded-lost")
     notes = CaptainNotes(str(folder), 100.0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from paceline.agent.captain import start_times
 from paceline.view import events
 from support import recorded
 
@@ -48,6 +49,7 @@ def test_an_invalid_event_is_refused(change: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("line", recorded.LIFE, ids=lambda line: line["event"])
 def test_a_missing_field_is_refused(line: dict[str, object]) -> None:
-    for field in line.keys() - {"best"}:  # exists only if the job sets snapshots.best
+    # These exist only if the job sets snapshots.best, or if they were observed.
+    for field in line.keys() - {"best", *start_times.FIELDS}:
         with pytest.raises(jsonschema.ValidationError):
             CHECKER.validate({key: value for key, value in line.items() if key != field})

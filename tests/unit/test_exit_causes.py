@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from paceline.agent.tasks import exit_causes
+from paceline.agent.tasks import exit_causes, tracebacks
 
 ERROR = """Traceback (most recent call last):
   File "/code/train.py", line 12, in <module>
@@ -51,6 +51,18 @@ def test_an_exception_is_named_with_its_location() -> None:
     assert cause.place == "ValueError /code/train.py:8"
 
 
+@pytest.mark.parametrize("error", ["Exception", "KeyboardInterrupt", "my.package.Odd", "a.b.ClosedQ_1"])
+def test_every_exception_is_recognized_by_the_name_of_its_class(error: str) -> None:
+    for line in (error, f"{error}: no such column"):
+        cause = exit_causes.classify(exited(1), [*ERROR[:-1], line])
+        assert cause.place == f"{error} /code/train.py:8"
+
+
+@pytest.mark.parametrize("line", ["worker", "a.b: c", "Epoch 1", "Loss: 0.5", "A.b"])
+def test_other_output_after_a_traceback_is_not_its_exception(line: str) -> None:
+    assert exit_causes.classify(exited(1), [*ERROR[:-1], line]).raised is None
+
+
 def test_the_last_of_chained_exceptions_counts() -> None:
     assert exit_causes.classify(exited(1), CHAINED).place == "my.package.OddError /code/b.py:2"
 
@@ -65,6 +77,89 @@ def test_errors_without_a_traceback_are_the_same_only_with_the_same_last_line() 
         exit_causes.classify(exited(1), [line]).place for line in ("epoch 15", "epoch 30", "epoch 15")
     )
     assert first == again != second
+
+
+def torchrun_log(output: str, code: int) -> list[str]:
+    """The end of the log of a torchrun whose process 24875 printed this and ended with this code."""
+    return f"""{output}
+E1117 15:58:15.373000 24821 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code})
+Traceback (most recent call last):
+  File "/venv/bin/torchrun", line 10, in <module>
+    sys.exit(main())
+  File "/venv/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 386, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+============================================================
+train.py FAILED
+Failures:
+  [1]:
+  exitcode  : 7 (pid: 24876)
+Root Cause (first observed failure):
+  [0]:
+  rank      : 1 (local_rank: 0)
+  exitcode  : {code} (pid: 24875)
+  traceback : To enable traceback see: elsewhere
+============================================================""".splitlines()
+
+
+RANKS = """[rank1]: Traceback (most recent call last):
+[rank0]: Traceback (most recent call last):
+[rank1]:   File "/code/train.py", line 6, in main
+[rank0]:   File "/code/train.py", line 9, in main
+[rank0]: RuntimeError: gloo: Connection closed by peer [127.0.0.1]
+[rank1]: KeyError: 'x'
+[rank1]: During handling of the above exception, another exception occurred:
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/code/train.py", line 7, in main
+[rank1]: ValueError: bad batch"""
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "kind", "detail"),
+    [
+        (RANKS, 1, "program-error", "ValueError: bad batch at /code/train.py:7"),
+        ("epoch 3", -9, "signal", "killed by SIGKILL"),
+        ("epoch 3", -15, "preempted", "terminated by an external SIGTERM"),
+        ("epoch 3", 3, "program-error", "exit code 3; last line of output: epoch 3"),
+    ],
+)
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_the_cause_below_torchrun_is_that_of_the_program(
+    output: str, code: int, kind: str, detail: str, is_reported: bool
+) -> None:
+    """Otherwise, any two failures would be the same error of torchrun at the same line."""
+    log = torchrun_log(output, code)
+    raised = tracebacks.traceback(log) if is_reported else None
+    cause = exit_causes.classify(exited(1), log, raised=raised)
+    assert (cause.kind, cause.detail, cause.survivor) == (kind, detail, False)
+    assert exit_causes.signal_below(log, raised) == max(0, -code)
+    assert exit_causes.classify(exited(1), log, out_of_memory="no memory").kind == (
+        "out-of-memory" if code == -9 else kind
+    )
+    own = exit_causes.own_error(log, raised)
+    assert own is not None and own.detail == detail
+
+
+def test_the_loss_of_a_peer_is_recognized_below_torchrun() -> None:
+    assert exit_causes.classify(exited(1), torchrun_log("\n".join(SURVIVOR), 1)).survivor
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "detail"),
+    [
+        ("returned non-zero exit status 2.", "program-error", "exit code 2; last line of output: usage: train.py"),
+        ("died with <Signals.SIGSEGV: 11>.", "signal", "killed by SIGSEGV"),
+    ],
+)
+def test_the_cause_below_accelerate_launch(text: str, kind: str, detail: str) -> None:
+    library = "accelerate/commands/launch.py:999"
+    raised = tracebacks.Raised("subprocess.CalledProcessError", f"Command ['x'] {text}", "/bin/accelerate:10", library)
+    cause = exit_causes.classify(exited(1), ["usage: train.py", "Traceback (most recent call last):"], raised=raised)
+    assert (cause.kind, cause.detail) == (kind, detail)
+    own = tracebacks.Raised(
+        "subprocess.CalledProcessError", f"Command ['x'] {text}", "/code/train.py:3", "subprocess.py:5"
+    )
+    assert exit_causes.classify(exited(1), [], raised=own).detail == str(own), "of the program itself"
 
 
 LIBRARY = """Traceback (most recent call last):
@@ -96,18 +191,18 @@ def test_an_exception_of_a_library_is_located_in_the_users_code() -> None:
     ],
 )
 def test_frames_of_libraries(inner: str, library: str) -> None:
-    assert exit_causes.places([("/code/a.py", "1"), (inner, "2")]) == ("/code/a.py:1", library)
-    assert exit_causes.places([(inner, "2")]) == (f"{inner}:2", ""), "there is no other frame"
+    assert tracebacks.places([("/code/a.py", "1"), (inner, "2")]) == ("/code/a.py:1", library)
+    assert tracebacks.places([(inner, "2")]) == (f"{inner}:2", ""), "there is no other frame"
 
 
 def test_frames_of_the_import_system_are_ignored() -> None:
     frozen = ("<frozen importlib._bootstrap>", "2")
-    assert exit_causes.places([("/code/a.py", "1"), frozen]) == ("/code/a.py:1", "")
-    assert exit_causes.places([("/code/a.py", "1"), frozen, ("/code/b.py", "3")]) == ("/code/b.py:3", "")
+    assert tracebacks.places([("/code/a.py", "1"), frozen]) == ("/code/a.py:1", "")
+    assert tracebacks.places([("/code/a.py", "1"), frozen, ("/code/b.py", "3")]) == ("/code/b.py:3", "")
 
 
 def test_the_code_of_a_command_line_is_the_users() -> None:
-    assert exit_causes.places([("<string>", "1")]) == ("<string>:1", "")
+    assert tracebacks.places([("<string>", "1")]) == ("<string>:1", "")
 
 
 def test_missing_output_is_reported() -> None:
@@ -151,7 +246,7 @@ def test_an_old_line_does_not_make_a_survivor() -> None:
 
 
 def test_an_error_that_the_task_reported_is_the_cause_even_if_it_had_to_be_killed() -> None:
-    error = exit_causes.Raised("ValueError", "bad", "/code/train.py:3")
+    error = tracebacks.Raised("ValueError", "bad", "/code/train.py:3")
     cause = exit_causes.classify(signal.SIGKILL, [], raised=error)
     assert (cause.kind, cause.detail) == ("program-error", "ValueError: bad at /code/train.py:3")
     own = exit_causes.own_error([], error)

@@ -1,4 +1,4 @@
-"""Any input results in a plan or a clear error: 5,000 examples, most of them invalid jobs."""
+"""Any input results in a plan or a clear error: 1,000 examples, mostly invalid jobs; 2,500 in `make test-long`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from paceline.job.kubernetes_section import ITEMS, Credentials, Kubernetes
 from paceline.job.models import Group, Job, Limits, Restart
 from paceline.job.yaml_writer import write
 
-COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+pytestmark = pytest.mark.generated
+
+
+def examples(percent: int) -> settings:
+    """So many, in percent of the number that the profile sets: see tests/conftest.py."""
+    count = settings.default.max_examples * percent // 100
+    return settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
 
 PARAMETER_SERVER = {
     "name": "a",
@@ -244,13 +251,13 @@ def test_the_unchanged_jobs_are_valid(folder: Path) -> None:
         assert check_load(write(data), folder)
 
 
-@settings(max_examples=1750, **COMMON)
+@examples(350)
 @given(data=mutated())
 def test_changed_jobs(data: dict[str, Any], folder: Path) -> None:
     check_load(json.dumps(data), folder)
 
 
-@settings(max_examples=750, **COMMON)
+@examples(150)
 @given(kind=valid_jobs, other_fields=other_fields, command=command, as_json=st.booleans())
 def test_valid_jobs(
     kind: dict[str, Any], other_fields: dict[str, Any], command: list[str], as_json: bool, folder: Path
@@ -259,7 +266,7 @@ def test_valid_jobs(
     assert check_load(json.dumps(data) if as_json else write(data), folder)
 
 
-@settings(max_examples=750, **COMMON)
+@examples(150)
 @given(
     data=st.sampled_from(JOBS),
     overrides=st.lists(
@@ -318,13 +325,13 @@ SPACES = [
 ]
 
 
-@settings(max_examples=750, **COMMON)
+@examples(150)
 @given(pieces=st.lists(st.sampled_from(PIECES) | st.sampled_from(SIGNS) | st.sampled_from(SPACES) | words, max_size=25))
 def test_pieces_of_yaml_in_any_order(pieces: list[str], folder: Path) -> None:
     check_load("".join(pieces), folder)
 
 
-@settings(max_examples=500, **COMMON)
+@examples(100)
 @given(data=st.sampled_from(JOBS), position=st.floats(0, 1), cut=st.integers(0, 12), inserted=st.text(max_size=6))
 def test_text_damaged_at_one_position(
     data: dict[str, Any], position: float, cut: int, inserted: str, folder: Path
@@ -334,13 +341,13 @@ def test_text_damaged_at_one_position(
     check_load(text[:start] + inserted + text[start + cut :], folder)
 
 
-@settings(max_examples=250, **COMMON)
+@examples(50)
 @given(text=st.text(max_size=200))
 def test_any_text(text: str, folder: Path) -> None:
     check_load(text, folder)
 
 
-@settings(max_examples=250, **COMMON)
+@examples(50)
 @given(content=st.binary(max_size=200), start=st.sampled_from([b"", b"name: a\n", b"\xff\xfe", b"\xef\xbb\xbf"]))
 def test_any_bytes(content: bytes, start: bytes, folder: Path) -> None:
     path = folder / "job.yaml"

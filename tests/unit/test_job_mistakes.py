@@ -97,7 +97,7 @@ FIELDS = {
     "key of the level above": (
         "restart: {memory: 8Gi}\n",
         'job.yaml:4: restart.memory: unknown key "memory"; did you mean "roles.worker.memory"? '
-        "allowed: hang_after, limit, warm\n    restart: {memory: 8Gi}",
+        "allowed: compile_cache, hang_after, limit, warm\n    restart: {memory: 8Gi}",
     ),
     "snapshots to another kind of bucket": (
         "snapshots: {to: gcs://training}\n",
@@ -771,6 +771,15 @@ def test_only_the_first_of_very_many_mistakes_are_shown(folder: Path) -> None:
     error = load_error(HEAD + "".join(f"k{number}: 1\n" for number in range(3000)), folder)
     assert error.splitlines()[0].startswith('job.yaml:4: k0: unknown key "k0"')
     assert error.splitlines()[-1] == "and 50 more problems"
+
+
+def test_only_jax_and_torch_jobs_keep_what_they_compile(folder: Path) -> None:
+    message = "has no effect in a tensorflow job with strategy multi-worker: only jax and torch jobs have it; remove it"
+    assert load_error(TENSORFLOW + "restart: {compile_cache: true}\n", folder) == (
+        f"job.yaml:4: restart.compile_cache: {message}\n    restart: {{compile_cache: true}}"
+    )
+    for framework in ("jax", "torch"):
+        assert job.load_text(f"{HEAD.replace('torch', framework)}restart: {{compile_cache: false}}", "job.yaml", folder)
 
 
 def test_a_variable_that_env_of_sets_cannot_be_set(folder: Path) -> None:

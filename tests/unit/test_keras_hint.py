@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.agent.tasks.exit_causes import Raised
 from paceline.agent.tasks.keras_hint import is_for_keras_2
+from paceline.agent.tasks.tracebacks import Raised
 
 SAVING = "keras/src/saving/saving_api.py:106"
 KERAS_2 = [

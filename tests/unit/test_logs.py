@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from pathlib import Path
 
 import pytest
 
+from paceline.agent.captain_process.event_log import EventLog
 from paceline.agent.run_files import Appender, stamp
 from paceline.agent.tasks import task_log
 from paceline.agent.tasks.task_log import TaskLog
@@ -89,6 +91,37 @@ def test_a_full_disk_is_reported_once_and_raises_nothing(tmp_path: Path, monkeyp
     appender._retry_at = 0.0
     appender.write(b"after\n")
     assert (tmp_path / "x").read_text() == "before\nafter\n"
+
+
+def test_events_are_written_when_the_disk_has_space_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except steps, of which newer ones follow."""
+    log = EventLog(str(tmp_path), None, lambda _: None)
+    log.write("generation-formed", 1, {})
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        log.write("saved", 1, {})
+        log.write("step", 1, {})
+        log.write("committed", 1, {})
+    log.write("saved", 2, {})
+    log.write("step", 2, {})
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["generation"]) for event in events] == [
+        ("generation-formed", 1), ("saved", 1), ("committed", 1), ("saved", 2), ("step", 2),
+    ]  # fmt: skip
+
+
+def test_a_line_that_was_torn_twice_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    appender, write = Appender(str(tmp_path / "x"), lambda _: None), os.write
+    for most in (3, 5, 100):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda fd, data, most=most: write(fd, data[:most]))
+            appender.try_again()
+            appender.write(b"12345")
+    assert (tmp_path / "x").read_text() == "123\n1234\n12345"
 
 
 def test_stamps_are_utc_with_milliseconds() -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import socket
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from paceline import job, plan
+from paceline.agent.transfers import requests as req
+from paceline.agent.transfers.porter import Porter
 from paceline.backends import local
-from paceline.view import machine_info
+from paceline.cli import follow
+from paceline.storage.snapshots.manifest import SnapshotId
+from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stores.folder import FolderStore
+from paceline.storage.stores.protocol import StoreError
+from paceline.view import machine_info, terminal
 from support.recorded import Done, call
 
 JOB = """\
@@ -115,6 +124,71 @@ def test_a_run_that_cannot_be_created_leaves_no_folder(
         with pytest.raises(local.CannotRun, match="cannot start the run: No space left on device"):
             local.start(planned, run, folder, detach=True)
     assert [path.name for path in (tmp_path / "home/runs").iterdir()] == [existing]
+
+
+class Allowed:
+    """How many more threads can be started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        self.count, self.started, start = count, list[threading.Thread](), threading.Thread.start
+
+        def start_or_fail(thread: threading.Thread) -> None:
+            if len(self.started) >= self.count:
+                raise RuntimeError("can't start new thread")
+            self.started.append(thread)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+
+
+def test_a_machine_that_allows_no_more_threads_stops_no_snapshots_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = SnapshotRepository(FolderStore(str(tmp_path / "store")), "odd")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for name in ("a", "b"):
+        (saved / name).touch()
+    allowed = Allowed(monkeypatch, 2)
+    with pytest.raises(StoreError, match="this machine allows no more threads") as failed:
+        Porter(snapshots, snapshots, lambda *_: None)
+    assert failed.value.is_transient
+    for thread in allowed.started:
+        thread.join(10)
+        assert not thread.is_alive()
+    send = req.SendPart(SnapshotId(1, 1), "worker-0", str(saved))
+    answer = Porter(snapshots, snapshots, lambda *_: None, lanes=()).execute(send)
+    assert isinstance(answer, req.Failure) and answer.passing and "allows no more threads" in answer.text
+    allowed.count = 100
+    assert isinstance(Porter(snapshots, snapshots, lambda *_: None, lanes=()).execute(send), req.PartSent)
+
+
+def test_ctrl_c_stops_a_run_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter((False, False, True))
+
+    class Running:
+        def stop(self, reason: str, interrupt: bool = False) -> bool:
+            return next(answers)
+
+    Allowed(monkeypatch, 0)
+    signals = follow.Signals()
+    signals.stop_requested = True
+    stopping = follow.Stopping(cast(Any, Running()), 30.0, terminal.Screen(io.StringIO()))
+    for _ in range(5):
+        stopping.update(signals, False)
+    assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_exhausted_threads_and_memory_are_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def exhausted(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("paceline.view.run_folders.every", exhausted)
+    done = call(tmp_path, "ls")
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and "bug" not in done.stderr
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])

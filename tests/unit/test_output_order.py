@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from paceline.agent.run_files import stamp
 from paceline.cli import follow
+from paceline.view import logs
 from paceline.view.events import Event
 from paceline.view.logs import Line
 from paceline.view.output_order import in_order
@@ -40,6 +44,18 @@ def test_output_and_events_are_merged_by_time() -> None:
     lines = [line(2, "one"), line(2.5, "traceback"), line(5, "again", 2)]
     expected = ["generation-formed 1", "one", "traceback", "task-exited 1", "generation-formed 2", "again"]
     assert names(in_order(events, lines)) == expected
+
+
+def test_the_last_output_of_a_task_is_shown_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although lines wait for a moment, for older ones of other tasks."""
+    monkeypatch.setattr(logs, "_SETTLE", timedelta(seconds=60))
+    line, event = "{at} g1 | ValueError: no\n", {"event": "task-exited", "generation": 1, "task": "worker-0", "code": 1}
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-0.log").write_text(line.format(at=stamp()))
+    (tmp_path / "events.jsonl").write_text(json.dumps({"at": stamp(), **event}) + "\n")
+    out = io.StringIO()
+    follow.View("run", tmp_path, ["worker-0"], Screen(out)).update()
+    assert out.getvalue().splitlines() == ["worker-0 | ValueError: no", "* worker-0 failed with exit code 1"]
 
 
 def test_generations_are_in_order_even_if_clocks_differ() -> None:

@@ -107,6 +107,7 @@ NOT_FOR_MEMBERS = (
     f"{RUN}/generations/00000099.json", f"{PART}/manifest.json", f"{PART}/manifest.json/x", f"{PART}/evaluation.json",
     f"{PART}/x", f"{RUN}/obstore.zip", f"{RUN}/step-5-g0/worker-0/x", f"{RUN}/step-05-g1/worker-0/x", f"{RUN}/x",
     f"{RUN}/logs/captain/20260101T000000.000Z-00000000/00000001", f"{RUN}/logs/worker-host-0/00000001",
+    f"{RUN}/compiled/captain", f"{RUN}/compiled/worker-host-0/x", f"{RUN}/compiled/../worker-host-0",
     f"{RUN}/logs/worker-host-0/../00000001", f"{RUN}/tensorboard/worker-host-0/x", f"{RUN}/", RUN, "", ".", "/",
     "other-run/step-10-g1/worker-0/x", f"/{PART}/worker-0/x", "/etc/passwd", f"{PART}/worker-0/", f"{PART}/worker-0",
     f"{PART}/worker-0/../../x", f"{PART}/worker-0//x", f"{PART}/worker-0/./x", f"{PART}/../{PART}/worker-0/x",
@@ -151,6 +152,15 @@ def test_members_store_logs(peer: PeerStore, tmp_path: Path) -> None:
     peer.send(str(tmp_path / "piece"), name, always)
     peer.send(str(tmp_path / "piece"), name, always)
     assert [str(path.relative_to(tmp_path / "store")) for path in files(tmp_path / "store")] == [name]
+
+
+def test_members_store_and_fetch_compiled_code(peer: PeerStore, tmp_path: Path) -> None:
+    (tmp_path / "code").write_bytes(b"signed")
+    name = f"{RUN}/compiled/worker-host-12"
+    peer.send(str(tmp_path / "code"), name, always)
+    assert peer.fetch(name, str(tmp_path / "fetched"), always)[0] == 6
+    with pytest.raises(KeyError):
+        peer.fetch(f"{RUN}/compiled/worker-host-3", str(tmp_path / "other"), always)
 
 
 def test_the_parts_of_a_committed_snapshot_do_not_change(peer: PeerStore, tmp_path: Path) -> None:

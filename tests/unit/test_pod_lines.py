@@ -92,6 +92,12 @@ def test_a_task_cannot_write_elsewhere(folder: Path) -> None:
     assert not (folder / "logs" / "worker-0.log").exists() and not (folder.parent / "worker-0.log").exists()
 
 
+@pytest.mark.parametrize("name", ["..", "x" * 300, "a\x1b]0;b", "\udcff", "worker\u202e"])
+def test_a_name_that_no_task_can_have_is_not_used_for_a_file(folder: Path, name: str) -> None:
+    take(Inbox(folder), line(1).replace("worker-0", name, 1), line(2).replace("g1", f"g{'9' * 5000}"), line(3))
+    assert [path.name for path in (folder / "logs").iterdir()] == ["worker-0.log"] and numbers(folder) == [3]
+
+
 def test_an_interrupted_submission_is_abandoned(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps({"on": "kubernetes", "submitted": False, "context": "c"}))
     run = run_folders.Run(folder.name, folder)

@@ -6,8 +6,10 @@ import contextlib
 import errno
 import gc
 import hashlib
+import inspect
 import json
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.storage import local_files
+from paceline.storage import local_files, regular_files
 from paceline.storage.snapshots import chain, manifest
 from paceline.storage.snapshots.chain import Record
 from paceline.storage.snapshots.manifest import Damaged, File, Manifest, Newer, Part, SnapshotId
@@ -554,6 +556,7 @@ def test_a_crash_at_any_call_loses_nothing_that_was_committed(
         with monkeypatch.context() as patch:
             patch.setattr(folder, "os", crashing)
             patch.setattr(local_files, "os", crashing)
+            patch.setattr(regular_files, "os", crashing)
             patch.setattr(local_files, "syncfs", crashing.syncfs)
             try:
                 for _ in story(snapshots, root):
@@ -571,3 +574,36 @@ def test_a_crash_at_any_call_loses_nothing_that_was_committed(
             weights = (newest[1] / "variables" / "weights").read_bytes()
             assert hashlib.sha256(weights).digest() == hashlib.sha256(f"worker-0 {step}".encode() * 1000).digest()
     assert at > 150 and at == crashing.calls + 1 and count_descriptors() == before
+
+
+# ---- folders that tasks wrote
+
+
+def test_folders_of_any_depth_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be more levels than Python can recurse, and a path can have only 4096 bytes."""
+    outside, top = tmp_path / "outside", tmp_path / "top"
+    outside.mkdir()
+    (outside / "file").touch()
+    for name in ("one", "other"):
+        folder = top / name
+        folder.mkdir(parents=True)
+        monkeypatch.chdir(folder)
+        for _ in range(80):
+            Path("d" * 100).mkdir()
+            os.chdir("d" * 100)
+        Path("file").touch()
+        Path("link").symlink_to(outside)
+    monkeypatch.chdir(tmp_path)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 60)
+    try:
+        local_files.remove_tree(str(top))
+    finally:
+        sys.setrecursionlimit(limit)
+    assert list(tmp_path.iterdir()) == [outside] and (outside / "file").exists()
+    with pytest.raises(FileNotFoundError):
+        local_files.remove_tree(str(top))
+    local_files.remove_tree(str(top), ignore_errors=True)
+    top.symlink_to(outside)
+    local_files.remove_tree(str(top), ignore_errors=True)
+    assert (outside / "file").exists()

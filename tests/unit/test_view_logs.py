@@ -61,6 +61,12 @@ def test_damaged_lines_get_the_time_of_the_previous_line(tmp_path: Path) -> None
     assert task_texts(lines) == ["worker-1 b", "worker-0 a", "worker-0 torn", "worker-1 c", "worker-1 \ufffd\ufffd"]
 
 
+def test_a_number_that_no_generation_can_have_is_output(tmp_path: Path) -> None:
+    odd = line(2, "b").replace("g1", f"g{'9' * 5000}")
+    folder = recorded.write(tmp_path, logs={"worker-0": line(1, "a") + odd})
+    assert [(one.generation, one.text) for one in Logs(folder).backlog()] == [(1, "a"), (1, odd.rstrip("\n"))]
+
+
 def test_following_gives_each_line_once_and_only_complete_lines(tmp_path: Path) -> None:
     folder = recorded.write(tmp_path, logs={"worker-0": line(1, "a")})
     logs = Logs(folder)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,14 @@ def test_a_damaged_manifest_does_not_hide_the_others(home: Path) -> None:
     result = call(home, "snapshots", "ls")
     assert result.returncode == 0
     assert "damaged: digits-3f9a/step-40-g2/manifest.json is damaged: it is not JSON" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == NAMES
+
+
+def test_a_size_that_no_file_can_have_is_damage(home: Path) -> None:
+    path = snapshots_folder(home) / "step-40-g2" / "manifest.json"
+    path.write_text(re.sub(r'"size": \d+', f'"size": {"9" * 400}', path.read_text()))
+    result = call(home, "snapshots", "ls")
+    assert result.returncode == 0 and "step-40-g2/manifest.json is not a valid manifest" in result.stdout
     assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == NAMES
 
 

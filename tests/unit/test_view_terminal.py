@@ -1,5 +1,6 @@
 """Lines above a live area; the output of programs cannot control the terminal."""
 
+import errno
 import io
 import json
 import os
@@ -159,7 +160,7 @@ def test_no_command_lets_text_of_others_control_the_terminal(
 @pytest.mark.parametrize(
     ("text", "width", "cut"),
     [("short", 10, "short"), ("exactly 10", 10, "exactly 10"), ("eleven long", 10, "eleven ..."), ("数数数", 5, "数数"),
-     ("\x1b[1mbold\x1b[0m", 4, "bold"), ("a\tb", 9, "a b")],
+     ("\x1b[1mbold\x1b[0m", 4, "bold"), ("a\tb", 9, "a b"), ("a\nb", 9, "a\\nb")],
 )  # fmt: skip
 def test_live_lines_are_cut_to_the_width(text: str, width: int, cut: str) -> None:
     assert terminal.fit(text, width) == cut
@@ -197,6 +198,33 @@ def test_a_screen_whose_reader_is_gone_reports_it_and_continues() -> None:
         second.show(["x"])
         assert second.gone
         second.show(["y"])
+
+
+def test_a_full_disk_below_redirected_output_is_no_closed_terminal() -> None:
+    stream = Refusing(errno.ENOSPC)
+    screen = terminal.Screen(stream)
+    screen.show(["lost"])
+    assert not screen.gone and not screen.closed()
+    stream.number = 0
+    screen.show(["written"])
+    assert stream.getvalue() == "written\n"
+    for number, gone in ((errno.EIO, False), (errno.EAGAIN, False), (errno.EPIPE, True)):
+        screen = terminal.Screen(Refusing(number))
+        screen.show(["lost"])
+        assert screen.gone == gone, os.strerror(number)
+
+
+class Refusing(io.StringIO):
+    """A stream to which nothing can be written as long as it has an error number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        if self.number:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
 
 
 def test_columns() -> None:

@@ -84,6 +84,32 @@ def test_status_as_text(home: Path) -> None:
     assert "04:30:07 worker-1 signal: killed by SIGKILL; next step after 1.3 s" in "\n".join(lines)
 
 
+def test_status_shows_where_the_time_of_the_newest_start_went(tmp_path: Path) -> None:
+    cold = recorded.event(4, "start-times", task="worker-1", imports_s=0.9, joined_s=1.25, first_step_s=64.0)
+    recorded.write(tmp_path, events=[*recorded.LIFE[:8], cold, *recorded.LIFE[8:]])
+    spent = "imports 0.1 s, before joining 0.1 s, joining 0.1 s, before restoring 1.5 s, restoring 0.1 s"
+    text = f"""\
+  start        first step of worker-0 after 2.4 s: {spent}, first step 0.5 s
+               1.5 s of 2.4 s in worker-0 before it restored its state: prepare data in `ingest`
+"""
+    assert text in call(tmp_path, "status").stdout
+    lines = [line.split() for line in call(tmp_path, "status", "-o", "wide").stdout.splitlines()]
+    heading = lines.index(["GENERATION", "TASK", "FROM", "IMPORTS", "JOINED", "RESTORED", "FIRST", "STEP"])
+    assert [" ".join(line) for line in lines[heading + 1 : heading + 6]] == [
+        "1 worker-0 cold - - - -",
+        "1 worker-1 cold 0.9 s 1.2 s - 1 min 4 s",
+        "2 worker-0 spare 0.1 s 0.3 s 1.9 s 2.4 s",
+        "2 worker-1 spare - - - -",
+        "",
+    ]
+
+
+def test_status_without_measured_starts_does_not_mention_them(tmp_path: Path) -> None:
+    recorded.write(tmp_path, events=recorded.LIFE[:8])
+    assert "start  " not in (output := call(tmp_path, "status", "-o", "wide").stdout) and "IMPORTS" not in output
+    assert json.loads(call(tmp_path, "status", "-o", "json").stdout)["starts"] == []
+
+
 def test_status_of_a_running_run_says_what_it_waits_for(tmp_path: Path) -> None:
     folder = recorded.write(tmp_path, events=[recorded.STARTED, recorded.WAITING])
     with recorded.supervised(folder):
@@ -110,7 +136,7 @@ def test_no_runs_yet(tmp_path: Path) -> None:
         (["xyzzy"], 2, "error: unknown command 'xyzzy'; the commands are: init, validate, plan"),
         (["ls", "--wide"], 2, "Error: No such option: --wide"),
         (["ls", "-o", "xml"], 2, "error: -o 'xml': invalid value; use one of json, wide, name"),
-        (["status", "-o", "yaml"], 2, "error: -o 'yaml': invalid value; use json"),
+        (["status", "-o", "yaml"], 2, "error: -o 'yaml': invalid value; use one of json, wide"),
         (["logs", "digits", "--task", "worker-7"], 2, "digits-3f9a has no task 'worker-7'; did you mean 'worker-"),
         (["logs", "digits", "--since", "ten"], 2, "--since 'ten': invalid time; use an age (90s, 10m, 2h, 1d) or"),
         (["logs", "digits", "-g", "two"], 2, "'two' is not an integer"),

@@ -56,6 +56,13 @@ def test_a_bomb_is_not_unpacked() -> None:
         Decoder().feed(struct.pack(">I", len(bomb) | 0x80000000) + bomb)
 
 
+def test_only_members_accept_packed_messages() -> None:
+    packed = frames.encode_packed({"type": "roster"})
+    assert Decoder().feed(packed) == [{"type": "roster"}]
+    with pytest.raises(WireError, match="packed"):
+        Decoder(accepts_packed=False).feed(packed)
+
+
 @pytest.mark.parametrize("payload", [b"[]", b"{}", b'{"type": 1}', b"nonsense", b"[" * 100_000, b"\xff"])
 def test_an_invalid_message_is_rejected(payload: bytes) -> None:
     with pytest.raises(WireError):
@@ -72,6 +79,7 @@ FAILURE = req.Failure(req.STORE, "away", True)
 FROM_MEMBERS: list[ev.MemberEvent] = [
     ev.Heartbeat("host", 3, {"worker-0": ev.TaskProgress(7, 0.1, 0.2, {"loss": 0.5})}, 0.5, ("worker-0",)),
     ev.TaskStarted("host", "worker-0", 1, 100, True),
+    ev.StartMeasured("host", "worker-0", 1, ev.StartTimes(2.5, 2.6, 2.7, 3.0, None, 4.5)),
     ev.SpareReady("host", 2.5),
     ev.TaskExited("host", EXIT),
     ev.TasksEnded("host", {"worker-0": 1}, {"worker-0": "h:1"}, {"worker-0": "busy"}, {"worker-0": "stack"}),
@@ -186,6 +194,28 @@ def test_any_join_is_an_event_or_an_error(message: frames.Message) -> None:
         messages.read_join(
             {**message, "protocol": message.get("protocol", frames.PROTOCOL), "run": "run", "host": 3}, "run"
         )
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "h", ":1", "h:", "h:0", "h:65536", "h:-1", "h:1\0", "h\n:1", "\ud800:1", "h:\u0661", "h" * 256 + ":1"],
+)
+def test_an_address_that_cannot_be_one_is_rejected(address: str) -> None:
+    """It would become part of the environment of tasks on other hosts."""
+    ended = {"type": "ended", "tasks": {}, "offers": {"worker-0": address}}
+    with pytest.raises(WireError, match="not host:port"):
+        messages.read_member(ended, "host")
+    with pytest.raises(WireError, match="not host:port"):
+        messages.read_join({**messages.join_message("run", JOINED), "offers": ended["offers"]}, "run")
+    with pytest.raises(WireError, match="not host:port"):
+        messages.read_captain({"type": "roster", "generation": 1, "roster": ended["offers"]}, "host")
+
+
+def test_a_size_that_no_file_can_have_is_rejected() -> None:
+    """The sum of such sizes could not be written to an event."""
+    stored = {"type": "stored", "task": "worker-0", "snapshot": [20, 3], "files": [["a", int("9" * 4300), "0" * 64]]}
+    with pytest.raises(WireError, match="'a' is not a valid file of a snapshot"):
+        messages.read_member(stored, "host")
 
 
 def test_another_protocol_or_run_is_rejected() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import socket
 import sys
 
 _PORTS = (20000, 30000)  # below the range of ephemeral ports
+_ANY_PORT = 0  # any that the kernel chooses
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -49,15 +51,14 @@ def cores() -> int:
 
 def free_port() -> int:
     """A port that is not in use at the moment."""
-    for _ in range(1000):
-        port = random.randrange(*_PORTS)
+    for port in [*(random.randrange(*_PORTS) for _ in range(1000)), _ANY_PORT]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind(("", port))
-                return port
+                return int(probe.getsockname()[1])
             except OSError:
                 continue
-    raise OSError("no free port between 20000 and 30000")
+    raise OSError(errno.EADDRINUSE, "no port is free")
 
 
 def children(pid: int) -> list[int]:
@@ -85,6 +86,15 @@ def environment_of(pid: int, name: str) -> str | None:
     except OSError:
         pass
     return None
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def state(pid: int) -> tuple[str, float]:

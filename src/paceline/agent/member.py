@@ -15,9 +15,11 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import CaptainMessage, HeartbeatReply, Roster, StartOnHost, Wait, Welcome
 from paceline.agent.options import LEAVING, SAVING_SHARE, Options
 from paceline.agent.run_files import Echo, write_termination_message
+from paceline.agent.tasks.compiled_folder import compiled_folder
 from paceline.agent.tasks.host_tasks import HostTasks
 from paceline.agent.tensorboard.file_sender import FileSender
 from paceline.agent.tensorboard.trim_requests import Curves
+from paceline.agent.transfers.compiled_upload import CompiledUpload
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
 from paceline.agent.transfers.log_upload import LogUpload
@@ -54,6 +56,9 @@ class Member:
             self._plan, options, {f"logs/{name}.log": f"{options.folder}/logs/{name}.log" for name in logged_tasks},
             self._snapshots.porter, self.loop, lambda text: self._connection.notify(text, True),
         )  # fmt: skip
+        self._compiled = CompiledUpload(
+            self._plan, options, compiled_folder(self._plan, options), self._snapshots.porter, self.loop
+        )
         self._curves = Curves(self._plan, options, self._snapshots.porter, self.loop)
         self._leaving = False
         self._tasks_terminated = False
@@ -97,6 +102,8 @@ class Member:
             follows=self._evaluators.follows(),
             evaluated=self._evaluators.unacknowledged(),
             data=self._tasks.data,
+            records=self._tasks.records,
+            serves=self._options.peers,
         )
 
     def _receive(self, message: CaptainMessage) -> None:

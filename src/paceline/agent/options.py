@@ -10,6 +10,7 @@ NO_CAPTAIN = "cannot find the captain: "  # begins a line that a member prints, 
 FAILED = 64  # exit code of a captain whose run has failed
 PAGE_PORT = 6006  # TensorBoard's port, only on the loopback address of its pod: users connect through a forwarded port
 LEAVING = 75  # exit code of a host that was asked to shut down: the backend may replace it
+SHARED_FOLDER = "folder"  # `peers` of hosts that see each other's folders
 SAVING_SHARE = 0.7  # fraction of limits.grace for a last snapshot of the group; the rest is for tasks to end
 
 
@@ -38,9 +39,11 @@ class Options:
     snapshots: str = ""  # location of snapshots; empty: the plan's
     origin: str = ""  # snapshot that the run starts from; empty: the plan's
     ingest: str = ""  # location of ingested data; empty: the plan's
-    serve: str = ""  # host:port that serves the snapshot store, or the library for buckets, to other hosts
+    peers: str = ""  # how other hosts get its snapshots: SHARED_FOLDER, or an address; empty: not at all
+    serve: str = ""  # host:port that serves the store and the library for buckets (captain), or its parts (member)
     obstore: str = ""  # source of the library for buckets, if it is not installed: an archive, or peer://host:port
     token: str = ""  # captain only: distinguishes runs with the same id; a restart does not change it
+    compiled: str = ""  # folder for what frameworks compile; empty: it is not kept
     starter: int = 0  # the host ends when this process does; 0: its parent
 
     def to_json(self) -> str:

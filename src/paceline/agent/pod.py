@@ -72,6 +72,7 @@ def prepare(settings: dict[str, Any], index: int, address: str, uid: str = "", t
         parts = sorted(name for name in os.listdir(settings["code"]) if not name.startswith("."))
         unpack([f"{settings['code']}/{name}" for name in parts], settings["work"])
     host = plan.host(f"{settings['role']}-host-{settings['first'] + index}")
+    parts_port = machine.free_port()  # pods may share the network of their node
     return replace(
         options,
         host=host.name,
@@ -86,6 +87,9 @@ def prepare(settings: dict[str, Any], index: int, address: str, uid: str = "", t
         snapshots=settings["snapshots"],
         obstore=settings["obstore"],
         ingest=settings.get("ingest", ""),
+        serve=f"{any_address}:{parts_port}",
+        peers=f"{_address(plan, settings, index, address)}:{parts_port}",
+        compiled=f"{settings['folder']}/compiled",
     )
 
 

@@ -32,23 +32,26 @@ class Appender:
         self._reported = False
         self._torn = False  # the last write ended in the middle of a line
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> bool:
+        """Returns whether the data was written."""
         if self._retry_at and time.monotonic() < self._retry_at:
-            return
+            return False
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            byte_count = os.write(self._fd, b"\n" + data if self._torn else data)
-            self._torn = byte_count < len(data)
+            lines = b"\n" + data if self._torn else data
+            self._torn = os.write(self._fd, lines) < len(lines)
             if self._torn:
                 raise OSError(28, "no space left on device")
             self._retry_at = 0.0
+            return True
         except OSError as error:
             self._retry_at = time.monotonic() + RETRY_AFTER
             if not self._reported:
                 self._reported = True
                 folder = os.path.dirname(self._path)
                 self._report(f"cannot write to {folder}: {error.strerror}; training continues, but output is lost")
+            return False
 
     def try_again(self) -> None:
         self._retry_at = 0.0
@@ -108,7 +111,7 @@ def replace_text(path: str, text: str) -> None:
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(text.encode() + b"\n")
+            file.write(text.encode("utf-8", "surrogatepass") + b"\n")  # a text may be a path that is not UTF-8
         os.replace(partial, path)
     except OSError:
         try:

@@ -18,7 +18,7 @@ from paceline.view.snapshot_locations import InvalidLocation, Source
 
 PARALLEL_READS = 8
 RECENT_LINES = 100_000
-_LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) g(\d+) ")
+_LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) g(\d{1,9}) ")
 _EVENT = re.compile(rb'\{"at": "([^"]+)"')
 
 Moment = tuple[int, bytes]

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from paceline.agent.net.tls import BOARD_NAME, SERVER_NAME
+from paceline.agent.net.tls import BOARD_NAME, MEMBER_NAME, SERVER_NAME
 from paceline.backends.private_files import write
 
 VALID = datetime.timedelta(days=3 * 365)  # longer than any queue and any run
@@ -54,7 +54,7 @@ def generate(valid: datetime.timedelta = VALID) -> dict[str, str]:
         return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
     files = {"ca.pem": sign(issuer, authority, None, True)}
-    for name, server_name in (("captain", SERVER_NAME), ("member", None), ("tensorboard", BOARD_NAME)):
+    for name, server_name in (("captain", SERVER_NAME), ("member", MEMBER_NAME), ("tensorboard", BOARD_NAME)):
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         files[f"{name}.pem"] = sign(subject, key, server_name, False)

@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli.output import note, print_error, print_json
 from paceline.cli.verb import Group, group, load
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, is_out_of_threads
 from paceline.view.terminal import guard, silence
 
 PROGRAM = "paceline"
@@ -139,6 +139,10 @@ def _explain(error: Exception, arguments: list[str]) -> int:
         return 1
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
         print_error(f"{error.strerror}; {_EXHAUSTED[error.errno]}")
+        return 1
+    if is_out_of_threads(error) or isinstance(error, MemoryError):
+        number = errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN
+        print_error(f"{os.strerror(number)}; {_EXHAUSTED[number]}")
         return 1
     print_error(f"this is a bug in Paceline: {type(error).__name__}: {error}")
     path = _save_traceback(error, arguments)

@@ -133,6 +133,7 @@ class Stopping:
         self._screen = screen
         self._requested_at: float | None = None
         self._killed_at: float | None = None
+        self._unsent: tuple[str, bool] | None = None  # a request that no thread could send
 
     @property
     def requested(self) -> bool:
@@ -153,6 +154,8 @@ class Stopping:
             self._request_stop(reason, signals.interrupted)
         if self._requested_at is None or self._killed_at is not None:
             return
+        if self._unsent is not None and self._running.stop(*self._unsent):
+            self._unsent = None
         if signals.kill_requested:
             self._kill("killing all tasks")
         elif now - self._requested_at > self._grace + _PATIENCE_S:
@@ -165,7 +168,10 @@ class Stopping:
             while self._killed_at is None and not self._running.stop(reason, interrupt):
                 time.sleep(_POLL_S)
 
-        threading.Thread(target=request, daemon=True).start()
+        try:
+            threading.Thread(target=request, daemon=True).start()
+        except RuntimeError:  # the machine currently allows no more threads
+            self._unsent = reason, interrupt
 
     def _kill(self, message: str) -> None:
         self._killed_at = time.monotonic()
@@ -195,12 +201,12 @@ class View:
 
     def update(self) -> bool:
         """Returns whether there was anything new."""
-        from paceline.view.output_order import STARTS
+        from paceline.view.output_order import ENDS, STARTS
 
-        # Events first: the output that led to them is in the logs by then. That of a generation that has ended must not
-        # wait, as it is shown before the next one starts.
+        # Events first: the output that led to them is in the logs by then. That of a task that has ended must not wait,
+        # as it is shown before its end, and before the next generation starts.
         new_events = self._read_events()
-        lines = self._logs.more(unsettled=any(event.kind == STARTS for event in new_events))
+        lines = self._logs.more(unsettled=any(event.kind in (ENDS, STARTS) for event in new_events))
         return self._show(new_events, lines)
 
     def finish(self) -> None:

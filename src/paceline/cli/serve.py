@@ -23,6 +23,7 @@ from paceline.cli.snapshot_options import (
     opened,
     restored,
 )
+from paceline.frameworks.python_start import code_command, module_command
 
 if TYPE_CHECKING:
     from paceline.storage.snapshots.manifest import SnapshotId
@@ -95,7 +96,8 @@ def main(
             exporter.export(snapshot)
             arguments = ["--base", str(base), "--name", name or exporter.job, "--host", host, "--port", str(port)]
             arguments += ["--leave-after", "0"]  # there is no other server that clients could use
-            return _serve([python, "-m", "paceline.serve", *arguments], None if snapshot else exporter)
+            command = module_command(python, "paceline.serve", *arguments)
+            return _serve(command, None if snapshot else exporter)
     except KeyboardInterrupt:
         return 0
     finally:
@@ -179,7 +181,7 @@ def _python() -> str:
     from paceline.backends.local.resources import interpreter
 
     python = interpreter()
-    command = [python, "-c", _FIND_MISSING, "paceline", *_REQUIRED_MODULES]
+    command = code_command(python, _FIND_MISSING, "paceline", *_REQUIRED_MODULES)
     result = subprocess.run(command, capture_output=True, text=True)
     if missing := result.stdout.split():
         verb = "is" if len(missing) == 1 else "are"

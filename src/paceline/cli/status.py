@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from paceline.cli.options import (
     ContextOption,
     EndpointOption,
-    JsonOption,
     NamespaceOption,
     OnOption,
     ReadArgument,
@@ -21,10 +22,18 @@ from paceline.cli.readers import readable, refresh
 if TYPE_CHECKING:
     from paceline.view.run_state import Mark, Standing, State
 
+OutputOption = Annotated[
+    str,
+    typer.Option(
+        "-o", "--output", metavar="json|wide", help="Output format; wide adds the starts of all generations.",
+        autocompletion=lambda: ["json", "wide"],
+    ),
+]  # fmt: skip
+
 
 def main(
     run: ReadArgument = None,
-    output: JsonOption = "",
+    output: OutputOption = "",
     on: OnOption = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
@@ -32,21 +41,21 @@ def main(
 ) -> int:
     """Show the status of a run: its tasks, progress, failures and their causes; on a cluster also pods and nodes."""
     use_endpoint(endpoint)
-    one_of(output, ("json",))
+    one_of(output, ("json", "wide"))
     from paceline.view import run_state
     from paceline.view.snapshot_locations import origin_of
 
     target = readable(run, on, context, namespace)
     refresh(target.folder)
     standing = run_state.read(target)
-    if output:
+    if output == "json":
         pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
         more: dict[str, Any] = {"from": origin_of(target.folder) or None}
         more |= {"tensorboard": _tensorboard_url(standing)}
         more |= {"saved": _mark(standing.state.saved), "committed": _mark(standing.state.committed)}
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **more, **pods})
     else:
-        print("\n".join(_text(standing)))
+        print("\n".join(_text(standing, wide=output == "wide")))
         sys.stdout.flush()
     return 0
 
@@ -115,7 +124,7 @@ def _pod_table(standing: Standing) -> list[str]:
     return [*table(rows).splitlines(), *reasons, ""]
 
 
-def _text(standing: Standing) -> list[str]:
+def _text(standing: Standing, wide: bool) -> list[str]:
     from paceline.view import run_folders
     from paceline.view import run_report as reports
     from paceline.view.terminal import table
@@ -123,12 +132,15 @@ def _text(standing: Standing) -> list[str]:
 
     problems = [f"  {'damaged':<12} {problem}" for problem in standing.problems]
     *lines, _ = reports.text(standing.report, reports.snapshots(standing, time.time()))  # without the next command
+    lines += [f"  {line}" for line in reports.started(standing.report)]
     if url := _tensorboard_url(standing):
         lines.append(f"  {'tensorboard':<12} {url}")
     lines += problems if standing.report.get("status") != "damaged" else []  # then they are its reason
     command = reports.next_command(standing.report)
     if command and not run_folders.at_location(standing.folder):  # it needs a run id known here
         lines.append(reports.next_line(command))
+    starts = reports.start_table(standing.report) if wide else []
+    lines[1:1] = [*table(starts).splitlines(), ""] if starts else []
     tasks = _tasks(standing)
     lines[1:1] = _pod_table(standing) if _on_cluster(standing) else []
     if not tasks:

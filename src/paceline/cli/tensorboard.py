@@ -110,9 +110,11 @@ def _show_local(target: Run, port: int | None) -> int:
 
 
 def _exec_tensorboard(python: str, folder: Path, port: int) -> NoReturn:
+    from paceline.frameworks.python_start import module_command
+
     print(f"http://127.0.0.1:{port}/", flush=True)
     arguments = ["--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port), "--reload_interval", "5"]
-    os.execv(python, [python, "-m", "tensorboard.main", *arguments])
+    os.execv(python, module_command(python, "tensorboard.main", *arguments))
 
 
 def _python() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from paceline.client import run_store
 from paceline.client.find import Notify, ignore
 from paceline.errors import PacelineError
+from paceline.storage.local_files import remove_tree
 from paceline.view import run_folders, snapshot_locations
 from paceline.view.run_files import DamagedRun, NewerRun
 from paceline.view.run_folders import Run
@@ -31,7 +31,7 @@ class Deleted:
 def finish_interrupted() -> None:
     """Completes earlier deletions that were interrupted."""
     for folder in run_folders.runs_folder().glob(".deleting-*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(str(folder), ignore_errors=True)
     for run in run_folders.remains():
         with suppress(OSError):
             _clear(run.folder) if _must_keep_folder(run) else _remove(run.folder)
@@ -166,7 +166,7 @@ def _remove(folder: Path) -> None:
     # Renamed first, so that an interrupted deletion does not leave half a run in the list.
     renamed = folder.with_name(f".deleting-{folder.name}")
     folder.rename(renamed)
-    shutil.rmtree(renamed)
+    remove_tree(str(renamed))
 
 
 def _clear(folder: Path) -> None:
@@ -177,7 +177,7 @@ def _clear(folder: Path) -> None:
         if entry.name in kept_names:
             continue
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
+            remove_tree(str(entry))
         else:
             entry.unlink()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from paceline import plan
 from paceline.agent.tasks.python_command import active_interpreter, parse_command, with_program_found
 from paceline.view.plan_files import plan_of as plan_of_data
-from paceline.view.run_files import DamagedRun, NewerRun, load_object
+from paceline.view.run_files import DamagedRun, NewerRun, parse_json
 
 if TYPE_CHECKING:
     from paceline.job import LoadedJob
@@ -89,22 +89,27 @@ def _is_still_valid(cached: plan.Plan) -> bool:
 
 
 def _read(path: Path) -> Planned | None:
+    """None unless this user has written it, for this key: others may be able to write to the folder, and a plan
+    contains the commands that are run."""
     try:
-        data = load_object(path) or {}
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            data = parse_json(file.read()) if os.fstat(file.fileno()).st_uid == os.geteuid() else None
+        if not isinstance(data, dict) or data.get("key") != path.stem:
+            return None
         if not isinstance(data.get("text"), str) or not isinstance(data.get("notes"), list):
             return None
         return Planned(plan_of_data(data.get("plan")), data["text"], tuple(map(str, data["notes"])))
-    except (DamagedRun, NewerRun):
+    except (OSError, ValueError, DamagedRun, NewerRun):
         return None  # the job file is loaded instead
 
 
 def _write(path: Path, planned: Planned) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial = path.with_suffix(f".{os.urandom(8).hex()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.write_text(
-            json.dumps({"plan": plan.to_data(planned.plan), "text": planned.text, "notes": planned.notes})
-        )
+        fields = {"plan": plan.to_data(planned.plan), "text": planned.text, "notes": planned.notes}
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(json.dumps({"key": path.stem, **fields}))
         partial.replace(path)
         newest_first = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
         for old in newest_first[MAX_PLANS:]:

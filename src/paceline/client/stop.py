@@ -73,7 +73,10 @@ def _request_stop(run: Run, limit: float, on_event: Callable[[Event], None]) -> 
             results.append(error)
 
     request = threading.Thread(target=stop, daemon=True)
-    request.start()
+    try:
+        request.start()
+    except RuntimeError:  # the machine currently allows no more threads
+        stop()
     while request.is_alive():
         request.join(0.1)
         for event in filter(None, map(events.parse, tail.read())):

@@ -1,7 +1,8 @@
-"""Detects whether the AMX instructions of this CPU work: some hypervisors report them but do not allow them.
+"""Detects whether the AMX instructions of this CPU can be used: some hypervisors report them but do not allow them, or
+do not report the sizes of their registers.
 
-If the CPU reports AMX, TensorFlow and torch use it for bfloat16 through oneDNN, and are killed by SIGILL if it is not
-allowed. Limiting the instruction set of oneDNN avoids that.
+If the CPU reports AMX, TensorFlow and torch use it for bfloat16 through oneDNN, which takes the sizes of the registers
+from the CPU, and are killed by SIGILL if either is missing. Limiting the instruction set of oneDNN avoids that.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ ABSENT, WORKS, TRAPS = "absent", "works", "traps"
 OVERRIDE = "PACELINE_AMX"  # overrides the result of the probe
 VARIABLE, LIMIT = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"  # the best that oneDNN has without AMX
 OLD_VARIABLE = "DNNL_MAX_CPU_ISA"  # still read by oneDNN
-FINDING = "this CPU reports AMX instructions but does not allow them: bfloat16 in TensorFlow and torch crashes"
+FINDING = "this CPU reports AMX instructions that cannot be used: bfloat16 in TensorFlow and torch crashes"
 NOTE = f"{FINDING}; set {VARIABLE}={LIMIT} to avoid them"
 
 _FLAGS = {"amx_tile", "amx_bf16"}
 _HEAD = 16 * 1024  # bytes of /proc/cpuinfo: enough for the flags of the first core; reading all of it is slow
 _PROBE_S = 5
-_PROBED, _REFUSED = 0, 3  # exit codes of the child
+_PROBED, _REFUSED, _NO_SIZES = 0, 3, 4  # exit codes of the child
+_PROBE_VERSION = 2  # results of earlier versions of the probe are not used
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # oneDNN requests the same permission
 _BFLOAT16 = bytes.fromhex(
     "c4e2784907"  # ldtilecfg (%rdi)
@@ -32,16 +34,27 @@ _BFLOAT16 = bytes.fromhex(
     "c4e27849c0"  # tilerelease
     "c3"  # ret
 )
+_SIZES = bytes.fromhex(
+    "53 31c0 31c9 0fa2"  # push %rbx; cpuid, leaf 0: the highest leaf
+    "83f81d b800000000 720e"  # below 0x1d: return 0
+    "b81d000000 b901000000 0fa2"  # cpuid, leaf 0x1d.1: the sizes of the tile registers
+    "89d8"  # return %ebx: their number, and the bytes of a row
+    "5bc3"  # pop %rbx; ret
+)
+_CODE_AT = 128  # in the page, after _SIZES
 _TILES = (
     bytes([1, *[0] * 15]) + (b"\x40\0" * 3).ljust(32, b"\0") + (b"\x10" * 3).ljust(16, b"\0")
 )  # 16 rows of 64 bytes
 
 
 def state() -> str:
-    """ABSENT, WORKS or TRAPS. The probe runs once after each boot if there is a folder to cache its result."""
+    """ABSENT, WORKS or TRAPS: what this CPU does, or what the user says."""
     override = os.environ.get(OVERRIDE)
-    if override in (ABSENT, WORKS, TRAPS):
-        return override
+    return override if override in (ABSENT, WORKS, TRAPS) else detected()
+
+
+def detected() -> str:
+    """ABSENT, WORKS or TRAPS. The probe runs once after each boot if there is a folder to cache its result."""
     if not _is_reported():
         return ABSENT
     boot_id, path = _boot_id(), _cache_path()
@@ -68,21 +81,22 @@ def likely_reason(variables: Mapping[str, str]) -> str:
     return "it used an instruction that this CPU does not have: the program or a library may be built for another CPU"
 
 
-def probe(code: bytes = _BFLOAT16) -> str | None:
-    """Multiply two tiles in a child process, which may be killed by it. None if the probe could not run."""
+def probe(code: bytes = _BFLOAT16, sizes: bytes = _SIZES) -> str | None:
+    """Read the sizes of the tiles, then multiply two of them, in a child process, which may be killed by it. None if
+    the probe could not run."""
     try:
         pid = os.fork()
         if pid == 0:
-            _probe_and_exit(code)
+            _probe_and_exit(code, sizes)
         status = os.waitpid(pid, 0)[1]
     except OSError:  # the process limit is reached, or another thread has waited for the child
         return None
     if os.WIFSIGNALED(status):
         return TRAPS if os.WTERMSIG(status) == signal.SIGILL else None
-    return WORKS if os.WEXITSTATUS(status) == _PROBED else None
+    return {_PROBED: WORKS, _NO_SIZES: TRAPS}.get(os.WEXITSTATUS(status))
 
 
-def _probe_and_exit(code: bytes) -> None:
+def _probe_and_exit(code: bytes, sizes: bytes) -> None:
     try:
         for number in (signal.SIGILL, signal.SIGALRM, signal.SIGSEGV, signal.SIGBUS):
             signal.signal(number, signal.SIG_DFL)
@@ -92,9 +106,11 @@ def _probe_and_exit(code: bytes) -> None:
         if code == _BFLOAT16 and libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
             os._exit(_REFUSED)
         page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-        page.write(code)
+        page.write(sizes.ljust(_CODE_AT, b"\0") + code)
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-        ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)(_TILES)
+        if not ctypes.CFUNCTYPE(ctypes.c_uint32)(address)():
+            os._exit(_NO_SIZES)
+        ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address + _CODE_AT)(_TILES)
         os._exit(_PROBED)
     except BaseException:  # executable memory is not allowed: the result is unknown, and no limit is set
         os._exit(_REFUSED)
@@ -133,7 +149,8 @@ def _read_cache(path: str, boot_id: str) -> str | None:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
                 return None
             cached = json.load(file)
-        is_valid = bool(boot_id) and cached["boot"] == boot_id and cached["amx"] in (ABSENT, WORKS, TRAPS)
+        is_valid = bool(boot_id) and cached["boot"] == boot_id and cached["probe"] == _PROBE_VERSION
+        is_valid = is_valid and cached["amx"] in (ABSENT, WORKS, TRAPS)
         return str(cached["amx"]) if is_valid else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -146,7 +163,7 @@ def _write_cache(path: str, boot_id: str, result: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"boot": boot_id, "amx": result}, file)
+            json.dump({"boot": boot_id, "probe": _PROBE_VERSION, "amx": result}, file)
         os.replace(partial, path)
     except OSError:
         pass  # the probe runs again next time

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from paceline.jax import snapshot_files
 from paceline.jax.host_copy import HostCopy
 from paceline.jax.leaves import describe, flatten, leaves_to_write
-from paceline.runtime import random_state
+from paceline.runtime import random_state, restore_stages
 from paceline.runtime.group_save import should_save
 from paceline.runtime.report import report_last_step, report_step
 from paceline.runtime.shards import Shards
@@ -55,6 +55,7 @@ class Snapshots:
         self._postponed: tuple[int, Any, dict[str, Any]] | None = None  # step, state and metrics of an overdue snapshot
         self._prepared = False
 
+    @restore_stages.reported
     def restore(self, state: Any, partial: bool = False) -> tuple[Any, int]:
         """The saved state, on the devices and with the sharding of `state`, and the number of completed steps.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tokenize
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,9 @@ def load(folder: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     except Exception as error:
         raise SnapshotRefused(f"{path}: not a model written by jax.export: {error!r}") from error
     model_safety.check(program, path)
-    params = {name: jax.numpy.asarray(array) for name, array in _read_npz(Path(folder, PARAMS)).items()}
+    stored = _read_npz(Path(folder, PARAMS))
+    _check_params(program, stored, Path(folder, PARAMS))
+    params = {name: jax.numpy.asarray(array) for name, array in stored.items()}
     call = jax.jit(program.call)
     return lambda inputs: dict(call(params, {name: jax.numpy.asarray(value) for name, value in inputs.items()}))
 
@@ -120,9 +123,22 @@ def _read_npz(path: Path) -> dict[str, Any]:
                     raise ValueError(f"{name!r} is not an array")
                 with file.open(name) as member:
                     arrays[name[: -len(".npy")]] = np.lib.format.read_array(member, allow_pickle=False)
-    except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, struct.error, MemoryError, tokenize.TokenError) as error:
         raise SnapshotRefused(f"{path}: the parameters cannot be read: {error}") from error
     return arrays
+
+
+def _check_params(program: Any, stored: Mapping[str, Any], path: Path) -> None:
+    """Otherwise, the model would be loaded, and each of its calls would fail."""
+    try:
+        (expected, _), _ = jax.tree_util.tree_unflatten(program.in_tree, program.in_avals)
+        wanted = {name: (array.shape, array.dtype) for name, array in expected.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise SnapshotRefused(f"{path}: the program does not take parameters and inputs") from None
+    present = {name: (array.shape, array.dtype) for name, array in stored.items()}
+    wrong = sorted(name for name in {*wanted, *present} if wanted.get(name) != present.get(name))
+    if wrong:
+        raise SnapshotRefused(f"{path}: the parameter {wrong[0]!r} is not the one that the program expects")
 
 
 def _outputs(result: Any) -> dict[str, Any]:

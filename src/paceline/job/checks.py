@@ -7,6 +7,7 @@ from itertools import islice
 
 from paceline.agent.redaction import looks_secret
 from paceline.agent.tasks import references
+from paceline.frameworks import compile_cache
 from paceline.job import kubernetes_checks, kubernetes_section
 from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import ROLES
@@ -44,6 +45,7 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _strategy(job)
         findings += _tensorflow(job)
         findings += _env_of(job)
+        findings += _compile_cache(job)
         if ("roles",) not in broken:
             findings += _allowed_roles(job)
         if roles_valid:
@@ -162,6 +164,12 @@ def _env_of(job: Job) -> Iterator[Finding]:
         for name in JAXJOB if job.env_of else ():
             if name in env:
                 yield Finding((*path, name), "is set by Paceline, because of env_of: [jaxjob]", "remove one of them")
+
+
+def _compile_cache(job: Job) -> Iterator[Finding]:
+    if "compile_cache" in job.restart.model_fields_set and job.framework not in compile_cache.FRAMEWORKS:
+        message = f"has no effect in a {_kind(job)}: only jax and torch jobs have it"
+        yield Finding(("restart", "compile_cache"), message, "remove it")
 
 
 def _envs(job: Job) -> Iterator[tuple[Path, dict[str, str]]]:

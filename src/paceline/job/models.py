@@ -79,6 +79,11 @@ class Restart(Strict):
         default=True,
         description="Keep a spare interpreter that has already imported the framework, for fast restarts.",
     )
+    compile_cache: Switch = Field(
+        default=True,
+        description="Keep what JAX and torch compile, for later starts; see [compiled "
+        "code](failures.md#compiled-code). JAX and torch only.",
+    )
 
 
 class TensorFlow(Strict):

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +79,16 @@ def _step() -> int | None:
     """The step of the restored snapshot."""
     match = re.match(r"step-(\d+)", Path(os.environ.get("PACELINE_RESTORE", "")).name)
     return int(match[1]) if match else None
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for a copy of a model that only this user can change, deleted at the end."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-model-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = f"there is no space for a private copy of the model in {tempfile.gettempdir()}"
+        raise OSError(error.errno, f"{text}; set TMPDIR to another folder") from error

@@ -28,8 +28,8 @@ class PlainZip:
     """A zip file with entries that are not compressed. Each entry is read from the file that was opened, once."""
 
     def __init__(self, path: Any) -> None:
-        """Raises NotPlain, or zipfile.BadZipFile if it is no zip file."""
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        """`path`: or an open file. Raises NotPlain, or zipfile.BadZipFile if it is no zip file."""
+        self._file: BinaryIO = path if hasattr(path, "read") else open(path, "rb")  # noqa: SIM115
         try:
             self._zip = zipfile.ZipFile(self._file)
             self._check(self._file.seek(0, os.SEEK_END))

@@ -27,7 +27,7 @@ def in_a_run() -> bool:
 
 
 def restored() -> Path | None:
-    """The verified folder to resume from, this task's own copy. None: start from scratch."""
+    """The folder to resume from, whose files must not be changed in place. None: start from scratch."""
     folder = os.environ.get("PACELINE_RESTORE")
     return Path(folder) if folder else None
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
+from paceline.frameworks.python_start import module_command
 from paceline.serve import request_body
 from paceline.serve.signatures import BadRequest
 
@@ -72,7 +73,7 @@ class JsonProcess:
 
 def _start(most_memory: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "paceline.serve.json_process", str(most_memory)]
+    command = module_command(sys.executable, "paceline.serve.json_process", str(most_memory))
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 

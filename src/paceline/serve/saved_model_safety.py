@@ -14,11 +14,12 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from paceline.runtime.model_folder import private_folder
 
 _GRAPH = "saved_model.pb"
 _FOLDERS = ("assets", "variables")  # the other files are not needed to load a model
@@ -50,14 +51,14 @@ class LinkInModel(Exception):
 @contextmanager
 def private_copy(folder: Path) -> Iterator[Path]:
     """A copy of the graph, the variables and the assets that only this user can change. Raises LinkInModel."""
-    with tempfile.TemporaryDirectory(prefix="paceline-model-") as private:
+    with private_folder() as private:
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             for name in (_GRAPH, *_FOLDERS):
-                _copy(top, name, Path(private, name), name)
+                _copy(top, name, private / name, name)
         finally:
             os.close(top)
-        yield Path(private)
+        yield private
 
 
 def _copy(parent: int, name: str, to: Path, shown: str) -> None:

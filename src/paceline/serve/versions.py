@@ -20,6 +20,7 @@ class Versions:
         self.model: Model | None = None
         self.failed: dict[int, str] = {}  # version -> reason
         self._retry_at: dict[int, float] = {}
+        self._problem = ""  # why the folder cannot be read
 
     def newest(self) -> int | None:
         try:
@@ -60,7 +61,15 @@ class Versions:
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            await self.update()
+            try:
+                await self.update()
+            except OSError as error:  # for example, a network share that is unavailable for a moment
+                problem = f"cannot read {self._base}: {error.strerror}"
+                if problem != self._problem:
+                    self._notify(f"{problem}; looking for newer versions again every second")
+                self._problem = problem
+            else:
+                self._problem = ""
 
 
 def _load(folder: Path, version: int) -> Model:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
+import itertools
 import os
 import re
-import stat
+import shutil
 from collections.abc import Iterator
 
+from paceline.storage.regular_files import open_regular
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, TransferCanceled
 
 MODE = 0o600
@@ -18,18 +21,9 @@ SYNCED_WHOLE = ("ext4", "xfs")  # file systems on which syncfs() is reliable; on
 _BUFFER = 256 * 1024  # bytes: small enough to stay in the processor's cache until written and hashed
 
 
-def open_regular(path: str) -> int:
-    """Open a file that a task may have replaced: never waits, as it would for a pipe, and follows no symbolic link."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return fd
-
-
 def digest(source: str, should_continue: ContinueCheck) -> tuple[int, str]:
     """Size and SHA-256 of a file."""
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    reading = open_regular(source, follow=True)
     try:
         return _read_all(reading, source, should_continue)
     finally:
@@ -38,7 +32,7 @@ def digest(source: str, should_continue: ContinueCheck) -> tuple[int, str]:
 
 def copy(source: str, target: str, should_continue: ContinueCheck, sync: bool) -> tuple[int, str]:
     """Copy to a new file; return its size and SHA-256."""
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    reading = open_regular(source, follow=True)
     try:
         writing = os.open(target, NEW, MODE)
         try:
@@ -84,6 +78,41 @@ def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def remove_tree(folder: str, ignore_errors: bool = False) -> None:
+    """Delete a folder and everything in it, at any depth: shutil.rmtree() needs a level of recursion and a descriptor
+    for each level of folders, and a program may nest thousands."""
+    try:
+        shutil.rmtree(folder, ignore_errors)
+        if not _is_folder(folder):
+            return
+    except RecursionError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENAMETOOLONG):
+            raise
+    _flatten(folder)
+    shutil.rmtree(folder, ignore_errors)
+
+
+def _flatten(folder: str) -> None:
+    """Move all folders below this one to its top level."""
+    unique, numbers = os.urandom(4).hex(), itertools.count()
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    while names:
+        parent = f"{folder}/{names.pop()}"
+        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    name = f".{unique}.{next(numbers)}"
+                    os.rename(f"{parent}/{entry.name}", f"{folder}/{name}")
+                    names.append(name)
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def sync(path: str) -> None:

@@ -24,7 +24,8 @@ FOLDER = "logs"
 MOST = 4 * 1024 * 1024  # bytes of a piece; more if many files share it
 READ_LIMIT = 64 * 1024 * 1024
 _PIECE = re.compile(r"[0-9]{8}")  # other files, such as those that a file manager leaves there, are ignored
-_FILE = re.compile(r"(events\.jsonl|plan\.json|report\.json|logs/[^/\0]{1,255}\.log)")
+TASK_NAME = r"[0-9A-Za-z-]{1,100}"  # it becomes the name of a file on the reader's machine
+_FILE = re.compile(rf"(events\.jsonl|plan\.json|report\.json|logs/{TASK_NAME}\.log)")
 
 Ranges = Mapping[str, tuple[str, int, int]]  # file name -> path, first byte and end
 

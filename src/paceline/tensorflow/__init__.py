@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from paceline.runtime import snapshot_folders
+from paceline.runtime import restore_stages, snapshot_folders
 from paceline.runtime.group_save import should_save
 from paceline.runtime.report import report_last_step, report_step, warn
 from paceline.runtime.shards import Shards
@@ -115,6 +115,7 @@ class Snapshots:
         self._restored = False  # the Keras callback may restore twice
         self._metrics: dict[str, Any] = {}
 
+    @restore_stages.reported
     def restore(self, partial: bool = False) -> int:
         """Restore the snapshot of this run; return the number of completed steps, or 0 if there is no snapshot.
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.runtime import restore_stages
 from paceline.runtime.group_save import should_save
 from paceline.runtime.report import report_last_step, report_step, warn
 from paceline.runtime.shards import Shards
@@ -71,6 +72,7 @@ class Snapshots:
         self._prepared = False
         self._program_settings: dict[str, Any] = {}  # settings of optimizers, before anything was restored
 
+    @restore_stages.reported
     def restore(self, partial: bool = False) -> int:
         """Restore the snapshot of this run; return the number of completed steps, or 0 if there is no snapshot.
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import io
 import json
+import pickletools
 import re
 import shutil
 import struct
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from paceline.runtime.model_folder import private_folder
 from paceline.runtime.plain_zip import PlainZip
 from paceline.runtime.snapshot_mismatches import SnapshotRefused
 
@@ -46,7 +47,12 @@ _CONTROL = "cond|while_loop|map_impl|scan|associative_scan|wrap_with_set_grad_en
 # Not all of Python's operators: attrgetter and methodcaller give access to everything from any object.
 _SUMS = "abs|add|and_|eq|floordiv|ge|getitem|gt|inv|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow|rshift|sub|truediv|xor"
 _TARGET = re.compile(rf"torch\.ops\.higher_order\.({_CONTROL})|_operator\.({_SUMS})|math\.[a-z]\w*|torch\.sym_\w+")
-_FILES = ("from_file", "save")  # operators of torch that read and write files
+_OUTSIDE = ("_print", "from_file", "save", "warn")  # operators of torch that access files or write to the terminal
+_IMPORTS = ("GLOBAL", "INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "BYTEARRAY8")  # instructions of pickle
+_EXAMPLE_PART = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter)|"
+    r"torch (\w+Storage|[a-z]\w+)|torch\.storage (Untyped|Typed)Storage"
+)
 _OPERATOR = re.compile(r"torch\.ops\.(aten|prims)\.(\w+)\.(\w+)")
 _NAME = re.compile(r"[\w.]*", re.ASCII)
 _TEXT = (
@@ -77,8 +83,8 @@ def check(path: Path) -> None:
 @contextmanager
 def checked_copy(path: Path) -> Iterator[Path]:
     """A private file with what was checked, for torch to load. Raises SnapshotRefused as `check` does."""
-    with tempfile.TemporaryDirectory(prefix="paceline-model-") as private:
-        copy = Path(private, path.name)
+    with private_folder() as private:
+        copy = private / path.name
         with _opened(path) as (archive, folder), zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as target:
             for name, data in _checked_parts(archive, folder).items():
                 target.writestr(f"model/{name}", data)
@@ -118,9 +124,10 @@ def _checked_parts(archive: PlainZip, folder: str) -> dict[str, bytes]:
                 raise SnapshotRefused(f"it has {parts[name]!r} as {name}")
     for name in _CONFIGS:
         parts[name] = json.dumps(_checked_config(_json(archive, f"{folder}/{name}"))).encode()
-    data = io.BytesIO(archive.read(f"{folder}/{_EXAMPLES}", _MOST_BYTES))
+    data = archive.read(f"{folder}/{_EXAMPLES}", _MOST_BYTES)
+    _check_examples(data)
     try:
-        examples = torch.load(data, weights_only=True)
+        examples = torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
         reason = (str(error).splitlines() or [repr(error)])[0]
         raise SnapshotRefused(f"its example inputs cannot be read without running code: {reason}") from None
@@ -133,6 +140,20 @@ def _checked_parts(archive: PlainZip, folder: str) -> dict[str, bytes]:
         raise SnapshotRefused(problem)
     parts[_GRAPH] = json.dumps(graph).encode()
     return parts
+
+
+def _check_examples(data: bytes) -> None:
+    """Rejects a small file that needs much memory: entries that are compressed, and what `weights_only` permits besides
+    tensors, such as a bytearray or a tensor of any size."""
+    try:
+        archive = PlainZip(io.BytesIO(data))
+    except zipfile.BadZipFile as error:
+        raise SnapshotRefused(f"its example inputs cannot be read without running code: {error}") from None
+    with archive:
+        [name] = [name for name in archive.sizes if name.endswith("/data.pkl")]
+        for opcode, argument, _ in pickletools.genops(archive.read(name, _MOST_BYTES)):
+            if opcode.name in _IMPORTS and not _EXAMPLE_PART.fullmatch(str(argument)):
+                raise SnapshotRefused(f"its example inputs contain {argument or opcode.name!r}")
 
 
 def _json(archive: PlainZip, name: str) -> dict[str, Any]:
@@ -174,7 +195,7 @@ def _is_plain(key: str, value: str) -> bool:
 
 def _is_safe_operator(target: str) -> bool:
     match = _OPERATOR.fullmatch(target)
-    if not match or match[2] in _FILES:
+    if not match or match[2] in _OUTSIDE:
         return False
     packet = getattr(getattr(torch.ops, match[1]), match[2], None)
     return isinstance(getattr(packet, match[3], None), torch._ops.OpOverload)

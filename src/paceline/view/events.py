@@ -14,15 +14,16 @@ from paceline.view.tail import Tail
 
 KINDS = (
     "run-started", "member-joined", "member-lost", "waiting", "ingest-started", "ingest-done", "ingest-skipped",
-    "ingest-failed", "generation-formed", "task-started", "step", "saved", "committed", "evaluated", "task-exited",
-    "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note", "warning", "ending",
-    "run-ended",
+    "ingest-failed", "generation-formed", "task-started", "start-times", "step", "saved", "committed", "evaluated",
+    "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note", "warning",
+    "ending", "run-ended",
 )  # fmt: skip
 # Fields that are numbers, or null, in every kind of event that has them.
 _NUMBERS = frozenset(
     {
         "step", "pid", "bytes", "files", "memory", "count", "limit", "code", "since_s", "limit_s", "took_s", "silent_s",
-        "delay_s", "grace_s", "first_step_after_s", "steps_per_s",
+        "delay_s", "grace_s", "first_step_after_s", "steps_per_s", "imports_s", "joining_s", "joined_s", "restoring_s",
+        "restored_s", "first_step_s",
     }
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from paceline.view import terminal
 from paceline.view.tail import Tail
 from paceline.view.wording import natural
 
-_LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) g(\d+) ([|~]) ?(.*)", re.DOTALL)
+_LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) g(\d{1,9}) ([|~]) ?(.*)", re.DOTALL)
 _SETTLE = timedelta(seconds=0.02)  # seconds: a line is written to its file at most this long after its timestamp
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.view.events import Event
 from paceline.view.logs import Line
 
-STARTS = "generation-formed"
+STARTS, ENDS = "generation-formed", "task-exited"
 _BEFORE, _EVENT, _AFTER = range(3)  # of output and events with the same time
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +12,9 @@ from typing import Any
 
 from paceline import plan as plans
 from paceline.errors import PacelineError
+from paceline.storage.regular_files import open_regular
 
+LARGEST_FILE = 128 * 1024 * 1024  # bytes: more than any file of a run has, and no problem for this machine
 DEEPEST = 50  # levels of nesting: more than any file of a run has, and no problem for recursive readers
 _LARGEST = 2**63
 
@@ -44,11 +47,14 @@ class Contents:
 def load_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None if the file does not exist. DamagedRun: it cannot be read."""
     try:
-        data = path.read_bytes()
+        with os.fdopen(open_regular(str(path), follow=True), "rb") as file:
+            data = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DamagedRun(f"cannot be read: {error.strerror}", where=path.name) from None
+    if len(data) > LARGEST_FILE:
+        raise DamagedRun(f"is damaged: it is larger than {LARGEST_FILE >> 20} MiB", where=path.name)
     try:
         fields = parse_json(data)
     except ValueError as error:
@@ -213,6 +219,11 @@ _RESTART = _object(
     cause=_text_or_none, task=_text_or_none, detail=_text_or_none, at=_text_or_none,
     first_step_after_s=_or_none(is_number),
 )  # fmt: skip
+_STARTED = _object(
+    warm=_is_boolean, imports_s=is_number, joining_s=is_number, joined_s=is_number, restoring_s=is_number,
+    restored_s=is_number, first_step_s=is_number,
+)  # fmt: skip
+_START = _object(("generation", "tasks"), generation=is_count, tasks=_map_of(_STARTED), advice=_text_or_none)
 _BEST = _object(("snapshot", "metric", "value"), snapshot=_is_text, metric=_is_text, value=is_measurement)
 _REPORT: dict[str, Check] = {
     **dict.fromkeys(("run", "status", "folder"), _is_text),
@@ -221,6 +232,7 @@ _REPORT: dict[str, Check] = {
     **dict.fromkeys(("generations", "steps", "skipped"), _or_none(is_count)),
     "steps_per_s": _or_none(is_number),
     "restarts": _or_none(_list_of(_RESTART)),
+    "starts": _or_none(_list_of(_START)),
     "metrics": _or_none(_map_of(_map_of(is_measurement))),
     "best": _or_none(_BEST),
     "stacks": _or_none(_map_of(_is_text)),

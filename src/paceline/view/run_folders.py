@@ -209,7 +209,7 @@ def _locked(path: Path) -> bool:
     import fcntl
 
     try:
-        lock = os.open(path, os.O_RDONLY)
+        lock = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:

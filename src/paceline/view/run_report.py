@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.agent.captain import start_times
 from paceline.view.events import number, seconds
 from paceline.view.run_folders import Run, read_object
 from paceline.view.run_state import Mark, Standing
 from paceline.view.snapshot_locations import origin_of
-from paceline.view.wording import clock, count, figure, join, metrics, natural, outcome, since, span
+from paceline.view.wording import clock, count, figure, join, metrics, natural, outcome, phases, since, span
 
 _SHOWN_TASKS = 4
 
@@ -73,6 +74,34 @@ def restarted(restart: dict[str, Any]) -> str:
     line += f": {restart['detail']}" if restart.get("detail") else ""
     after = number(restart.get("first_step_after_s"))
     return f"{line}; next step after {span(after)}" if after is not None else line
+
+
+def started(report: dict[str, Any]) -> list[str]:
+    """How the newest generation started: the phases of the task that the others waited for, and what would help."""
+    starts = report.get("starts") or []
+    if not starts:
+        return []
+    tasks, advice = starts[-1]["tasks"], starts[-1].get("advice")
+    task = start_times.slowest(tasks)
+    measured = tasks.get(task, {})
+    total = number(measured.get("first_step_s"))
+    if not measured:
+        return []
+    reached = f"first step of {task} after {span(total)}" if total is not None else f"{task} has not reported a step"
+    spent = start_times.phases(measured)
+    lines = [f"{'start':<12} {reached}" + (f": {phases(spent)}" if len(spent) > 1 or total is None else "")]
+    return [*lines, f"{'':<12} {advice}"] if advice else lines
+
+
+def start_table(report: dict[str, Any]) -> list[list[str]]:
+    """The starts of all generations: seconds of imports, and from a task's start until it had joined, and so on."""
+    rows = [["GENERATION", "TASK", "FROM", "IMPORTS", "JOINED", "RESTORED", "FIRST STEP"]]
+    for start in report.get("starts") or []:
+        for task, measured in sorted(start["tasks"].items(), key=lambda item: natural(item[0])):
+            origin = "spare" if measured.get("warm") else "cold"
+            times = [number(measured.get(name)) for name in ("imports_s", "joined_s", "restored_s", "first_step_s")]
+            rows.append([str(start["generation"]), task, origin, *("-" if t is None else span(t) for t in times)])
+    return rows if len(rows) > 1 else []
 
 
 def _locations(folder: Path, committed: str, best: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.agent.captain import start_times
 from paceline.view import events, run_files, run_folders
 from paceline.view.events import Event, number, seconds
 from paceline.view.run_files import is_measurement
@@ -90,6 +91,7 @@ class State:
     tasks: dict[str, Task] = field(default_factory=dict)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     stacks: dict[str, str] = field(default_factory=dict)
+    starts: start_times.Starts = field(default_factory=dict)
     saved: Mark | None = None  # the newest snapshot that is complete on its hosts
     committed: Mark | None = None  # the newest snapshot in its store
     best: dict[str, Any] | None = None  # snapshot, metric and value
@@ -163,6 +165,11 @@ def _task_started(state: State, event: Event) -> None:
     task.host, task.generation = event.text("host") or task.host, event.generation
     pid = event.get("pid")
     task.pid = pid if isinstance(pid, int) else None
+    start_times.record_started(state.starts, event.generation, task.name, event.get("warm") is True)
+
+
+def _start_times(state: State, event: Event) -> None:
+    start_times.record_measured(state.starts, event.generation, event.text("task"), event.data)
 
 
 def _step(state: State, event: Event) -> None:
@@ -270,6 +277,7 @@ _CHANGES = {
     "ingest-failed": _ingested,
     "generation-formed": _formed,
     "task-started": _task_started,
+    "start-times": _start_times,
     "step": _step,
     "saved": _saved,
     "committed": _committed,
@@ -313,7 +321,9 @@ def read(run: run_folders.Run, over: bool = False) -> Standing:
         state.status, state.reason = "abandoned", ABANDONED.format(run.name)
     elif is_open and (over or not _just_created(run.folder, state)):
         state.status, state.reason = "failed", GONE if state.started or info else NEVER
-    fields = {**derive(run, state), **(report or {}), **({"problems": list(problems)} if problems else {})}
+    derived = derive(run, state)
+    fields = {**derived, **(report or {}), **({"problems": list(problems)} if problems else {})}
+    fields["starts"] = derived["starts"] or fields["starts"]  # the report has only the newest generations
     return Standing(run.name, run.folder, alive, info, state, fields, problems)
 
 
@@ -346,6 +356,7 @@ def derive(run: run_folders.Run, state: State) -> dict[str, Any]:
         "cause": state.cause,
         "generations": state.generation,
         "restarts": state.restarts,
+        "starts": start_times.to_report(state.starts),
         "steps": state.steps,
         "steps_per_s": state.steps_per_s,
         "metrics": state.metrics,

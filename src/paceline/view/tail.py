@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import BinaryIO
+
+from paceline.storage.regular_files import open_regular
 
 CHUNK = 1 << 20
 _STAMP = 24  # length of "2026-11-15T04:30:11.123Z"; as it is fixed, text order is time order
@@ -64,7 +67,7 @@ class Tail:
     def _more(self, size: int = CHUNK) -> bytes | None:
         if self._file is None:
             try:
-                self._file = open(self.path, "rb")  # noqa: SIM115
+                self._file = os.fdopen(open_regular(str(self.path), follow=True), "rb")
             except FileNotFoundError:
                 return None
             except OSError as error:

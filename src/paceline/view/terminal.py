@@ -6,6 +6,7 @@ text, line ends, tabs and colors becomes visible characters: it cannot move the 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -19,6 +20,8 @@ _RESET = "\x1b[0m"
 _COLOR = r"\x1b\[[0-9;]{0,100}m"
 _LAST_COLOR = re.compile(rf".*({_COLOR})", re.DOTALL)
 _UNUSUAL = re.compile(rf"({_COLOR})|[^\x20-\x7e\n\t]")
+_CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)  # errors of a stream that nobody reads any more,
+_HUNG_UP = (errno.EIO, errno.ENXIO)  # and of a terminal
 _JOINERS = "\u200c\u200d"  # invisible, but some scripts and emoji need them
 # How progress bars redraw their line. Each state of a bar is a line of its own here, so this is just dropped.
 _REDRAWING = re.compile(r"\x1b\[[0-9]{0,4}[ABCDGK]|\x1b\[0?J|\x1b\[\?25[hl]|\x08+")
@@ -109,8 +112,8 @@ def guard(stream: TextIO) -> TextIO:
 
 
 def fit(text: str, width: int) -> str:
-    """Text without control sequences, cut to a width."""
-    text = clean(text, colors=False).replace("\t", " ")
+    """One line of text without control sequences, cut to a width."""
+    text = clean(text, colors=False).replace("\t", " ").replace("\n", "\\n")
     if text.isascii():
         return text if len(text) <= width else text[: max(0, width - 3)] + "..."
     from unicodedata import east_asian_width
@@ -170,9 +173,12 @@ class Screen:
         try:
             self._out.write(text)
             self._out.flush()
-        except (OSError, ValueError):
-            self.gone = True
-            silence(self.stream)
+        except (OSError, ValueError) as error:
+            # Anything else, such as a full disk below a redirected stream, loses these lines, but ends no run.
+            number = error.errno if isinstance(error, OSError) else errno.EBADF
+            if number in _CLOSED or (self._is_terminal and number in _HUNG_UP):
+                self.gone = True
+                silence(self.stream)
 
 
 def _closed(line: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from paceline.agent.captain import start_times
 from paceline.view.events import Event, number, seconds
 from paceline.view.run_files import is_measurement
 
@@ -73,6 +74,13 @@ def _formed(event: Event) -> str:
 def _task_started(event: Event) -> str:
     warm = ", from a spare" if event.get("warm") else ""
     return f"{event.text('task')} started on {event.text('host')} (pid {event.get('pid')}{warm})"
+
+
+def _start_times(event: Event) -> str:
+    task, first_step = event.text("task"), number(event.get("first_step_s"))
+    spent = start_times.phases({name: event.number(name) for name in start_times.FIELDS if name in event.data})
+    reached = f"first step {span(first_step)} after its start" if first_step is not None else "no step reported"
+    return f"{task}: {reached}" + (f" ({phases(spent)})" if len(spent) > 1 or first_step is None else "")
 
 
 def _step(event: Event) -> str:
@@ -155,6 +163,7 @@ _SENTENCES = {
     "ingest-failed": lambda event: f"building the data failed ({event.text('cause')}): {event.text('detail')}",
     "generation-formed": _formed,
     "task-started": _task_started,
+    "start-times": _start_times,
     "step": _step,
     "saved": lambda event: f"{_snapshot(event)} saved",
     "committed": _committed,
@@ -229,6 +238,11 @@ def metrics(values: Any, most: int = 6) -> str:
         return ""
     ordered = sorted(values.items(), key=lambda item: (item[0] != "loss", "accuracy" not in item[0]))
     return ", ".join(f"{name} {figure(value)}" for name, value in ordered[:most] if is_measurement(value))
+
+
+def phases(spent: Mapping[str, float]) -> str:
+    """Where the time of a start went: imports 3.4 s, before joining 0.2 s, joining 0.4 s, first step 1.5 s."""
+    return ", ".join(f"{phase} {span(seconds)}" for phase, seconds in spent.items())
 
 
 def size(amount: float) -> str:

@@ -1,63 +1,29 @@
 """Commits of saved snapshots. No I/O.
 
-One snapshot is sent at a time. If more are saved meanwhile, the newest is next, and the others are skipped.
+One snapshot is sent at a time. If more are saved meanwhile, the newest is next, and the others are skipped. A
+generation commits its own snapshots and, if it started from one that was not committed yet, that one. Hosts keep the
+newest committed snapshot, so that tasks resume from it without the store, and it survives the loss of the store.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.ledger import Unit
+from paceline.agent.captain.drafts import Draft
+from paceline.agent.captain.ledger import Member, Unit
+from paceline.agent.captain.owed_records import PAUSE, OwedRecords
 from paceline.agent.captain.store_contents import StoreContents
+from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.run_files import stamp
 from paceline.agent.transfers import requests as req
 from paceline.plan import Plan, Task
-from paceline.storage.snapshots.manifest import File, Manifest, Part, SnapshotId
+from paceline.storage.snapshots.manifest import Manifest, Part, SnapshotId
 
-PAUSE = 2.0  # seconds between requests to a store that fails
 LONGEST_PAUSE = 60.0  # seconds between attempts to send a snapshot
-
-
-@dataclass
-class DraftPart:
-    """The part of a snapshot that one task has saved."""
-
-    host: str
-    stored: Part | None = None  # set once it is in the store
-    files: list[File] = field(default_factory=list)  # received so far, until the list is complete
-
-
-@dataclass
-class Draft:
-    """A snapshot that is not committed yet."""
-
-    snapshot: SnapshotId
-    part_count: int  # the number of tasks that save a part
-    since: float
-    parts: dict[str, DraftPart] = field(default_factory=dict)  # by task
-    metrics: dict[str, float] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    tries: int = 0
-    not_before: float = 0.0
-    failure: str = ""  # why the last attempt failed
-    is_hopeless: bool = False  # a retry will not help soon
-    is_resend: bool = False  # the store had it and lost it
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.parts) >= self.part_count
-
-    def add(self, saved: ev.PartSaved) -> None:
-        previous = self.parts.get(saved.task)
-        if previous is None or previous.host != saved.host:
-            self.parts[saved.task] = DraftPart(saved.host)
-        self.metrics.update(saved.metrics)
-        self.versions.update(saved.versions)
 
 
 class Commits:
@@ -65,28 +31,26 @@ class Commits:
         self,
         plan: Plan,
         run: str,
+        name: str,
+        members: Mapping[str, Member],
         instruct: Callable[[ins.Instruction], None],
         emit: Callable[..., None],
-        keeps_copies: bool = False,
     ) -> None:
-        """`keeps_copies`: hosts keep the newest committed snapshot, so that they need not fetch it, and it survives the
-        loss of the store."""
-        self._plan, self._run = plan, run
-        self._keeps_copies = keeps_copies
+        """`name`: of the captain; makes its records unique."""
+        self._plan, self._run, self._name, self._members = plan, run, name, members
         self._instruct, self._emit = instruct, emit
         self._order = {task.name: number for number, task in enumerate(plan.tasks)}
         self.contents = StoreContents(plan, instruct, emit)
-        self.generation = 0  # only its snapshots are committed
-        self.recorded = 0  # the newest generation known to have its record in the store
+        self.records = OwedRecords(instruct, emit)
+        self.generation = 0  # only its snapshots, and `parent`, are committed
+        self.parent: SnapshotId | None = None  # the snapshot that this generation started from
         self.has_returned = False  # a previous captain has led the run
         self._list_at: float | None = 0.0  # when to list the store; None: the request was sent
+        self._list_error = ""  # why that failed
         self.skipped = 0
         self._drafts: dict[SnapshotId, Draft] = {}
         self._sending: SnapshotId | None = None
         self.is_committing = False
-        self.store_error = ""  # why listing the store, or writing a postponed record, failed
-        self.owed_record: req.BeginGeneration | None = None  # the record of this generation, not in the store yet
-        self._send_record_at: float | None = 0.0  # None: the request was sent
         self.lost_snapshot: tuple[SnapshotId, str] | None = None  # the newest lost before its commit, and its host
         self.missed_newer = False  # this generation started from an outdated snapshot
         self.tickets = itertools.count(1)  # tickets of requests while a generation starts
@@ -107,40 +71,118 @@ class Commits:
         captain did not write its record, and its contents are unknown."""
         is_restoring = self._restoring in self._drafts
         is_known = self.contents.is_known
-        is_unrecorded = is_known and self.owed_record is None and self.generation > self.recorded and not is_restoring
+        is_unrecorded = is_known and not self.records and self.generation > self.records.written and not is_restoring
         return self.missed_newer or (is_unrecorded and not self._store_is_empty)
+
+    @property
+    def store_error(self) -> str:
+        """Why listing the store, or writing a record, failed."""
+        return self._list_error or self.records.error
 
     def newest_uncommitted(self) -> Draft | None:
         complete = (draft for draft in self._drafts.values() if draft.is_complete)
         return max(complete, key=lambda draft: draft.snapshot, default=None)
 
+    def newest_incomplete(self) -> Draft | None:
+        """The newest snapshot if not all tasks have saved their part of it; all complete ones are older."""
+        newest = max(self._drafts.values(), key=lambda draft: draft.snapshot, default=None)
+        return None if newest is None or newest.is_complete else newest
+
+    # ---- snapshots on hosts
+
+    def restorable(self, hosts: Collection[str]) -> list[SnapshotId]:
+        """The snapshots that these hosts can resume from, newest first. Those that are not committed yet come first: a
+        process that died does not wait for the store."""
+        if self.is_stuck():
+            return list(self.contents.chain)  # what this generation saved may not be committed
+        on_hosts = (draft for draft in self._drafts.values() if self._is_reachable(draft, hosts))
+        return [*sorted((draft.snapshot for draft in on_hosts), reverse=True), *self.contents.chain]
+
+    def awaits_store(self, hosts: Collection[str]) -> bool:
+        """Whether a snapshot may be restorable soon that is newer than those that are now: its commit completes it."""
+        if self.is_stuck():
+            return False
+        if self._store_is_empty or (self.has_returned and not self.contents.is_known):
+            return True
+        newest = self.newest_uncommitted()
+        if newest is None:
+            return self.is_committing
+        return not newest.is_hopeless and not self._is_reachable(newest, hosts)
+
+    def sources(self, snapshot: SnapshotId, host: str) -> dict[str, str] | None:
+        """Where the host gets each part: task -> address of the host that has it, empty if it is on this host. None:
+        from the store."""
+        draft = self._drafts.get(snapshot) or self._copies.get(snapshot)
+        if draft is None or not self._is_reachable(draft, [host]):
+            return None
+        tasks = sorted(draft.parts, key=self._order.__getitem__)
+        return {task: self._address(draft.parts[task].host, host) for task in tasks}
+
+    def on_unreachable(self, snapshot: SnapshotId | None) -> None:
+        """A host could not get this snapshot from the hosts that have it: until these join again, the store is used."""
+        draft = None if snapshot is None else self._drafts.get(snapshot) or self._copies.get(snapshot)
+        for part in () if draft is None else draft.parts.values():
+            self._members[part.host].serves = ""
+
+    def discard_copies(self, snapshot: SnapshotId) -> None:
+        """Delete what hosts have of a snapshot, because it is damaged."""
+        if snapshot in self._drafts:
+            self._drop(snapshot)
+        if snapshot in self._copies:
+            self._drop_copy(snapshot)
+
+    def _is_reachable(self, draft: Draft, hosts: Collection[str]) -> bool:
+        """Whether each of these hosts can get all parts from hosts."""
+        holders = {part.host for part in draft.parts.values()}
+        if not hosts or not draft.is_on_hosts or not all(self._members[holder].connected for holder in holders):
+            return False
+        return all(holder == host or self._members[holder].serves for holder in holders for host in hosts)
+
+    def _address(self, holder: str, host: str) -> str:
+        serves = self._members[holder].serves
+        return "" if holder == host or serves == SHARED_FOLDER else serves
+
     # ---- generations
 
-    def open_generation(self, generation: int) -> None:
-        """From now on, only snapshots of this generation are committed."""
-        self.generation = generation
-        self.owed_record, self.missed_newer, self.lost_snapshot, self._store_is_empty = None, False, None, False
-        for snapshot in list(self._drafts):
-            if snapshot.generation != generation:
-                self._drop(snapshot)
+    def record_of(self, generation: int, parent: SnapshotId | None, seen: Iterable[SnapshotId]) -> req.BeginGeneration:
+        return req.BeginGeneration(generation, parent, tuple(seen), self._name)
+
+    def begin_generation(self, record: req.BeginGeneration, is_written: bool, now: float) -> None:
+        """`is_written`: the record is in the store. Otherwise it is written now, while tasks start."""
+        self._open_generation(record.generation, record.parent)
+        self.contents.continue_from(record.parent)
+        if is_written:
+            self.records.written = max(self.records.written, record.generation)
+            self.contents.relist_if_stale()
+        else:
+            self.records.add(record, now)
+
+    def _open_generation(self, generation: int, parent: SnapshotId | None) -> None:
+        """From now on, only snapshots of this generation, and its parent, are committed."""
+        self.generation, self.parent = generation, parent
+        self.missed_newer, self.lost_snapshot, self._store_is_empty = False, None, False
+        for snapshot in [each for each in self._drafts if not self._may_commit(each)]:
+            self._drop(snapshot)
 
     def learn_generation(self, generation: int) -> None:
         """A restarted captain learns the generation from its members, as they join."""
-        self.generation = max(self.generation, generation)
-        for snapshot in [each for each in self._drafts if each.generation < self.generation]:
-            self._copies[snapshot] = self._drafts.pop(snapshot)
-            if self._sending == snapshot:
-                self._sending = None
+        if generation > self.generation:
+            self.generation = generation
+            for snapshot in [each for each in self._drafts if not self._may_commit(each)]:
+                self._copies[snapshot] = self._drafts.pop(snapshot)
+                if self._sending == snapshot:
+                    self._sending = None
 
-    def owe_record(self, record: req.BeginGeneration, reason: str, now: float) -> None:
-        """Write the record of this generation later: it must be in the store before any of its snapshots."""
-        self.owed_record, self._send_record_at, self.store_error = record, now + PAUSE, reason
-        text = "cannot write to the snapshot store; training continues, but no snapshot is committed until this works"
-        self._emit("warning", text=f"{text}: {reason}")
+    def learn_records(self, records: Collection[ev.GenerationRecord], now: float) -> None:
+        """A captain that has lost its notes learns from its members which records may not be in the store."""
+        newest = max(records, key=lambda record: record.generation, default=None)
+        if newest is not None and self.has_returned and newest.generation > self.records.newest:
+            owed = (req.BeginGeneration(each.generation, each.parent, (), each.by) for each in records)
+            self.records.replace(sorted(owed, key=lambda record: record.generation), now)
+            self.parent = newest.parent
 
-    def on_record_written(self) -> None:
-        """The record of this generation is in the store, and defines the chain."""
-        self.contents.relist_if_stale()
+    def _may_commit(self, snapshot: SnapshotId) -> bool:
+        return snapshot.generation == self.generation or snapshot == self.parent
 
     def on_origin_adopted(self, adopted: req.OriginAdopted, took_s: float) -> None:
         """The snapshot that the run starts from has been copied to its store."""
@@ -155,7 +197,7 @@ class Commits:
     def on_saved(self, event: ev.PartSaved, now: float) -> bool:
         """Returns whether this part completes a snapshot on its hosts."""
         snapshot = event.snapshot
-        if snapshot.generation != self.generation or self.contents.is_past(snapshot):
+        if not self._may_commit(snapshot) or self.contents.is_past(snapshot):
             self._copies.setdefault(snapshot, Draft(snapshot, event.parts, now)).add(event)
             self._drop_copies()
             return False
@@ -168,7 +210,18 @@ class Commits:
         draft.add(event)
         if self._sending == snapshot:
             self._send(draft)
-        return draft.is_complete and not was_complete
+        is_new = draft.is_complete and not was_complete
+        if is_new:
+            self._skip_older()
+        return is_new
+
+    def _skip_older(self) -> None:
+        """Hosts hold only the newest complete snapshot, the one that is being sent, and the one that is being saved."""
+        newest = self.newest_uncommitted()
+        for draft in list(self._drafts.values()):
+            if newest is not None and draft.snapshot < newest.snapshot and draft.snapshot != self._sending:
+                self.skipped += draft.is_complete
+                self._drop(draft.snapshot)
 
     def on_stored(self, event: ev.PartStored, now: float) -> None:
         draft = self._drafts.get(event.snapshot)
@@ -195,8 +248,10 @@ class Commits:
         for draft in list(self._drafts.values()):
             was_complete = draft.is_complete
             for task, part in list(draft.parts.items()):
-                if part.host == host and part.stored is None and (task, draft.snapshot) not in present:
-                    del draft.parts[task]
+                if part.host == host and (task, draft.snapshot) not in present:
+                    part.is_held = False
+                    if part.stored is None:
+                        del draft.parts[task]
             is_newest = self.lost_snapshot is None or draft.snapshot > self.lost_snapshot[0]
             if was_complete and not draft.is_complete and is_newest:
                 self.lost_snapshot = draft.snapshot, host
@@ -221,33 +276,30 @@ class Commits:
 
     def _listed(self, answer: req.Answer, now: float) -> None:
         if isinstance(answer, req.Failure):
-            self.store_error, self._list_at = answer.text, now + PAUSE
+            self._list_error, self._list_at = answer.text, now + PAUSE
             return
         assert isinstance(answer, req.SnapshotList)
-        self.store_error = ""
-        owed = self.owed_record
-        self._store_is_empty = answer.generation < self.generation and owed is None and not answer.counted
+        self._list_error = ""
+        is_behind = answer.generation < self.generation and (answer.generation == 0 or not self.records)
+        self._store_is_empty = is_behind and not answer.counted  # the first record was written before any task started
+        newest_known = max(self.generation, self.records.newest)
         self.update_contents(answer)
         if not self._store_is_empty:
             self.contents.resolve_uncertain(now, self._newest_generation())
-        newest = self.generation if owed is None else max(self.generation, owed.generation)
-        if answer.generation > newest:
-            self.open_generation(answer.generation)  # a previous captain began it
+        if answer.generation > newest_known:
+            self._open_generation(answer.generation, None)  # a previous captain began it
 
     def _recorded(self, request: req.BeginGeneration, answer: req.Answer, now: float) -> None:
-        self.store_error = answer.text if isinstance(answer, req.Failure) else ""
-        if self.owed_record is None or request.generation != self.owed_record.generation:
+        begun = self.records.on_answered(request, answer, now)
+        if begun is None:
             return
-        if isinstance(answer, req.Failure):
-            self._send_record_at = now + PAUSE
-            return
-        assert isinstance(answer, req.GenerationBegun)
-        self.owed_record, self.recorded = None, max(self.recorded, request.generation)
-        if answer.late:
+        if begun.late:
             self.missed_newer = True
-            self.contents.add_late(answer.late)
-        else:
-            self.on_record_written()
+            self.contents.add_late(begun.late)
+        elif not self.records:
+            self.contents.relist_if_stale()
+            if self.generation > 1:
+                self._instruct(ins.AskStore(req.SweepGenerations(self.generation, self.parent)))
 
     def _committed(self, request: req.CommitSnapshot, answer: req.Answer, now: float) -> None:
         self.is_committing = False
@@ -270,13 +322,13 @@ class Commits:
         self._emit("committed", step=snapshot.step, snapshot=str(snapshot), **fields)
         self._copies[snapshot] = draft
         self._drop_copies()
-        if snapshot.generation < self.generation:  # it was restored from copies
-            self.owed_record, self._send_record_at = _record(self.generation, snapshot), now
+        if snapshot == self._restoring and snapshot.generation < self.generation:
+            self.records.replace([self.record_of(self.generation, snapshot, [snapshot])], now)
         self._announce_to_evaluators()
         self.delete_surplus(now)
 
     def update_contents(self, listing: req.SnapshotList) -> None:
-        self.recorded = max(self.recorded, listing.generation)
+        self.records.learn_written(listing.generation)
         self.contents.update(listing)
         for snapshot in [each for each in self._drafts if self.contents.is_past(each)]:
             self._copies[snapshot] = self._drafts.pop(snapshot)
@@ -292,23 +344,20 @@ class Commits:
                 self._list_at = None
                 self._instruct(ins.AskStore(self.contents.list_request()))
             return
-        if self._store_is_empty and all_joined:
+        if self._store_is_empty:
+            if not all_joined:
+                return
             self._store_is_empty = False
             self._restore_from_copies(now)
-        if self.owed_record is not None:
-            if self._send_record_at is not None and now >= self._send_record_at:
-                self._send_record_at = None
-                self._instruct(ins.AskStore(self.owed_record))
+        if self.records:
+            self.records.advance(now)
             return
         if self._sending is not None or self.is_stuck():
             return
         newest = self.newest_uncommitted()
         if newest is None:
             return
-        for draft in list(self._drafts.values()):
-            if draft.snapshot < newest.snapshot:
-                self.skipped += draft.is_complete
-                self._drop(draft.snapshot)
+        self._skip_older()
         if now >= newest.not_before:
             self._sending = newest.snapshot
             self._send(newest)
@@ -317,7 +366,7 @@ class Commits:
         """Send the newest complete copy from the hosts to the store again, after the record of its generation."""
         complete = [draft for draft in (*self._copies.values(), *self._drafts.values()) if draft.is_complete]
         if not complete:
-            self.owed_record, self._send_record_at = _record(self.generation, None), now
+            self.records.replace([self.record_of(self.generation, None, [])], now)
             return
         newest = max(complete, key=lambda draft: (draft.snapshot.generation, draft.snapshot.step))
         step = newest.snapshot.step
@@ -327,7 +376,7 @@ class Commits:
         self._restoring, newest.is_resend = newest.snapshot, True
         for part in newest.parts.values():
             part.stored = None
-        self.owed_record, self._send_record_at = _record(newest.snapshot.generation, None), now
+        self.records.replace([self.record_of(newest.snapshot.generation, None, [])], now)
 
     def _send(self, draft: Draft) -> None:
         for task, part in draft.parts.items():
@@ -344,7 +393,9 @@ class Commits:
             self._run, draft.snapshot, self._plan.world_size, tuple(stored), draft.metrics, draft.versions, stamp()
         )
         self.is_committing = True
-        self._instruct(ins.AskStore(req.CommitSnapshot(draft.snapshot, manifest.to_bytes().decode())))
+        self._instruct(
+            ins.AskStore(req.CommitSnapshot(draft.snapshot, manifest.to_bytes().decode(), self._newest_generation()))
+        )
 
     def _failed(self, draft: Draft, failure: req.Failure, source: str, now: float) -> None:
         self._sending = None
@@ -367,7 +418,7 @@ class Commits:
 
     def _newest_generation(self) -> int:
         """The newest that may have a record, as far as this captain knows."""
-        return max(self.generation, self.recorded)
+        return max(self.generation, self.records.written)
 
     # ---- copies on hosts
 
@@ -386,10 +437,13 @@ class Commits:
         """Drop copies that are no longer needed."""
         if not self.contents.is_known or self._store_is_empty:
             return
-        needed = set(self.contents.chain[:1]) if self._keeps_copies and not is_over else set()
+        needed = set() if is_over else set(self.contents.chain[:1])
         for snapshot in [each for each in self._copies if each not in needed]:
-            for task, part in self._copies.pop(snapshot).parts.items():
-                self._instruct(ins.DropPart(part.host, task, snapshot))
+            self._drop_copy(snapshot)
+
+    def _drop_copy(self, snapshot: SnapshotId) -> None:
+        for task, part in self._copies.pop(snapshot).parts.items():
+            self._instruct(ins.DropPart(part.host, task, snapshot))
 
     # ---- evaluators
 
@@ -401,10 +455,6 @@ class Commits:
         for host in self._plan.hosts:
             if host.role == "evaluator":
                 self.announce_to(host.name)
-
-
-def _record(generation: int, parent: SnapshotId | None) -> req.BeginGeneration:
-    return req.BeginGeneration(generation, parent, () if parent is None else (parent,))
 
 
 def restoring_hosts(plan: Plan, units: Iterable[Unit]) -> set[str]:

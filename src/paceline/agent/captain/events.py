@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Union
 
-from paceline.agent.net.codec import PartCount, Seconds, Share
+from paceline.agent.net.codec import HostPort, PartCount, Seconds, Share
 from paceline.agent.records import record
 from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
 from paceline.storage.snapshots.manifest import File, SnapshotId
@@ -44,6 +44,27 @@ class TaskProgress:
     def to_wire(self) -> list[Any]:
         """A compact form: it is sent once a second for every task."""
         return [self.step, self.step_age, self.output_age, dict(self.metrics)]
+
+
+@record
+class GenerationRecord:
+    """The record of a generation, which a member keeps in case the captain could not write it."""
+
+    generation: int
+    parent: SnapshotId | None
+    by: str
+
+
+@record
+class StartTimes:
+    """How far the start of a task has come, in seconds since it began; None: not yet, or it cannot be observed."""
+
+    imports: Seconds | None = None  # time spent in imports
+    joining: Seconds | None = None  # when it began to join the group of tasks that train together
+    joined: Seconds | None = None
+    restoring: Seconds | None = None  # when a helper of Paceline began to restore its state
+    restored: Seconds | None = None
+    first_step: Seconds | None = None
 
 
 # ---- sent by members
@@ -90,11 +111,13 @@ class MemberJoined:
     generation: int  # the highest that the member has seen
     running: Mapping[str, int] = field(default_factory=dict)  # task -> attempt
     exits: tuple[TaskExit, ...] = ()  # how the last attempts ended, of tasks that are not running
-    offers: Mapping[str, str] = field(default_factory=dict)  # task -> address for its next start
+    offers: Mapping[str, HostPort] = field(default_factory=dict)  # task -> address for its next start
     held: tuple[PartSaved, ...] = ()  # snapshots, or parts of them, on this host
     follows: Mapping[str, SnapshotId | None] = field(default_factory=dict)  # evaluator -> its snapshot; None: it waits
     evaluated: tuple[SnapshotEvaluated, ...] = ()  # results that the captain has not acknowledged
     data: str = ""  # location of the ingested data, if the member knows it
+    records: tuple[GenerationRecord, ...] = ()  # of its generation, and of earlier ones that may not be in the store
+    serves: str = ""  # how other hosts get its snapshots: SHARED_FOLDER, or an address; empty: not at all
 
 
 @record
@@ -116,6 +139,16 @@ class TaskStarted:
 
 
 @record
+class StartMeasured:
+    """Sent at the first step of a task; and before, if a task reports no more stages for a while, or ends."""
+
+    host: str
+    task: str
+    attempt: int
+    times: StartTimes
+
+
+@record
 class SpareReady:
     host: str
     seconds: Seconds
@@ -133,7 +166,7 @@ class TasksEnded:
 
     host: str
     tasks: Mapping[str, int]  # task -> attempt
-    offers: Mapping[str, str]
+    offers: Mapping[str, HostPort]
     # after a hang: task -> "stopped", "waiting", or "busy" with its CPU share, as in "busy 0.97"
     states: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, str] = field(default_factory=dict)
@@ -154,11 +187,12 @@ class PartStored:
 
 @record
 class HostPrepared:
-    """A host has a verified copy of the snapshot to restore, or cannot get one (`error`)."""
+    """A host has the snapshot to restore, or cannot get it (`error`)."""
 
     host: str
     snapshot: SnapshotId | None  # None: the host is ready to start without one
     error: Failure | None = None
+    from_hosts: bool = False  # not from the store
 
 
 @record
@@ -215,8 +249,9 @@ class MemberLeft:
 
 
 MemberEvent = Union[
-    MemberJoined, Heartbeat, TaskStarted, SpareReady, TaskExited, TasksEnded, PartSaved, PartStored, HostPrepared,
-    SnapshotEvaluated, EvaluatorWaiting, IngestProgress, HostLeaving, SaveRequested, AgreementReply, Notice, MemberLeft,
+    MemberJoined, Heartbeat, TaskStarted, StartMeasured, SpareReady, TaskExited, TasksEnded, PartSaved, PartStored,
+    HostPrepared, SnapshotEvaluated, EvaluatorWaiting, IngestProgress, HostLeaving, SaveRequested, AgreementReply,
+    Notice, MemberLeft,
 ]  # fmt: skip
 
 

@@ -1,16 +1,19 @@
-"""The start of a generation: saved snapshots are committed, one is chosen, every host that needs it fetches it, and
-the record of the generation is written to the store. Only then do its tasks start. No I/O.
+"""The start of a generation: a snapshot is chosen, and every host that needs it gets it. Then its tasks start. No I/O.
+
+Snapshots on the hosts need not be committed, so a restart after the death of a process does not wait for the store. The
+record of the first generation is written before its tasks start, which shows that the store works; the records of later
+ones are written while they train.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.commits import PAUSE, Commits
+from paceline.agent.captain.commits import Commits
+from paceline.agent.captain.owed_records import PAUSE
 from paceline.agent.transfers import requests as req
 from paceline.plan import Snapshots
 from paceline.storage.snapshots.manifest import SnapshotId
@@ -31,19 +34,22 @@ class GenerationStart:
         emit: Callable[..., None],
         now: float,
         settle: float,
+        is_first: bool,
     ) -> None:
-        """`number`: the generation number. `settle`: how long to wait until saved snapshots are committed."""
+        """`number`: the generation number. `settle`: how long to wait for the commit of a snapshot that was saved, but
+        that the hosts no longer have. `is_first`: no generation of this run has started yet."""
         self._commits, self._settings = commits, settings
         self._instruct, self._emit = instruct, emit
-        self.number = number
+        self.number, self._is_first = number, is_first
         self.hosts = set(hosts)
         self.since = now
         self.stage = SETTLING
         self.snapshot: SnapshotId | None = None
         self.failure: tuple[str, bool] | None = None  # an error of the store, and whether it may be temporary
-        self.owed_record: tuple[req.BeginGeneration, str] | None = None  # to write later, and why the store rejected it
-        self._settle_until = now + settle
+        self.is_recorded = False  # whether the record is in the store
+        self._settle, self._settle_until = settle, now + settle
         self._prepared: set[str] = set()
+        self._from_hosts: set[str] = set()  # hosts that get the snapshot from hosts, not from the store
         self._unreadable: set[SnapshotId] = set()
         self._chain: tuple[SnapshotId, ...] = ()
         self._retry_at: float | None = None
@@ -58,10 +64,16 @@ class GenerationStart:
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             {LISTING: self._list, ADOPTING: self._adopt, FETCHING: self._fetch, RECORDING: self._record}[self.stage]()
-        is_settled = not self._commits.is_busy() or (now >= self._settle_until and not self._commits.is_committing)
-        if self.stage == SETTLING and is_settled:
-            self._commits.open_generation(self.number)
+        if self.stage == SETTLING and self._is_settled(now):
             self._choose() if self._commits.contents.is_known else self._list()
+
+    def _is_settled(self, now: float) -> bool:
+        is_late = now >= self._settle_until and not self._commits.is_committing
+        return is_late or not self._commits.awaits_store(self.hosts)
+
+    @property
+    def record(self) -> req.BeginGeneration:
+        return self._commits.record_of(self.number, self.snapshot, self._chain)
 
     def _list(self) -> None:
         self.stage = LISTING
@@ -69,7 +81,8 @@ class GenerationStart:
 
     def _choose(self) -> None:
         self._chain = tuple(self._commits.contents.chain)
-        self.snapshot = next((snapshot for snapshot in self._chain if snapshot not in self._unreadable), None)
+        restorable = self._commits.restorable(self.hosts)
+        self.snapshot = next((snapshot for snapshot in restorable if snapshot not in self._unreadable), None)
         self._prepared = set()
         origin = self._settings.origin
         if self.snapshot is None and origin and not self._unreadable:
@@ -97,12 +110,16 @@ class GenerationStart:
             self._prepare(host)
 
     def _prepare(self, host: str) -> None:
-        self._instruct(ins.PrepareHost(host, self.snapshot, self.number))
+        sources = None if self.snapshot is None else self._commits.sources(self.snapshot, host)
+        self._from_hosts.add(host) if sources else self._from_hosts.discard(host)
+        self._instruct(ins.PrepareHost(host, self.snapshot, self.number, sources or {}))
 
     def _record(self) -> None:
-        self.stage = RECORDING
-        self._commits.open_generation(self.number)
-        self._request(req.BeginGeneration(self.number, self.snapshot, self._chain))
+        if self._is_first:
+            self.stage = RECORDING
+            self._request(self.record)
+        else:
+            self.stage = READY
 
     def _request(self, request: req.Request) -> None:
         self._ticket = next(self._commits.tickets)  # the answer to an abandoned request may still arrive
@@ -117,13 +134,24 @@ class GenerationStart:
             self._prepare(host)
 
     def on_prepared(self, event: ev.HostPrepared, now: float) -> None:
-        if self.stage != FETCHING or event.snapshot != self.snapshot or event.host not in self.hosts:
+        is_current = event.snapshot == self.snapshot and event.from_hosts == (event.host in self._from_hosts)
+        if self.stage != FETCHING or not is_current or event.host not in self.hosts:
             return
         if event.error is None:
             self.failure = None
             self._prepared.add(event.host)
             if self._prepared == self.hosts:
                 self._record()
+        elif event.error.kind == req.DAMAGED and event.snapshot is not None and event.from_hosts:
+            self._commits.discard_copies(event.snapshot)
+            text = f"the snapshot of step {event.snapshot.step} on {event.host} cannot be used: {event.error.text}"
+            self._emit("warning", text=text)
+            self._choose()  # the store may have it
+        elif event.from_hosts and event.error.kind != req.HERE:  # not, for example, a full disk
+            self._commits.on_unreachable(event.snapshot)
+            self._emit("warning", text=f"{event.host} cannot get the snapshot from other hosts: {event.error.text}")
+            self.stage, self._settle_until = SETTLING, now + self._settle
+            self.advance(now)
         elif event.error.kind in (req.DAMAGED, req.NEWER) and event.snapshot is not None:
             text = f"the snapshot of step {event.snapshot.step} is skipped: {event.error.text}"
             self._emit("warning", text=text)
@@ -139,8 +167,7 @@ class GenerationStart:
             return
         answer = event.answer
         if isinstance(answer, req.Failure):
-            # A retry writes the same record: it may have been written, and only the answer lost.
-            self._failed(answer, now, event.request if isinstance(event.request, req.BeginGeneration) else None)
+            self._failed(answer, now)
             return
         self.failure = None
         if isinstance(answer, req.SnapshotList):
@@ -150,25 +177,16 @@ class GenerationStart:
         elif isinstance(answer, req.OriginAdopted):
             self._adopted(answer, now)
         elif isinstance(answer, req.GenerationBegun):
-            self._commits.recorded = self.number
             if answer.late:
                 self._commits.contents.add_late(answer.late)
                 self.number += 1
                 self._choose()
             else:
-                self.stage = READY
+                self.stage, self.is_recorded = READY, True
 
-    def _failed(self, failure: req.Failure, now: float, record: req.BeginGeneration | None = None) -> None:
-        if record is not None and failure.passing and self.number > 1:
-            self.failure = None
-            self.stage = READY  # training need not wait: the record is written later, and nothing is committed before
-            self.owed_record = (
-                replace(record, generation=self.number, parent=self.snapshot, seen=self._chain),
-                failure.text,
-            )
-            return
+    def _failed(self, failure: req.Failure, now: float) -> None:
         self.failure = failure.text, failure.passing
-        if not self._has_warned and failure.passing and self.number > 1:
+        if not self._has_warned and failure.passing and not self._is_first:
             self._has_warned = True
             self._emit("warning", text=f"generation {self.number} waits for its snapshot: {failure.text}")
         self._retry_at = now + PAUSE

@@ -10,7 +10,6 @@ from paceline.agent.captain.generation_start import READY, RECORDING, Generation
 from paceline.agent.captain.ingest_phase import IngestPhase
 from paceline.agent.captain.ledger import WAITING, Ledger, Unit
 from paceline.agent.captain.shutdown import Shutdown
-from paceline.agent.transfers.requests import SweepGenerations
 from paceline.plan import ALONE, BEFORE, Plan
 from paceline.storage.snapshots.manifest import SnapshotId
 
@@ -73,10 +72,11 @@ class Generations:
             return
         ledger, limits = self._ledger, self._plan.limits
         if self.starting is None:
-            number = max(ledger.generation, self.recorded, self._commits.recorded) + 1
+            number = max(ledger.generation, self.recorded, self._commits.records.newest) + 1
             self.starting = GenerationStart(
-                self._commits, self._plan.snapshots, number, hosts, self._instruct, self._emit, now, limits.grace
-            )
+                self._commits, self._plan.snapshots, number, hosts, self._instruct, self._emit, now, limits.grace,
+                is_first=ledger.generation == 0,
+            )  # fmt: skip
         start = self.starting
         start.advance(now)
         if start.stage in (RECORDING, READY):
@@ -88,12 +88,7 @@ class Generations:
         elif start.stage == READY:
             self.starting = None
             ledger.generation = start.number
-            self._commits.contents.continue_from(start.snapshot)
-            if start.owed_record is not None:
-                self._commits.owe_record(*start.owed_record, now)
-            elif ledger.generation > 1:
-                self._commits.on_record_written()
-                self._instruct(ins.AskStore(SweepGenerations(ledger.generation)))
+            self._commits.begin_generation(start.record, start.is_recorded, now)
             self._start(units, start.snapshot, now)
 
     def check_waiting(self, now: float) -> None:

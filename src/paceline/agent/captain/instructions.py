@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, Union
 
+from paceline.agent.captain.events import GenerationRecord
 from paceline.agent.net.codec import Seconds
 from paceline.agent.records import record
 from paceline.agent.transfers.requests import Request
@@ -55,11 +57,13 @@ class DropPart:
 
 @record
 class PrepareHost:
-    """Fetch the snapshot that the next generation resumes from."""
+    """Get the snapshot that the next generation resumes from. `sources`: task -> address of the host that has its part;
+    empty if it is on this host. Without sources: from the store."""
 
     host: str
     snapshot: SnapshotId | None
     generation: int
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @record
@@ -120,6 +124,7 @@ class StartTasks:
     restore: SnapshotId | None
     hosts: Mapping[str, Mapping[str, int]]  # host -> task -> attempt
     data: str = ""  # location of the ingested data
+    records: tuple[GenerationRecord, ...] = ()  # not in the store yet
 
 
 @record

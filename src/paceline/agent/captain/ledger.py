@@ -25,6 +25,7 @@ class Member:
     offers: dict[str, str] = field(default_factory=dict)
     memory: float = 0.0
     has_left: bool = False
+    serves: str = ""  # how other hosts get its snapshots
 
 
 @dataclass

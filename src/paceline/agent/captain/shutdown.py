@@ -128,6 +128,7 @@ class Shutdown:
         if self._dismissed_at is None and has_ended and not self._awaits_commit(now) and not self._awaits_store(now):
             self._dismissed_at = now
             self._check_last_snapshot()
+            self._check_incomplete_snapshot()
             self._check_communication()
             self._commits.drop_all_copies()
             for member in members:
@@ -160,6 +161,19 @@ class Shutdown:
         else:
             self._emit("warning", text=text)
 
+    def _check_incomplete_snapshot(self) -> None:
+        """A program that announces more parts than its tasks save never has a complete snapshot."""
+        draft = self._commits.newest_incomplete()
+        if self.outcome[0] != "succeeded" or draft is None:
+            return
+        text = (
+            f"the snapshot of step {draft.snapshot.step} is not complete and cannot be used: it has {draft.part_count} "
+        )
+        text += (
+            f"parts, and only {', '.join(sorted(draft.parts))} saved one. Each task must save its part of a snapshot"
+        )
+        self._emit("warning", text=text)
+
     def _check_communication(self) -> None:
         """Tasks that train together and never met have each trained a model of their own."""
         first = next((task.name for task in self._plan.tasks if task.rank == 0), "")
@@ -167,7 +181,8 @@ class Shutdown:
             return
         kind = "workers" if all(task.role == "worker" for task in self._plan.tasks if task.rank >= 0) else "tasks"
         names, remedy = MEETING_PLACES[self._plan.framework]
-        text = f"{self._plan.world_size} {kind} succeeded and never communicated with each other: no process used "
-        text += f"{self._ledger.addresses.get(first, 'the address of rank 0')}, where {first} should listen ({names}), "
-        text += f"so each trained on its own. Check that the program {remedy}"
+        address = self._ledger.addresses.get(first, "the address of rank 0")
+        text = f"{self._plan.world_size} {kind} succeeded and probably never communicated with each other: no process "
+        text += f"used {address}, where {first} should listen ({names}). Unless the program uses another address, "
+        text += f"each trained on its own. Check that the program {remedy}"
         self._emit("warning", text=text)

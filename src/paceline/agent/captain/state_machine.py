@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.captain import start_times
 from paceline.agent.captain.commits import Commits
 from paceline.agent.captain.evaluations import Evaluations
 from paceline.agent.captain.failures import Failures, failure_of
@@ -26,13 +27,12 @@ from paceline.agent.captain.ledger import (
     Ledger,
     Unit,
 )
+from paceline.agent.captain.notices import NoticeFilter
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.transfers import requests as req
 from paceline.agent.unions import assert_never
 from paceline.plan import ALONE, BEFORE, Plan
-from paceline.storage.snapshots.manifest import SnapshotId
-
-REPEAT_AFTER = 600.0  # seconds before the same notice is repeated
+from paceline.storage.snapshots.manifest import SnapshotId, pair
 
 
 class Captain:
@@ -44,11 +44,11 @@ class Captain:
         now: float,
         wall: float,
         notes: dict[str, Any] | None = None,
-        keeps_copies: bool = False,
         clock_offset: float = 0.0,
+        name: str = "",
     ) -> None:
-        """`wall`: the time of day, only for display: it may jump. `notes`: from the previous captain. `keeps_copies`:
-        hosts keep the newest snapshot. `clock_offset`: how far `now` is ahead of the previous captain's clock."""
+        """`wall`: the time of day, only for display: it may jump. `notes`: from the previous captain. `clock_offset`:
+        how far `now` is ahead of the previous captain's clock. `name`: different for each captain of a run."""
         self.plan = plan
         self.run = run
         self.lease = lease
@@ -59,7 +59,7 @@ class Captain:
         self._tasks = self.ledger.tasks
         self._wall_offset = wall - now
         self.watch = ProgressWatch(plan)
-        self.commits = Commits(plan, run, self._instruct, self._emit, keeps_copies)
+        self.commits = Commits(plan, run, name, self.members, self._instruct, self._emit)
         self._group_snapshot = GroupSnapshot(self.ledger, self.commits.contents, self.watch.rate, self._instruct)
         self.evaluations = Evaluations(
             plan, self.ledger, self.commits, self.watch.add_metrics, self._instruct, self._emit
@@ -82,8 +82,9 @@ class Captain:
             plan, self.ledger, self.commits, self._shutdown, self._ingest, self._start, self._instruct, self._emit
         )
         self.leaving: set[str] = set()  # hosts that are shutting down
+        self.starts: start_times.Starts = {}  # of the newest generations
         self._runtime_until: float | None = None
-        self._notice_times: dict[str, float] = {}  # text -> when it was last emitted
+        self._notices = NoticeFilter()
         self._instructions: ins.Instructions = []
         if notes and (notes.get("generation") or notes["ingest"]["until"] is not None):
             self._load_notes(notes, clock_offset)
@@ -128,7 +129,14 @@ class Captain:
             self._host_leaving(event)
         elif isinstance(event, ev.TaskStarted):
             if self.ledger.running_on(event.host).get(event.task) == event.attempt:
+                start_times.record_started(self.starts, self.generation, event.task, event.warm)
+                start_times.forget_old(self.starts)
                 self._emit("task-started", task=event.task, pid=event.pid, warm=event.warm, host=event.host)
+        elif isinstance(event, ev.StartMeasured):
+            if self.ledger.running_on(event.host).get(event.task) == event.attempt:
+                fields = start_times.fields_of(event.times)
+                start_times.record_measured(self.starts, self.generation, event.task, fields)
+                self._emit("start-times", task=event.task, **fields)
         elif isinstance(event, ev.TaskExited):
             self.failures.on_exited(event.host, event.exit, now)
         elif isinstance(event, ev.TasksEnded):
@@ -212,7 +220,7 @@ class Captain:
         member.connected, member.has_left = True, False
         if event.instance != member.instance:
             self.leaving.discard(event.host)
-        member.instance, member.place = event.instance, event.place
+        member.instance, member.place, member.serves = event.instance, event.place, event.serves
         member.lease_until = now + self.lease
         self.ledger.add_offers(member, event.offers)
         self._emit("member-joined", host=event.host)
@@ -221,6 +229,7 @@ class Captain:
 
     def _add_saved_parts(self, event: ev.MemberJoined, now: float) -> None:
         """Record the snapshots on a host that has joined."""
+        self.commits.learn_records(event.records, now)
         if self._generations.starting is None:
             self.commits.learn_generation(max(self.generation, self._generations.recorded))
         self.commits.on_joined(event.host, event.held)
@@ -274,10 +283,9 @@ class Captain:
             self._group_snapshot.on_leaving(event.host)
 
     def _notice(self, event: ev.Notice, now: float) -> None:
-        # Several hosts may send the same notice, such as a full disk.
-        if now >= self._notice_times.get(event.text, -REPEAT_AFTER) + REPEAT_AFTER:
-            self._notice_times[event.text] = now
-            self._emit("warning" if event.warning else "note", text=event.text)
+        notice = self._notices.admit(event, now)
+        if notice is not None:
+            self._emit("warning" if notice.warning else "note", text=notice.text)
 
     def _tick(self, now: float) -> None:
         self.failures.expire_leases(now)
@@ -324,7 +332,7 @@ class Captain:
 
     def _store_answered(self, event: ev.StoreAnswered, now: float) -> None:
         request, answer = event.request, event.answer
-        if isinstance(answer, req.Failure) and answer.kind == req.SUPERSEDED:
+        if isinstance(answer, req.Failure) and answer.kind == req.SUPERSEDED and not self._is_outdated(request):
             self.ledger.phase = OVER
             self._instruct(ins.StepDown(answer.text))
         elif isinstance(request, req.RecordEvaluation):
@@ -342,6 +350,10 @@ class Captain:
             self._return(now)
         elif self._generations.starting is not None:
             self._generations.starting.on_answered(event, now)
+
+    def _is_outdated(self, request: req.Request) -> bool:
+        """Whether this captain has started a later generation since it asked: that one is no reason to step down."""
+        return isinstance(request, req.CommitSnapshot) and request.generation < self.commits.generation
 
     # ---- starting
 
@@ -366,7 +378,9 @@ class Captain:
             self._runtime_until = now + self.plan.limits.runtime
         self.evaluations.run_deadline = self._runtime_until
         restarts, roster = len(self.failures.restarts), dict(self.ledger.addresses)
-        self._instruct(ins.StartTasks(self.generation, restarts, roster, restore, hosts, self._ingest.data))
+        records = self.commits.records.for_members() if any(unit.kind != ALONE for unit in units) else ()
+        start = ins.StartTasks(self.generation, restarts, roster, restore, hosts, self._ingest.data, records)
+        self._instruct(start)
         tasks = [name for names in hosts.values() for name in names]
         is_group = any(unit.kind != ALONE for unit in units)
         scratch = {"from_scratch": True} if restore is None and is_group and self.generation > 1 else {}
@@ -448,15 +462,16 @@ class Captain:
     def milestone(self) -> tuple[object, ...]:
         """A value that changes when something happens that the next captain must know and cannot learn from members."""
         restarts = len(self.failures.restarts), len(self.failures.recovering)
-        owes_record, ingest = self.commits.owed_record is not None, self._ingest.to_notes()
-        return self.generation, *restarts, self._shutdown.outcome, self.phase, owes_record, *ingest.values()
+        owes_records, ingest = bool(self.commits.records), self._ingest.to_notes()
+        return self.generation, *restarts, self._shutdown.outcome, self.phase, owes_records, *ingest.values()
 
     def to_notes(self) -> dict[str, Any]:
         return {
             "generation": self.generation,
             **self.failures.to_notes(),
             "recorded": self._generations.recorded,
-            "owed": None if self.commits.owed_record is None else req.request_to_object(self.commits.owed_record),
+            "owed": self.commits.records.to_notes(),
+            "parent": None if self.commits.parent is None else pair(self.commits.parent),
             "skipped": self.commits.skipped,
             "runtime_until": self._runtime_until,
             "outcome": list(self._shutdown.outcome),
@@ -470,8 +485,9 @@ class Captain:
         self.ledger.generation = notes["generation"]
         self.failures.load_notes(notes, clock_offset)
         self._generations.recorded = notes["recorded"]
-        owed = None if notes["owed"] is None else req.read_request(notes["owed"])
-        self.commits.owed_record = owed if isinstance(owed, req.BeginGeneration) else None
+        self.commits.records.load_notes(notes["owed"])
+        parent = notes.get("parent")  # not in the notes of earlier versions
+        self.commits.parent = None if parent is None else SnapshotId(*parent)
         self.commits.skipped = notes["skipped"]
         status, reason, cause = notes["outcome"]
         self._shutdown.outcome = (status, reason, cause)

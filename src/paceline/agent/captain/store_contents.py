@@ -98,8 +98,8 @@ class StoreContents:
             self._instruct(ins.AskStore(self.list_request()))
 
     def continue_from(self, parent: SnapshotId | None) -> None:
-        """The new generation resumes from this snapshot: newer ones leave the chain."""
-        self.chain = self.chain[self.chain.index(parent) :] if parent in self.chain else []
+        """The new generation resumes from this snapshot, which may not be committed yet: newer ones leave the chain."""
+        self.chain = [] if parent is None else [each for each in self.chain if _is_before(each, parent)]
 
     def exempt(self, snapshot: SnapshotId) -> None:
         """Never delete this snapshot: a newer version of Paceline wrote it."""
@@ -168,3 +168,10 @@ class StoreContents:
         if snapshot not in self._failed_deletions:
             self._failed_deletions.add(snapshot)
             self._emit("warning", text=f"an old snapshot could not be deleted: {answer.text}")
+
+
+def _is_before(snapshot: SnapshotId, parent: SnapshotId) -> bool:
+    """Whether a snapshot on the chain stays on it if the next generation starts from `parent`."""
+    return snapshot.generation < parent.generation or (
+        snapshot.generation == parent.generation and snapshot.step <= parent.step
+    )

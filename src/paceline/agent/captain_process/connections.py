@@ -90,7 +90,8 @@ class Connections:
         elif message["type"] == "join":
             self._join(connection, messages.read_join(message, self._options.run))
         elif message["type"] == "stop":
-            reason = str(message.get("reason") or "stopped by a user")[:REASON_LIMIT]
+            given = message.get("reason")
+            reason = (given if isinstance(given, str) and given else "stopped by a user")[:REASON_LIMIT]
             connection.send(encode({"type": "stopping", "grace": self._captain.plan.limits.grace}))
             self._handle(ev.StopRequested(reason, message.get("interrupt") is True))
         else:

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.captain import start_times
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process.connections import Connections
 from paceline.agent.captain_process.event_log import EventLog
@@ -25,7 +26,7 @@ from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, replace, stamp, write_termination_message
 from paceline.agent.transfers.log_upload import LogUpload
 from paceline.agent.transfers.porter_client import PorterClient, porter_settings
-from paceline.agent.transfers.requests import BeginGeneration, Request
+from paceline.agent.transfers.requests import Request
 from paceline.agent.unions import assert_never
 from paceline.plan import from_data
 
@@ -47,13 +48,11 @@ class CaptainProcess:
         self._log = EventLog(options.folder, Echo() if options.echo else None, _print, self._redact)
         self._notes = CaptainNotes(options.folder, now)
         settings = porter_settings(plan, options)
-        keeps_copies = bool(settings.serve) or not settings.place.startswith("/")
-        clock_offset = self._notes.clock_offset
+        name, clock_offset = os.urandom(8).hex(), self._notes.clock_offset
         self._captain = self._notes.restored(
-            lambda notes: Captain(plan, options.run, options.lease, now, time.time(), notes, keeps_copies, clock_offset)
+            lambda notes: Captain(plan, options.run, options.lease, now, time.time(), notes, clock_offset, name)
         )
         environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
-        self._name = os.urandom(8).hex()  # distinguishes this captain from others of the run
         self._porter = PorterClient(settings, environment, self.loop)
         if settings.serve:
             self._porter.start()
@@ -152,7 +151,7 @@ class CaptainProcess:
         roster = encode_packed(messages.captain_message(messages.Roster(start.generation, start.roster)))
         restore = None if start.restore is None else str(start.restore)
         for host, tasks in start.hosts.items():
-            message = messages.StartOnHost(start.generation, start.restarts, start.data, restore, tasks)
+            message = messages.StartOnHost(start.generation, start.restarts, start.data, restore, tasks, start.records)
             frames = (roster, encode(messages.captain_message(message)))
             if start.generation == 1 and self._needs_leader(tasks):
                 self._connections.send_later(host, frames, HEAD_START)
@@ -166,8 +165,6 @@ class CaptainProcess:
         return all(self._rank.get(name, 0) > 0 for name in tasks)
 
     def _request_from_store(self, request: Request, ticket: int) -> None:
-        if isinstance(request, BeginGeneration) and not request.by:
-            request = BeginGeneration(request.generation, request.parent, request.seen, self._name)
         self._porter.ask(request, lambda answer: self._handle(ev.StoreAnswered(request, answer, ticket)))
 
     # ---- another captain
@@ -228,6 +225,7 @@ class CaptainProcess:
                 }
                 for restart in captain.failures.restarts
             ],
+            "starts": start_times.to_report(captain.starts),
             "steps": captain.watch.steps,
             "steps_per_s": captain.watch.steps_per_second(),
             "metrics": captain.watch.metrics,

@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 from paceline.agent import machine
 from paceline.agent.captain.state_machine import Captain
+from paceline.agent.net.codec import is_finite
 from paceline.agent.net.frames import WireError
 from paceline.agent.run_files import replace_text, stamp
 from paceline.storage.snapshots.manifest import INVALID_FIELDS
@@ -35,9 +36,10 @@ class CaptainNotes:
         try:
             with open(self._path) as file:
                 notes = json.load(file)
-            types: dict[str, Any] = {"started": str, "boot": str, "now": (int, float), "captain": dict}
-            if isinstance(notes, dict) and all(isinstance(notes.get(name), kind) for name, kind in types.items()):
-                return notes
+            types: dict[str, Any] = {"started": str, "boot": str, "captain": dict}
+            is_valid = isinstance(notes, dict) and all(isinstance(notes.get(name), types[name]) for name in types)
+            if is_valid and is_finite(notes.get("now")):
+                return dict(notes)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError):

@@ -11,15 +11,17 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Callable
 
 from paceline.agent.net.frames import Message, WireError
-from paceline.storage.snapshots.manifest import File, SnapshotId, is_digest, is_safe_path, pair
+from paceline.storage.snapshots.manifest import File, SnapshotId, is_digest, is_safe_path, is_size, pair
 
 TEXT_LIMIT = 64 * 1024
 MANY = 100_000  # items of a list or an object
 _LARGEST = 2**53
+_LONGEST_HOST = 255  # characters
 
 Seconds = float
 Share = float  # fraction of memory in use
 PartCount = int
+HostPort = str
 
 Reader = Callable[[Any], Any]
 
@@ -189,6 +191,16 @@ def _metrics(value: Any) -> dict[str, float]:
     return {str(name): float(each) for name, each in value.items() if is_finite(each)}
 
 
+def _host_port(value: Any) -> str:
+    """It becomes part of the environment of all tasks."""
+    host, _, port = _text(value).rpartition(":")
+    if not host or len(host) > _LONGEST_HOST or not host.isprintable() or not host.isascii():
+        raise WireError("not host:port")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise WireError("not host:port")
+    return str(value)
+
+
 def _snapshot(value: Any) -> SnapshotId:
     is_pair = isinstance(value, (list, tuple)) and len(value) == 2
     if not is_pair or not all(type(each) is int and 0 <= each < _LARGEST for each in value):
@@ -200,7 +212,7 @@ def read_file(value: Any) -> File:
     if not isinstance(value, (list, tuple)) or len(value) != 3:
         raise WireError("not a path, a size and a digest")
     path, size, digest = value
-    if not isinstance(path, str) or not is_safe_path(path) or type(size) is not int or size < 0:
+    if not isinstance(path, str) or not is_safe_path(path) or type(size) is not int or not is_size(size):
         raise WireError(f"{path!r} is not a valid file of a snapshot")
     if not isinstance(digest, str) or not is_digest(digest):
         raise WireError(f"{path!r} is not a valid file of a snapshot")
@@ -217,6 +229,7 @@ _READERS: dict[str, Reader] = {
     "bool | None": optional(_boolean),
     "float": _within(-1e300, 1e300),
     "Seconds": _within(0, 1e9),
+    "Seconds | None": optional(_within(0, 1e9)),
     "Share": _within(0, 1000),
     "PartCount": _part_count,
     "SnapshotId": _snapshot,
@@ -226,6 +239,7 @@ _READERS: dict[str, Reader] = {
     "tuple[SnapshotId, ...]": sequence_of(_snapshot),
     "tuple[File, ...]": sequence_of(read_file),
     "Mapping[str, str]": mapping_of(_text),
+    "Mapping[str, HostPort]": mapping_of(_host_port),
     "Mapping[str, int]": mapping_of(_integer),
     "Mapping[str, SnapshotId | None]": mapping_of(optional(_snapshot)),
     "Mapping[SnapshotId, float]": _by_snapshot(_within(-1e300, 1e300)),

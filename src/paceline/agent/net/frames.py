@@ -34,9 +34,11 @@ def encode_packed(message: Message) -> bytes:
 class Decoder:
     """Turns bytes into complete messages."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = LIMIT, accepts_packed: bool = True) -> None:
+        """`accepts_packed`: only the captain sends packed messages. A packed message of some kilobytes can take seconds
+        to read."""
         self._buffer = bytearray()
-        self._limit = limit
+        self._limit, self._accepts_packed = limit, accepts_packed
 
     def feed(self, data: bytes) -> list[Message]:
         self._buffer += data
@@ -46,6 +48,8 @@ class Decoder:
             length = header & ~_PACKED
             if length > self._limit:
                 raise WireError(f"a message of {length} bytes is over the limit of {self._limit}")
+            if header & _PACKED and not self._accepts_packed:
+                raise WireError("a packed message is not accepted here")
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 break

@@ -8,11 +8,21 @@ from typing import Union, cast
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.net.codec import Codec, Seconds, mapping_of, optional, positional_reader_of, reader_of, sequence_of
+from paceline.agent.captain.events import GenerationRecord
+from paceline.agent.net.codec import (
+    Codec,
+    HostPort,
+    Seconds,
+    mapping_of,
+    optional,
+    positional_reader_of,
+    reader_of,
+    sequence_of,
+)
 from paceline.agent.net.frames import PROTOCOL, Message, WireError
 from paceline.agent.records import record
 from paceline.agent.transfers.requests import Failure
-from paceline.storage.snapshots.manifest import File, SnapshotId
+from paceline.storage.snapshots.manifest import File, SnapshotId, pair
 
 MOST_GENERATIONS = 10_000_000  # of a run; the captain continues from the number that a member has seen
 FILES_AT_ONCE = 500  # files of a snapshot in one message: even with the longest paths, this is below the size limit
@@ -23,15 +33,18 @@ FILES_AT_ONCE = 500  # files of a snapshot in one message: even with the longest
 _READERS = {
     "Failure | None": optional(reader_of(Failure)),
     "TaskExit": reader_of(ev.TaskExit),
+    "StartTimes": reader_of(ev.StartTimes),
     "tuple[TaskExit, ...]": sequence_of(reader_of(ev.TaskExit)),
     "tuple[PartSaved, ...]": sequence_of(reader_of(ev.PartSaved)),
     "tuple[SnapshotEvaluated, ...]": sequence_of(reader_of(ev.SnapshotEvaluated)),
+    "tuple[GenerationRecord, ...]": sequence_of(reader_of(ev.GenerationRecord)),
     "Mapping[str, TaskProgress]": mapping_of(positional_reader_of(ev.TaskProgress)),
 }
 _FROM_MEMBERS = Codec(
     {
         "beat": ev.Heartbeat,
         "started": ev.TaskStarted,
+        "measured": ev.StartMeasured,
         "spare": ev.SpareReady,
         "exited": ev.TaskExited,
         "ended": ev.TasksEnded,
@@ -67,9 +80,21 @@ def read_join(message: Message, run: str) -> ev.MemberJoined:
         raise WireError("not a join message")
     if not 0 <= joined.generation <= MOST_GENERATIONS:
         raise WireError(f"generation {joined.generation} is not a number from 0 to {MOST_GENERATIONS}")
+    for each in joined.records:
+        if not 0 < each.generation <= MOST_GENERATIONS or (each.parent and each.parent.generation >= each.generation):
+            raise WireError(f"generation {each.generation} has no valid record")
     held = tuple(replace(each, host=joined.host) for each in joined.held)
     evaluated = tuple(replace(each, host=joined.host) for each in joined.evaluated)
     return replace(joined, held=held, evaluated=evaluated)
+
+
+def read_records(value: object) -> tuple[GenerationRecord, ...]:
+    """As `records_to_list` returned them; a member keeps them in a file."""
+    return cast("tuple[GenerationRecord, ...]", _READERS["tuple[GenerationRecord, ...]"](value))
+
+
+def records_to_list(records: tuple[GenerationRecord, ...]) -> list[Message]:
+    return [{**vars(each), "parent": None if each.parent is None else pair(each.parent)} for each in records]
 
 
 def member_message(event: ev.MemberEvent) -> Message:
@@ -114,7 +139,7 @@ class Roster:
     """The addresses of the tasks of a generation: task -> address."""
 
     generation: int
-    roster: Mapping[str, str]
+    roster: Mapping[str, HostPort]
 
 
 @record
@@ -124,6 +149,7 @@ class StartOnHost:
     data: str
     restore: str | None
     tasks: Mapping[str, int]  # task -> attempt
+    records: tuple[GenerationRecord, ...] = ()  # not in the store yet
 
 
 CaptainMessage = Union[Welcome, Wait, HeartbeatReply, Roster, StartOnHost, ins.MemberInstruction]
@@ -146,7 +172,7 @@ _FROM_CAPTAIN = Codec(
         "agree": ins.AgreeOnStep,
         "farewell": ins.ReleaseHost,
     },
-    readers={"Mapping[str, Any]": mapping_of(lambda value: value)},
+    readers={**_READERS, "Mapping[str, Any]": mapping_of(lambda value: value)},
     implied=("host",),
 )
 

@@ -10,9 +10,11 @@ from collections import deque
 from paceline.agent.net.frames import LIMIT, Decoder, Message, encode
 
 READ_AT_ONCE = 8 * 1024 * 1024  # bytes of one peer; then others are served
+MESSAGES_AT_ONCE = 500  # of one peer, and those received together with them
 OUTBOX_LIMIT = 256 * 1024 * 1024
 _CHUNK = 65536
 SERVER_NAME = "captain.paceline"  # in the captain's certificate
+MEMBER_NAME = "member.paceline"  # in the certificate that all members share
 BOARD_NAME = "tensorboard.paceline"  # in the certificate of TensorBoard's pod
 
 
@@ -41,7 +43,7 @@ class TlsLink:
             sock, server_side=server, do_handshake_on_connect=False, server_hostname=None if server else SERVER_NAME
         )
         self.open = False  # whether the handshake has completed
-        self._decoder = Decoder(limit)
+        self._decoder = Decoder(limit, accepts_packed=not server)
         self._outbox: deque[memoryview] = deque()
         self._queued = 0
         self._handshake_wants = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -119,7 +121,8 @@ class TlsLink:
     def _read(self) -> list[Message]:
         messages: list[Message] = []
         size = 0
-        while size < READ_AT_ONCE or self.sock.pending():  # a selector does not see what TLS has already decrypted
+        # A selector does not see what TLS has already decrypted.
+        while (size < READ_AT_ONCE and len(messages) < MESSAGES_AT_ONCE) or self.sock.pending():
             try:
                 data: bytes | None = self.sock.recv(_CHUNK)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

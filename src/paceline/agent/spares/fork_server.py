@@ -57,7 +57,7 @@ def serve(fd: int, import_recorder: "Any", load: "Callable[..., Any]") -> None:
     request = _become_task(fds, preloaded, agent, libc)
     if request["argv"] is not None and request["argv"] != preloaded.order["argv"]:
         _set_arguments(request["argv"], preloaded.order)
-    preloaded.hooks = {name: load("frameworks", file) for name, file in import_recorder.install_hooks(load).items()}
+    preloaded.hook = import_recorder.install_hooks(load)
     preloaded.enter_task(request["environment"], request["again"])
 
 

@@ -21,10 +21,20 @@ _now = sys.modules["time"].monotonic
 _STANDARD_FOLDER = os.path.dirname(os.__file__) + os.sep
 _SITE_FOLDERS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 # If the variable is set, the function `register` of our file is called once the program has imported the module.
+_STAGES = "start_stages.py"
 _HOOKS = {
-    "PACELINE_JAX_COORDINATOR": ("jax._src.clusters", "jax_cluster.py"),
-    "PACELINE_PATCH_KERAS": ("keras", "keras_fit.py"),
-}
+    "PACELINE_JAX_COORDINATOR": {"jax._src.clusters": "jax_cluster.py"},
+    "PACELINE_PATCH_KERAS": {"keras": "keras_fit.py"},
+    "PACELINE_COMPILE_CACHE": {"jax._src.compiler": "jax_compile_cache.py"},
+    "PACELINE_REPORT_INODE": dict.fromkeys(
+        (
+            "tensorflow", "tensorflow.python.distribute.collective_all_reduce_strategy",
+            "tensorflow.python.distribute.parameter_server_strategy_v2",
+            "torch", "torch.distributed.distributed_c10d", "jax", "jax._src.distributed",
+        ),
+        _STAGES,
+    ),
+}  # fmt: skip
 _MOST_MODULES = 20_000
 _UNWRITTEN_S = 0.02  # seconds of imports that may stay unrecorded if a task is killed
 _BETWEEN_COUNTS_S = 0.001
@@ -42,7 +52,7 @@ def begin(mode: str, fd: int, import_recorder: "Any", load: "Callable[..., Any]"
     if fd >= 0 and hasattr(_bootstrap, "_module_locks"):
         os.set_inheritable(fd, False)
         sys.meta_path.insert(0, Recorder(fd))
-    install_hooks(load)
+    install_hooks(load, in_task=bool(mode))
 
 
 def report_exceptions() -> None:
@@ -89,12 +99,16 @@ def _report_exception(kind: "Any", value: "Any", trace: "Any") -> None:
         pass
 
 
-def install_hooks(load: "Callable[..., Any]") -> "dict[str, str]":
-    """Installs the hooks whose variables are set. Returns module -> our file that handles its import."""
-    hooks = {name: file for variable, (name, file) in _HOOKS.items() if os.environ.get(variable)}
-    for name, file in hooks.items():
-        sys.meta_path.insert(0, ImportHook(name, file, load))
-    return hooks
+def install_hooks(load: "Callable[..., Any]", in_task: bool = True) -> "ImportHook":
+    """Installs the hooks whose variables are set. `in_task`: this interpreter was started as that of a task."""
+    files: dict[str, str] = {}
+    for variable, more in _HOOKS.items():
+        if os.environ.get(variable) and (in_task or _STAGES not in more.values()):
+            files.update(more)
+    hook = ImportHook(files, load)
+    if files:
+        sys.meta_path.insert(0, hook)
+    return hook
 
 
 def kind_of(spec: "ModuleSpec") -> str:
@@ -240,28 +254,54 @@ def _quoted(text: str) -> str:
 
 
 class ImportHook:
-    """Calls `register` of our file after the program has imported a module: JAX's cluster detection, or Keras."""
+    """Calls `register` of our files after the program has imported certain modules: JAX's cluster detection, Keras, and
+    those that show how far the start has come. Measures how long the program's imports take."""
 
-    def __init__(self, name: str, file: str, load: "Callable[..., Any]") -> None:
-        self.name = name
-        self.file = file
+    def __init__(self, files: "dict[str, str]", load: "Callable[..., Any]") -> None:
+        """`files`: module -> our file that handles its import."""
+        self.files = files
         self.load = load
+        self.loaded: dict[str, Any] = {}
+        self.thread = _thread.get_ident()
+        self.locks: Any = getattr(_bootstrap, "_module_locks", {})
+        self.root = ""  # the module that the program is importing, which in turn imports others
+        self.last = 0.0  # when an import was last observed
+        self.seconds = 0.0  # within imports of the program
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        if name != self.name:
+        if _thread.get_ident() == self.thread:
+            now = _now()
+            if self.root in self.locks:
+                self.seconds += now - self.last
+            else:
+                self.root = name
+            self.last = now
+        if name not in self.files:
             return None
         spec = find(self, name, path, target)
         if spec is not None and spec.loader is not None and is_being_imported(name):
-            sys.meta_path.remove(self)
-            spec.loader = _RegisteringLoader(spec.loader, self.file, self.load)  # type: ignore[assignment]
+            spec.loader = _RegisteringLoader(spec.loader, self)  # type: ignore[assignment]
         return spec
+
+    def seconds_of_imports(self) -> float:
+        """Until now. The end of a module's own code, after its last import, is not part of it."""
+        return self.seconds + (_now() - self.last if self.root in self.locks else 0.0)
+
+    def register(self, name: str, module: "Any") -> None:
+        file = self.files.pop(name, None)
+        if file is None:
+            return
+        if file not in self.loaded:
+            self.loaded[file] = self.load("frameworks", file)
+            if file == _STAGES:
+                self.loaded[file].seconds_of_imports = self.seconds_of_imports
+        self.loaded[file].register(module)
 
 
 class _RegisteringLoader:
-    def __init__(self, loader: "Any", file: str, load: "Callable[..., Any]") -> None:
+    def __init__(self, loader: "Any", hook: ImportHook) -> None:
         self.loader = loader
-        self.file = file
-        self.load = load
+        self.hook = hook
 
     def __getattr__(self, name: str) -> "Any":
         return getattr(self.loader, name)
@@ -272,4 +312,4 @@ class _RegisteringLoader:
     def exec_module(self, module: "Any") -> None:
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        self.load("frameworks", self.file).register(module)
+        self.hook.register(module.__name__, module)

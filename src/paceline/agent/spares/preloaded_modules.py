@@ -51,7 +51,7 @@ class Preloaded:
         self.module_fds: set[int] = set()  # file descriptors that the modules opened
         self.process = effects.Process()
         self.before = effects.capture_state()
-        self.hooks: dict[str, Any] = {}  # our modules, by the name of the module whose import each one handles
+        self.hook: Any = None  # the ImportHook of the task
 
     def load(self) -> str:
         """Imports the modules of the record. Returns why this spare cannot be used, or an empty string."""
@@ -186,9 +186,9 @@ class HiddenModuleFinder:
         if group.path_after != group.path:
             sys.path[:] = group.path_after
         self.preloaded.effects.replay_changes(group.before, group.after)
-        for module_name, hook in self.preloaded.hooks.items():
+        for module_name in list(self.preloaded.hook.files):
             if module_name in group.modules:
-                hook.register(group.modules[module_name])
+                self.preloaded.hook.register(module_name, group.modules[module_name])
         if not self.hidden:
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 

@@ -20,7 +20,7 @@ from typing import IO, Any, Union
 
 from paceline.agent import machine
 from paceline.agent.tasks.python_command import Python
-from paceline.storage.local_files import open_regular
+from paceline.storage.regular_files import open_regular
 
 REPORT_FD = 3  # the report socket of a task
 _FIRST_FREE = 64  # our inherited descriptors get high numbers, so that a program gets the usual ones
@@ -34,9 +34,11 @@ _HOOK = (
     "agent/spares/preloaded_modules.py",
     "agent/spares/import_effects.py",
     "frameworks/jax_cluster.py",
+    "frameworks/jax_compile_cache.py",
     "frameworks/keras_files.py",
     "frameworks/keras_fit.py",
     "frameworks/keras_losses.py",
+    "frameworks/start_stages.py",
     "frameworks/site/sitecustomize.py",
 )
 

@@ -16,8 +16,9 @@ from paceline.agent.captain.events import TaskProgress
 from paceline.agent.net.codec import is_finite
 from paceline.agent.net.loop import Loop, Timer
 from paceline.agent.spares.spare import REPORT_FD
-from paceline.agent.tasks.exit_causes import Raised, places
+from paceline.agent.tasks.start_timer import StartTimer
 from paceline.agent.tasks.task_log import TaskLog
+from paceline.agent.tasks.tracebacks import Raised, places
 from paceline.plan import Task
 
 SAMPLES = 6  # samples of CPU time, one per heartbeat
@@ -44,9 +45,11 @@ class Attempt:
         generation: int,
         log: TaskLog,
         loop: Loop,
-        on_first_step: Callable[[], None],
+        framework: str,
+        on_first_step: Callable[[Attempt], None],
         on_message: Callable[[Attempt, dict[str, Any]], None],
     ) -> None:
+        """`framework`: the one whose import and group the process reports; empty: another process runs the program."""
         now = loop.now()
         self.task = task
         self.number = number
@@ -62,11 +65,13 @@ class Attempt:
         self.step: int | None = None
         self.step_at = now
         self.metrics: dict[str, float] = {}
+        self.start_timer = StartTimer(now, framework)
         self.polls_for_saves = False  # whether it checks once a step if it should take a snapshot
         self.cold_because = ""  # why it could not be started from a spare
         self.raised: Raised | None = None
         self.ingest_failure: tuple[str, str] | None = None  # cause and detail, as reported by an ingest process
         self.raised_at = 0.0
+        self.could_not_start = False  # because the machine, or a limit, was exhausted
         self.exited = False  # the process has ended and was reaped: its pid may be reused
         self._deadline: tuple[float, Timer] | None = None
         self.gives_up: Callable[[], None] | None = None  # cancels the work that remains after its process has ended
@@ -166,7 +171,8 @@ class Attempt:
                 break
             self._handle_report(datagram)
         if before_first_step and self.step is not None:
-            self._on_first_step()
+            self.start_timer.on_first_step(self.step_at)
+            self._on_first_step(self)
 
     def _handle_report(self, datagram: bytes) -> None:
         """Tasks may send anything: what is not a valid message is ignored."""
@@ -178,6 +184,10 @@ class Attempt:
             return
         if message.get("_") == "cold":
             self.cold_because = text_of(message.get("why"))[:500]
+            self.start_timer.restart()
+            return
+        if message.get("_") == "start":
+            self.start_timer.on_report(message, self._loop.now())
             return
         if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest"):
             self._on_message(self, message)

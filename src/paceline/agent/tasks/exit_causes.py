@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.agent.captain.budget import PLAIN_EXIT
+from paceline.agent.tasks import launcher_errors
+from paceline.agent.tasks.tracebacks import LONGEST_LINE, Raised, traceback
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
-_ERROR = re.compile(
-    r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Fault|Timeout|[A-Z]\w*))(?:: (?P<text>.*))?$"
-)
-_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of each line
-_TRACEBACK = "Traceback (most recent call last):"
 _PORT_IN_USE = re.compile(
     r"address already in use|EADDRINUSE|errno: ?98|port is already (?:in use|allocated)|already bound|Address in use",
     re.I,
@@ -31,14 +27,6 @@ _SURVIVOR = re.compile(
     re.I,
 )
 _LOOK_BACK = 60  # lines of the log that are searched
-# Frames of installed packages, of the standard library, and of generated code; `<string>` is the code of `python -c`.
-_LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/(?P<package>.*)|"
-    r"/lib(?:64)?/python\d+(?:\.\d+)?/(?!(?:site|dist)-packages/)(?P<module>.*)|"
-    r"(?:/src|\.pyz)/(?P<helper>paceline/.*)|"
-    r"^<(?!string>|stdin>)|__autograph_generated_file"
-)
-_LONGEST_LINE = 1000  # characters of a line that are searched: the expressions take quadratic time
 _LONGEST_TEXT = 10_000  # characters of an exception that are searched
 
 
@@ -49,21 +37,6 @@ class Cause:
     place: str = ""
     survivor: bool = False
     raised: Raised | None = None  # the exception, if one is known
-
-
-@dataclass(frozen=True)
-class Raised:
-    """An uncaught exception."""
-
-    type: str
-    text: str
-    place: str  # file:line of the innermost frame in the user's code; if it has none, of the innermost frame
-    library: str = ""  # file:line of the innermost frame, if it is in a library; relative to the folder of libraries
-
-    def __str__(self) -> str:
-        first_line = self.text.splitlines()[0] if self.text else ""
-        error = f"{self.type}: {first_line[:300]}" if first_line else self.type
-        return f"{error} at {self.place}" + (f" (raised in {self.library})" if self.library else "")
 
 
 def classify(
@@ -79,7 +52,7 @@ def classify(
     killed it. `raised`: the uncaught exception that it reported; if None, its log is searched for one.
     """
     number = signal_of(status)
-    tail = [line[:_LONGEST_LINE] for line in tail]
+    tail = [line[:LONGEST_LINE] for line in tail]
     end = tail[-_LOOK_BACK:]
     if asked_to_leave:  # even with exit code 0: many programs exit normally on SIGTERM, but unfinished
         return Cause("preempted", "its host was asked to shut down (SIGTERM)")
@@ -89,6 +62,9 @@ def classify(
         return Cause("out-of-memory", out_of_memory)
     if number == signal.SIGTERM:
         return Cause("preempted", "terminated by an external SIGTERM")
+    below = launcher_errors.find(tail, raised)
+    if below is not None:
+        return _cause_below(below, out_of_memory)
     if raised is not None:
         return _exception_cause(raised)
     if number:
@@ -111,11 +87,30 @@ def classify(
 
 def own_error(tail: Sequence[str], raised: Raised | None = None) -> Cause | None:
     """For a task that was ended on request: the error that it had before, reported or at the end of its log."""
+    below = launcher_errors.find(tail, raised)
+    if below is not None:
+        return _cause_below(below, None)
     if raised is None:
         raised = traceback(tail)
         if raised is None or len(raised.text.splitlines()) > 4:
             return None
     return _exception_cause(raised)
+
+
+def _cause_below(below: launcher_errors.Below, out_of_memory: str | None) -> Cause:
+    """The cause of a launcher's failure: that of the process which it had started."""
+    exceptions = [_exception_cause(each) for each in below.exceptions]
+    if exceptions:
+        return next((cause for cause in exceptions if not cause.survivor), exceptions[0])
+    if below.signal == signal.SIGKILL and out_of_memory:
+        return Cause("out-of-memory", out_of_memory)
+    if below.signal == signal.SIGTERM:
+        return Cause("preempted", "terminated by an external SIGTERM")
+    if below.signal:
+        name = signal_name(below.signal)
+        return Cause("signal", f"killed by {name}", name)
+    detail = f"exit code {below.code}; last line of output: {below.last_line[:300]}"
+    return Cause("program-error", detail, f"{PLAIN_EXIT} {below.code}: {below.last_line[:300]}")
 
 
 def _exception_cause(raised: Raised) -> Cause:
@@ -126,38 +121,6 @@ def _exception_cause(raised: Raised) -> Cause:
     return Cause("program-error", str(raised), place, bool(_SURVIVOR.search(full_text)), raised)
 
 
-def traceback(tail: Sequence[str]) -> Raised | None:
-    """The last exception in these lines; all lines that follow it are part of its text."""
-    lines = [_RANK.sub("", line[:_LONGEST_LINE]) for line in tail]
-    starts = [number for number, line in enumerate(lines) if line.strip().endswith(_TRACEBACK)]
-    for start in reversed(starts):
-        frames: list[tuple[str, str]] = []
-        for number in range(start + 1, len(lines)):
-            line = lines[number]
-            frame = _FRAME.match(line)
-            if frame:
-                frames.append((frame["file"], frame["line"]))
-            elif frames and line[:1].strip():
-                error = _ERROR.match(line)
-                if error:
-                    text = "\n".join([error["text"] or "", *lines[number + 1 :]])
-                    return Raised(error["type"], text, *places(frames))
-                break
-    return None
-
-
-def places(frames: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Where an exception was raised, from its frames (file and line), outermost first: the innermost frame in the
-    user's code, and the innermost frame of all if that is in a library."""
-    frames = [frame for frame in frames if not frame[0].startswith("<frozen ")] or frames  # the import system
-    file, line = frames[-1]
-    library = _LIBRARY.search(file)
-    own = next((frame for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
-    if library is None or own is None:
-        return f"{file}:{line}", ""
-    return f"{own[0]}:{own[1]}", f"{library['package'] or library['module'] or library['helper'] or file}:{line}"
-
-
 def stacks(lines: Sequence[str]) -> str:
     """The stacks that faulthandler wrote when the task was aborted."""
     all_lines = list(lines)
@@ -165,6 +128,12 @@ def stacks(lines: Sequence[str]) -> str:
         if line.startswith("Fatal Python error"):
             return "\n".join(all_lines[number:])
     return ""
+
+
+def signal_below(tail: Sequence[str], raised: Raised | None) -> int:
+    """The signal that killed a process below a launcher such as torchrun; 0: none."""
+    below = launcher_errors.find(tail, raised)
+    return 0 if below is None or below.exceptions else below.signal
 
 
 def signal_of(status: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 from collections.abc import Iterable, Mapping
@@ -13,12 +15,13 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.commits import restores
 from paceline.agent.net.captain_connection import CaptainConnection
+from paceline.agent.net.frames import WireError
 from paceline.agent.net.loop import Loop
-from paceline.agent.net.messages import StartOnHost
+from paceline.agent.net.messages import StartOnHost, read_records, records_to_list
 from paceline.agent.options import Options, endpoint
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, replace_text
-from paceline.agent.tasks import exit_causes, keras_hint
+from paceline.agent.tasks import compiled_folder, exit_causes, keras_hint, orphans
 from paceline.agent.tasks.attempt import Attempt, is_small_integer, text_of
 from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.launcher import TaskLauncher
@@ -26,9 +29,10 @@ from paceline.agent.tasks.port_watch import PortWatch
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
-from paceline.frameworks import environment
+from paceline.frameworks import compile_cache, environment
 from paceline.plan import INGEST, Plan, Task
 
+EXHAUSTED = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of the machine, or of a limit
 STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
 GRACEFUL = (ins.TERMINATE, ins.INTERRUPT)  # ways to end after which the task may exit on its own
@@ -74,6 +78,8 @@ class HostTasks:
         self.generation = self._last_generation()
         self._data_file = f"{options.folder}/logs/.{options.host}.data"
         self.data = self._last_data()
+        self._records_file = f"{options.folder}/logs/.{options.host}.records"
+        self.records = self._last_records()
         self.roster: dict[str, str] = {}
         self.reached = 0  # the highest step of attempts that have ended
         self._leaving = False
@@ -116,6 +122,7 @@ class HostTasks:
         if self._leaving or message.generation < self.generation:
             return
         self._save_generation(message.generation)
+        self._save_records(message.records)
         self._save_data(message.data)
         for name, number in message.tasks.items():
             if name not in self._tasks or name in self.attempts:
@@ -127,8 +134,10 @@ class HostTasks:
                     self._echo,
                 )  # fmt: skip
             self._kills_before = self._memory.oom_kills()
-            task, beat = self._tasks[name], self._connection.beat
-            attempt = Attempt(task, number, self.generation, log, self._loop, beat, self._on_task_message)
+            task, framework = self._tasks[name], "" if self._launcher.starts_the_program_below else self._plan.framework
+            attempt = Attempt(
+                task, number, self.generation, log, self._loop, framework, self._on_first_step, self._on_task_message
+            )
             self.attempts[name] = attempt
             try:
                 if name == INGEST:
@@ -163,9 +172,26 @@ class HostTasks:
         except OSError:
             pass  # for example, the disk is full; this agent still has the value
 
+    def _last_records(self) -> tuple[ev.GenerationRecord, ...]:
+        try:
+            with open(self._records_file) as file:
+                return read_records(json.load(file))
+        except (OSError, ValueError, RecursionError, WireError):
+            return ()
+
+    def _save_records(self, records: tuple[ev.GenerationRecord, ...]) -> None:
+        """For a captain that has lost its notes: it learns from its members what it may have to write to the store."""
+        if not records or records == self.records:
+            return
+        self.records = records
+        try:
+            replace_text(self._records_file, json.dumps(records_to_list(records)))
+        except OSError:
+            pass  # for example, the disk is full; this agent still has the value
+
     def _last_data(self) -> str:
         try:
-            with open(self._data_file) as file:
+            with open(self._data_file, encoding="utf-8", errors="surrogatepass") as file:
                 return file.read().rstrip("\n")
         except (OSError, ValueError):
             return ""
@@ -192,9 +218,19 @@ class HostTasks:
         elif attempt.requested_end or self._leaving:
             attempt.kill()  # there was no process to signal until now
 
+    def _on_first_step(self, attempt: Attempt) -> None:
+        self._connection.beat()
+        self._send_start_times(attempt, at_once=True)
+
+    def _send_start_times(self, attempt: Attempt, at_once: bool = False) -> None:
+        times = attempt.start_timer.unsent(self._loop.now(), at_once)
+        if times is not None and attempt.task.name != INGEST:
+            self._connection.send(ev.StartMeasured(self._options.host, attempt.task.name, attempt.number, times))
+
     def _on_start_failed(self, attempt: Attempt, error: OSError) -> None:
         path = f": {error.filename}" if error.filename else ""
         attempt.log.feed(f"{error.strerror or error}{path}\n".encode())
+        attempt.could_not_start = error.errno in EXHAUSTED
         self._on_exit(attempt, 127 << 8)
 
     # ---- while they run
@@ -203,6 +239,7 @@ class HostTasks:
         """Called once a second."""
         for attempt in self.attempts.values():
             attempt.sample()
+            self._send_start_times(attempt)
         if self._port_watch is not None:
             self._port_watch.look()
         training = {name: attempt for name, attempt in self.attempts.items() if name != INGEST}
@@ -216,8 +253,9 @@ class HostTasks:
         elif kind == "warning":
             self._connection.notify(f"{task}: {self._redact(text_of(message.get('text')))[:2000]}", True)
         elif kind == "asks":
-            attempt.polls_for_saves = True
-            self._connection.beat()
+            if not attempt.polls_for_saves:
+                attempt.polls_for_saves = True
+                self._connection.beat()
         elif kind == "follow":
             self._evaluators.handle_message(task, message)
         elif kind == "ingest" and task == INGEST:
@@ -278,6 +316,9 @@ class HostTasks:
         if attempt.task.rank == 0:
             self._listened = None if self._port_watch is None else self._port_watch.finish()
             self._port_watch = None
+        if status == 0 and not attempt.requested_end:
+            left_behind = orphans.note(attempt.task.name, self._orphans(attempt.task.name))
+            self._connection.notify(self._redact(left_behind)) if left_behind else None
         attempt.kill()  # the processes that it left in its process group
         self._kill_orphans(attempt.task.name)
         attempt.finish()
@@ -285,17 +326,19 @@ class HostTasks:
         self._snapshots.watched.attempt_ended(attempt, succeeded, lambda: self._finish_attempt(attempt, status))
 
     def _kill_orphans(self, task: str) -> None:
-        """Kills processes that a task started and that left its process group: this agent has adopted them."""
+        """Kills processes that a task started and that left its process group."""
+        orphans.kill(self._orphans(task))
+
+    def _orphans(self, task: str) -> list[int]:
         own_pids = {attempt.pid for attempt in self.attempts.values()} | self._launcher.pids()
-        own_pids |= self._snapshots.porter.pids()
-        for pid in machine.children(os.getpid()):
-            if pid not in own_pids and machine.environment_of(pid, "PACELINE_TASK") == task:
-                _signal(pid, signal.SIGKILL)
+        is_idle = all(attempt.exited for attempt in self.attempts.values()) and not self._launcher.awaits_spare()
+        return orphans.orphans(task, own_pids | self._snapshots.porter.pids(), is_idle)
 
     def _finish_attempt(self, attempt: Attempt, status: int) -> None:
         name = attempt.task.name
         self._snapshots.collect()  # report its last snapshot and its last step before its exit
         self._connection.beat()
+        self._send_start_times(attempt, at_once=True)
         del self.attempts[name]
         self._evaluators.attempt_ended(name)
         self.reached = max(self.reached, attempt.step or 0)
@@ -307,6 +350,7 @@ class HostTasks:
         if attempt.requested_end == ins.ABORT:
             self._stacks[name] = self._redact(exit_causes.stacks(attempt.log.tail))[-STACKS_LIMIT:]
         exit = self._exit_of(attempt, status)
+        self._discard_damaged(exit, attempt.step)
         self._exits[name], self._exit_at[name] = exit, self._failed_at(attempt)
         if exit.cause or not exit.expected:
             self._connection.send(ev.TaskExited(self._options.host, exit))
@@ -316,6 +360,15 @@ class HostTasks:
             self._send_offers()
         if self._leaving and not self.attempts:
             self._on_all_ended()
+
+    def _discard_damaged(self, exit: ev.TaskExit, step: int | None) -> None:
+        """The next generation must not fail because of what an earlier one has compiled."""
+        folder = compiled_folder.compiled_folder(self._plan, self._options)
+        present = [path for name in compile_cache.NAMES if os.path.isdir(path := f"{folder}/{name}")]
+        if present and compiled_folder.is_suspect(folder, exit, step):
+            self._snapshots.remove(present)
+            text = f"{exit.task} failed before its first step: what was compiled earlier may be damaged, and is deleted"
+            self._connection.notify(text)
 
     def _exit_of(self, attempt: Attempt, status: int) -> ev.TaskExit:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -331,8 +384,11 @@ class HostTasks:
         elif attempt.ingest_failure is not None and status != 0:
             cause = exit_causes.Cause(*attempt.ingest_failure)
         else:
-            memory = self._out_of_memory(attempt, exit_causes.signal_of(status))
+            number_below = exit_causes.signal_of(status) or exit_causes.signal_below(output, raised)
+            memory = self._out_of_memory(attempt, number_below)
             cause = exit_causes.classify(status, output, self._leaving, memory, raised)
+            if attempt.could_not_start:  # each time is another error: the machine may have room the next time
+                cause = replace(cause, place=f"{cause.place} (attempt {attempt.number})")
             if cause.kind == "signal" and cause.place == "SIGILL":
                 cause = replace(cause, detail=f"{cause.detail}: {self._launcher.sigill_hint()}")
         if cause.raised is not None and self._launcher.uses_keras_3() and keras_hint.is_for_keras_2(cause.raised):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.agent.tasks.exit_causes import Raised
+from paceline.agent.tasks.tracebacks import Raised
 
 HINT = "written for Keras 2? set tensorflow: {keras: legacy}"
 

@@ -14,7 +14,7 @@ from paceline.agent.captain import events as ev
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.spares import spare
-from paceline.agent.tasks import references
+from paceline.agent.tasks import compiled_folder, references
 from paceline.agent.tasks.attempt import Attempt
 from paceline.agent.tasks.python_command import Python, parse_command, with_program_found
 from paceline.agent.transfers.porter_client import process
@@ -81,6 +81,7 @@ class TaskLauncher:
         for name in self._env_with_references:
             del environ[name]
         paths = [*filter(None, [environ.get("PYTHONPATH"), self._options.library])]
+        compiled = compiled_folder.variables(self._plan, self._options, {**os.environ, **self._role.env}, self._notify)
         limits = amx.environment(environ)
         if limits:
             self._notify(f"{amx.FINDING}; tasks run with {amx.VARIABLE}={amx.LIMIT}")
@@ -89,6 +90,7 @@ class TaskLauncher:
             **{name: value for name, value in threads.items() if name not in os.environ},
             **environ,
             **limits,
+            **compiled,
             **({"PYTHONPATH": os.pathsep.join(paths)} if self._options.library else {}),
             "PYTHONFAULTHANDLER": "1",
             "PACELINE_TENSORBOARD_DIR": f"{self._options.folder}/tensorboard",
@@ -207,8 +209,9 @@ class TaskLauncher:
             return
         for message in self._spare.receive():
             if isinstance(message, spare.Ready):
+                if not self._spare_ready:
+                    self._send(ev.SpareReady(self._options.host, message.seconds))
                 self._spare_ready = True
-                self._send(ev.SpareReady(self._options.host, message.seconds))
             elif isinstance(message, spare.Ended):
                 self._on_spare_ended()
                 return

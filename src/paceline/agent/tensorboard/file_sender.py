@@ -15,6 +15,7 @@ from paceline.agent.net.tls import BOARD_NAME, context
 from paceline.agent.options import Options, endpoint
 from paceline.agent.tensorboard.generation_notes import GenerationNotes, notes_path
 from paceline.storage.event_files import find
+from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
 EVERY_S = 3.0
 MAX_BUSY = 0.05  # fraction of time for sweeps: if one takes long, the next one comes later
@@ -87,7 +88,7 @@ class FileSender:
             self.sweep()
             self._last_success = time.monotonic()
             return True
-        except (OSError, WireError, KeyError, TypeError, ValueError) as error:
+        except (OSError, WireError, *INVALID_FIELDS) as error:
             self._disconnect()
             if self._warns and time.monotonic() - self._last_success > WARN_AFTER_S:
                 reason = str(error) or type(error).__name__

@@ -15,6 +15,7 @@ from typing import Callable
 from paceline.agent import machine
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options, endpoint
+from paceline.frameworks.python_start import code_command
 from paceline.plan import TENSORBOARD
 from paceline.storage.event_files import FileStamps, event_files, last_cut
 
@@ -44,7 +45,7 @@ class TensorBoardServer:
         self._loop, self._folder, self._report = loop, folder, report
         host, port = address
         options = ["--logdir", folder, "--host", host, "--port", str(port), "--reload_interval", "5"]
-        self._command = [python, "-c", LIGHT, *options]
+        self._command = code_command(python, LIGHT, *options)
         self._memory = memory
         self._files: FileStamps = {}
         self._cut = 0
@@ -136,7 +137,7 @@ def with_tensorboard(names: Iterable[str]) -> str:
     not on its PATH."""
     for path in dict.fromkeys(filter(None, map(shutil.which, filter(None, names)))):
         try:
-            if not subprocess.run([path, "-c", _PROBE], stdin=subprocess.DEVNULL, timeout=PROBE_S).returncode:
+            if not subprocess.run(code_command(path, _PROBE), stdin=subprocess.DEVNULL, timeout=PROBE_S).returncode:
                 return path
         except (OSError, subprocess.TimeoutExpired):
             continue

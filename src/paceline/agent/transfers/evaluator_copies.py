@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable
 from typing import Any, Callable
 
@@ -21,6 +20,7 @@ from paceline.agent.run_files import replace
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient
 from paceline.plan import Plan
+from paceline.storage.local_files import remove_tree
 from paceline.storage.snapshots.manifest import INVALID_FIELDS, SnapshotId, pair, parse_id
 
 RETRY_S = 2.0  # seconds until a failed fetch is retried
@@ -171,7 +171,7 @@ class EvaluatorCopies:
     def tidy(self) -> None:
         """Removes all files, after the end of the run."""
         for folder in (*self._task_folders, self._results):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, ignore_errors=True)
         for parent in self._parents:
             with contextlib.suppress(OSError):  # it contains files of other hosts
                 os.rmdir(parent)

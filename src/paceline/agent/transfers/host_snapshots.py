@@ -2,7 +2,7 @@
 
 <folder>/staging/<task>/g<generation>/step-<n>     written by the task
 <folder>/held/<task>/step-<n>-g<generation>        collected by the agent, until the captain has it deleted
-<folder>/restored/<host>/step-<n>-g<generation>    a verified copy to resume from
+<folder>/restored/<host>/step-<n>-g<generation>    to resume from: files of the held parts, or a verified copy
 <folder>/committed/<host>/step-<n>                 for evaluators that poll this folder; see also evaluator_copies.py
 If tasks write checkpoints to a watched folder instead, see watched_folder.py.
 """
@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
@@ -26,10 +25,12 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import stored_messages
 from paceline.agent.options import Options
 from paceline.agent.transfers import requests as req
-from paceline.agent.transfers.porter_client import PorterClient, porter_settings
+from paceline.agent.transfers.porter_client import PorterClient, held_folder, porter_settings
 from paceline.agent.transfers.watched_folder import WatchedFolder
 from paceline.plan import Plan
-from paceline.storage.local_files import open_regular
+from paceline.storage.local_files import remove_tree
+from paceline.storage.regular_files import open_regular
+from paceline.storage.snapshots import shared_parts
 from paceline.storage.snapshots.manifest import File, SnapshotId, parse_id
 from paceline.storage.stores import obstore_library
 from paceline.storage.watched.folder_contents import ABOUT
@@ -66,7 +67,7 @@ class HostSnapshots:
         self._tasks = host.tasks
         self._is_evaluator = host.role == "evaluator"
         self._folder = options.folder
-        self._held_folder = f"{options.folder}/held"
+        self._held_folder = held_folder(options)
         self._restored_folder = f"{options.folder}/restored/{options.host}"
         self._committed_folder = f"{options.folder}/committed/{options.host}"
         environment = {**os.environ, **plan.role(host.role).env}
@@ -75,7 +76,7 @@ class HostSnapshots:
         self._uploads: dict[tuple[str, SnapshotId], int] = {}  # -> number of the request
         # Files of stored parts, in case the captain asks again.
         self._stored: dict[tuple[str, SnapshotId], tuple[File, ...]] = {}
-        self._preparing: tuple[SnapshotId | None, int] | None = None
+        self._preparing: tuple[ins.PrepareHost, int] | None = None  # and the number of the request
         self._prepared: tuple[SnapshotId | None] | None = None  # not used by a task yet
         self._is_fetching = False  # a copy for evaluators
         self._newest: SnapshotId | None = None  # the newest snapshot to copy for evaluators
@@ -135,7 +136,7 @@ class HostSnapshots:
             if os.path.exists(target):
                 self.remove([path])  # the same step again: the first one is being uploaded
                 return
-            _read_about(path)
+            about = _read_about(path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             self._write_boot(task)
             os.rename(path, target)
@@ -146,7 +147,9 @@ class HostSnapshots:
         except OSError as error:
             self._notify(f"{task}: cannot collect the snapshot in {path}: {error.strerror}", True)
             return
-        self._send(self._saved_part(task, id))
+        self._send(self._saved_part(task, id, about))  # not read again: the task may still change it
+        if self._options.serve:
+            self.porter.start()  # other hosts may need it
 
     def _write_boot(self, task: str) -> None:
         path = f"{self._held_folder}/{task}/{BOOT}"
@@ -180,7 +183,7 @@ class HostSnapshots:
             # The captain would reject the message if there were too many, or if a step were too large.
             for id in sorted(id for id in ids if id.step <= LARGEST_STEP)[-MAX_HELD:]:
                 with contextlib.suppress(_InvalidSnapshot):
-                    parts.append(self._saved_part(task, id))
+                    parts.append(self._saved_part(task, id, _read_about(f"{self._held_folder}/{task}/{id}")))
         return parts
 
     def _staged(self, task: str) -> Iterator[tuple[int, int, str]]:
@@ -190,8 +193,7 @@ class HostSnapshots:
             for step in sorted(steps, key=lambda match: int(match[1])):
                 yield int(step[1]), int(generation[1]), f"{folder}/{generation[0]}/{step[0]}"
 
-    def _saved_part(self, task: str, id: SnapshotId) -> PartSaved:
-        about = _read_about(f"{self._held_folder}/{task}/{id}")
+    def _saved_part(self, task: str, id: SnapshotId, about: Mapping[str, Any]) -> PartSaved:
         parts, metrics, versions = about.get("parts", 1), about.get("metrics", {}), about.get("versions", {})
         numbers = {k[:100]: float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
         texts = {k[:100]: str(v)[:200] for k, v in _items(versions) if isinstance(v, (str, int, float))}
@@ -231,15 +233,17 @@ class HostSnapshots:
             self.porter.cancel(number)
         if task in self._tasks:
             self.remove([f"{self._held_folder}/{task}/{id}"])
+            shared_parts.forget(f"{self._held_folder}/{task}/{id}")
 
     def prepare(self, message: ins.PrepareHost) -> None:
-        id = message.snapshot
+        id, from_hosts = message.snapshot, bool(message.sources)
         if self._preparing is not None:
-            if self._preparing[0] == id:
+            if self._preparing[0] == message:
                 return
             self.porter.cancel(self._preparing[1])
+            self._preparing = None
         if self._prepared == (id,):
-            self._send(ev.HostPrepared(self._options.host, id))
+            self._send(ev.HostPrepared(self._options.host, id, from_hosts=from_hosts))
             return
         self._prepared = None
         self.remove([f"{self._restored_folder}/{name}" for name in _names(self._restored_folder)])
@@ -247,25 +251,28 @@ class HostSnapshots:
 
         def fetched(answer: req.Answer) -> None:
             failure = answer if isinstance(answer, req.Failure) else None
-            if failure is None and self.watched.folder and self._preparing == (id, number):
-                self._preparing = id, self.watched.restore(message.generation, id, folder, finished)
+            if failure is None and self.watched.folder and self._preparing == (message, number):
+                self._preparing = message, self.watched.restore(message.generation, id, folder, finished)
             else:
                 finished(failure)
 
         def finished(failure: req.Failure | None) -> None:
-            if self._preparing is not None and self._preparing[0] == id:
+            if self._preparing is not None and self._preparing[0] == message:
                 self._preparing = None
             if failure is None:
                 self._prepared = (id,)
             elif failure.kind == req.UNWANTED:
                 return
-            self._send(ev.HostPrepared(self._options.host, id, failure))
+            self._send(ev.HostPrepared(self._options.host, id, failure, from_hosts))
 
         if id is None:
-            self._preparing = None, self.watched.restore(message.generation, None, "", finished)
+            self._preparing = message, self.watched.restore(message.generation, None, "", finished)
             return
-        number = self.porter.ask(req.FetchSnapshot(id, folder, self._held_folder), fetched)
-        self._preparing = id, number
+        request: req.Request = req.FetchSnapshot(id, folder, self._held_folder)
+        if message.sources:
+            request = req.LinkSnapshot(id, folder, self._held_folder, message.sources)
+        number = self.porter.ask(request, fetched)
+        self._preparing = message, number
 
     def copy_for_evaluators(self, id: SnapshotId, is_retry: bool = False) -> None:
         """Fetches the snapshot for evaluators that poll PACELINE_COMMITTED_DIR."""
@@ -322,7 +329,7 @@ class HostSnapshots:
         leftovers = [f"{folder}/{name}" for folder in task_folders for name in _names(folder) if parse_id(name) is None]
         staged = [f"{self._folder}/staging/{task}" for task in self._tasks]
         for folder in (self._restored_folder, self._committed_folder, f"{self._folder}/fetched", *staged, *leftovers):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, ignore_errors=True)
         parents = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
         self.watched.tidy()
         for folder in (*task_folders, *parents):

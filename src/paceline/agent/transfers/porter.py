@@ -6,17 +6,17 @@ transfer at a time; short requests, log uploads and the watched folder do not wa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
-import shutil
 import sys
 import threading
 import time
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 from paceline.agent.net.frames import WireError
 from paceline.agent.options import endpoint
@@ -24,23 +24,36 @@ from paceline.agent.tensorboard.generation_notes import GenerationNotes
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.requests import Answer, Request
 from paceline.agent.unions import assert_never
+from paceline.errors import is_out_of_threads
+from paceline.storage import compiled_files
+from paceline.storage.compiled_files import StoredCompiled
 from paceline.storage.event_files import FOLDER, EventFiles
+from paceline.storage.local_files import remove_tree
 from paceline.storage.run_archive import RunArchive
+from paceline.storage.snapshots import shared_parts
 from paceline.storage.snapshots.evaluation import Evaluation
 from paceline.storage.snapshots.manifest import Damaged, Newer, parse
+from paceline.storage.snapshots.part_exchange import fetch_parts
 from paceline.storage.snapshots.repository import SnapshotRepository, Superseded, Unfit, always
 from paceline.storage.stores import obstore_library
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.locations import open_store
-from paceline.storage.stores.peer_access import MemberAccess
+from paceline.storage.stores.peer_access import MemberAccess, part_access
 from paceline.storage.stores.protocol import ContinueCheck, Store, StoreError, TransferCanceled
 from paceline.storage.watched.capture import FolderCapture
 from paceline.storage.watched.folder_contents import Later
 from paceline.storage.watched.restore import TASKS, begin
 
-SHORT, TRANSFERS, WATCHED, LOGS, CURVES = "short", "transfers", "watched", "logs", "curves"
-LANES = (SHORT, TRANSFERS, WATCHED, LOGS, CURVES)  # each has its own thread, so slow requests delay only their own lane
+if TYPE_CHECKING:
+    from paceline.storage.stores.peer_client import PeerStore
+
+SHORT, TRANSFERS, LINKS, WATCHED, LOGS, CURVES, COMPILED = (
+    "short", "transfers", "links", "watched", "logs", "curves", "compiled"
+)  # fmt: skip
+# Each has its own thread, so slow requests delay only their own lane.
+LANES = (SHORT, TRANSFERS, LINKS, WATCHED, LOGS, CURVES, COMPILED)
 NICE = 5  # training goes first
+NO_THREADS = "this machine allows no more threads or processes: a limit of processes or of memory is reached"
 PATIENCE = 8.0  # seconds for one short request; the agent may retry
 _KINDS: dict[type[Exception], str] = {
     Damaged: req.DAMAGED,
@@ -65,13 +78,17 @@ class Porter:
         origin: str = "",
         called: str = "",
         scratch: str = "",
+        peer: Callable[[str], PeerStore] | None = None,
+        compiled: StoredCompiled | None = None,
     ) -> None:
         """`rate`: limit in bytes per second for uploads. `lanes`: each has its own thread. `origin`: the snapshot that
-        the run starts from, shown to users as `called`; it is copied through the folder `scratch`."""
+        the run starts from, shown to users as `called`; it is copied through the folder `scratch`. `peer`: connects to
+        the host at an address, which serves its parts."""
         self._short, self._transfers, self._archive = short, transfers, archive
+        self._compiled = compiled
         self._answer = answer
         self._rate = rate
-        self._origin, self._called, self._scratch = origin, called, scratch
+        self._origin, self._called, self._scratch, self._peer = origin, called, scratch, peer
         self._next_piece_at = 0.0
         self._pacing = threading.Lock()
         self._canceled: set[int] = set()
@@ -79,9 +96,17 @@ class Porter:
         self._event_files: EventFiles | None = None
         self._has_event_files = False  # whether event files of an earlier instance of the host have been fetched
         self._lanes: dict[str, queue.Queue[tuple[int, Request] | None]] = {lane: queue.Queue() for lane in lanes}
-        self._threads = [threading.Thread(target=self._work, args=(lane,)) for lane in self._lanes.values()]
+        # Daemons: if this process fails, it ends, and the agent starts another one.
+        self._threads = [
+            threading.Thread(target=self._work, args=(lane,), daemon=True) for lane in self._lanes.values()
+        ]
         for thread in self._threads:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                for lane in self._lanes.values():
+                    lane.put(None)  # ends the threads that have started
+                raise StoreError(NO_THREADS, is_transient=True) from error
 
     def ask(self, number: int, request: Request) -> None:
         if isinstance(request, req.Cancel):
@@ -116,7 +141,9 @@ class Porter:
             path, reason = error.filename or getattr(request, "folder", ""), error.strerror or str(error)
             return req.Failure(req.HERE, f"{path}: {reason}", True, reason)
         except Exception as error:  # every request must be answered
-            return req.Failure(req.HERE, f"{type(error).__name__}: {error}", False)
+            if is_out_of_threads(error):
+                return req.Failure(req.HERE, NO_THREADS, True)
+            return req.Failure(req.HERE, f"{type(error).__name__}: {error}", isinstance(error, MemoryError))
 
     def _execute(self, request: Request, number: int) -> Answer:
         if isinstance(request, req.ListSnapshots):
@@ -125,23 +152,27 @@ class Porter:
             late = self._short.begin(request.generation, request.parent, request.seen, request.by)
             return req.GenerationBegun(tuple(late))
         if isinstance(request, req.CommitSnapshot):
-            self._short.commit(parse(request.manifest.encode(), "a manifest"))
+            self._short.commit(parse(request.manifest.encode(), "a manifest"), request.generation)
         elif isinstance(request, req.RecordEvaluation):
             evaluation = Evaluation(request.task, request.metrics, request.at)
             return req.EvaluationRecorded(dict(self._short.evaluate(request.snapshot, evaluation).metrics))
         elif isinstance(request, req.DeleteSnapshot):
             self._short.delete(request.snapshot, request.generation)
         elif isinstance(request, req.SweepGenerations):
-            self._transfers.sweep(request.generation)
+            self._transfers.sweep(request.generation, request.parent)
         elif isinstance(request, req.AdoptOrigin):
             return self._adopt(number)
         elif isinstance(request, req.SendPart):
+            shared_parts.sign(request.folder)
             part = self._transfers.send(request.snapshot, request.task, request.folder, self._paced(number))
+            shared_parts.verify(request.folder)
             return req.PartSent(part.files)
         elif isinstance(request, req.FetchSnapshot):
             manifest = self._transfers.manifest(request.snapshot)
             received = self._transfers.fetch(manifest, request.folder, self._is_wanted(number), request.held)
             return req.SnapshotFetched(manifest.size, received)
+        elif isinstance(request, req.LinkSnapshot):
+            return self._link(request, number)
         elif isinstance(request, req.RestoreWatched):
             return self._restore_watched(request, number)
         elif isinstance(request, req.CaptureWatched):
@@ -150,13 +181,21 @@ class Porter:
             return req.WatchedCaptured(captured)
         elif isinstance(request, req.RemoveFolders):
             for folder in request.folders:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder, ignore_errors=True)
         elif isinstance(request, req.UploadLogs):
             assert self._archive is not None
             self._short.claim()
             self._archive.send(request.piece, request.ranges, request.scratch, self._paced(number))
         elif isinstance(request, req.TrimCurves):
             self._trim_curves(request, number)
+        elif isinstance(request, req.KeepCompiled):
+            compiled_files.trim(request.root)
+            compiled_files.sync_new(request.folder)
+            if request.host and self._compiled is not None:
+                self._compiled.send(request.host, request.folder, request.scratch, self._paced(number))
+        elif isinstance(request, req.FetchCompiled):
+            if self._compiled is not None:
+                self._compiled.fetch(request.host, request.folder, request.scratch, self._is_wanted(number))
         elif isinstance(request, req.Cancel):
             raise AssertionError("Cancel is handled by ask()")
         else:
@@ -178,6 +217,17 @@ class Porter:
             if evaluation is not None:
                 evaluations[snapshot] = dict(evaluation.metrics)
         return req.SnapshotList(contents.generation, current, tuple(sorted(contents.committed)), metrics, evaluations)
+
+    def _link(self, request: req.LinkSnapshot, number: int) -> req.SnapshotFetched:
+        fetched = f"{request.folder}.{os.urandom(4).hex()}.partial"
+        remote = {task: address for task, address in request.sources.items() if address}
+        try:
+            received = fetch_parts(remote, request.snapshot, fetched, self._peer, self._is_wanted(number))
+            own = {task: f"{request.held}/{task}/{request.snapshot}" for task in request.sources.keys() - remote.keys()}
+            parts = ((own.get(task) or f"{fetched}/{task}", task in own) for task in request.sources)
+            return req.SnapshotFetched(shared_parts.assemble(parts, request.folder), received)
+        finally:
+            remove_tree(fetched, ignore_errors=True)
 
     def _adopt(self, number: int) -> req.OriginAdopted:
         from paceline.storage.snapshots.origin import adopt
@@ -242,10 +292,14 @@ class Porter:
 def _lane_of(request: Request) -> str:
     if isinstance(request, (req.SendPart, req.FetchSnapshot, req.SweepGenerations, req.AdoptOrigin)):
         return TRANSFERS
+    if isinstance(request, req.LinkSnapshot):
+        return LINKS
     if isinstance(request, (req.RestoreWatched, req.CaptureWatched)):
         return WATCHED
     if isinstance(request, req.UploadLogs):
         return LOGS
+    if isinstance(request, (req.KeepCompiled, req.FetchCompiled)):
+        return COMPILED
     return CURVES if isinstance(request, req.TrimCurves) else SHORT
 
 
@@ -265,6 +319,7 @@ class PorterSettings:
     to: str = ""  # the location as shown to users
     called: str = ""  # the origin as shown to users
     buckets: bool = False  # whether this host uses buckets
+    held: str = ""  # members: the folder of the parts that are served to other hosts
 
 
 PEER = "peer://"
@@ -275,11 +330,27 @@ def _open(settings: PorterSettings, patience: float | None) -> Store:
     return _peer(settings, settings.place) if settings.place.startswith(PEER) else open_store(settings.place, patience)
 
 
+def _compiled(settings: PorterSettings) -> StoredCompiled | None:
+    """All members of the run have the same key; nobody else has it."""
+    try:
+        with open(f"{settings.tls}/member.key", "rb") as file:
+            return StoredCompiled(_open(settings, None), settings.run, file.read())
+    except OSError:
+        return None
+
+
 def _peer(settings: PorterSettings, address: str) -> Store:
     from paceline.agent.net.tls import SERVER_NAME, context
     from paceline.storage.stores.peer_client import over_tls
 
     return over_tls(endpoint(address[len(PEER) :]), context(settings.tls, "member", server=False), SERVER_NAME)
+
+
+def _member(settings: PorterSettings, address: str) -> PeerStore:
+    from paceline.agent.net.tls import MEMBER_NAME, context
+    from paceline.storage.stores.peer_client import over_tls
+
+    return over_tls(endpoint(address), context(settings.tls, "member", server=False), MEMBER_NAME)
 
 
 def bring_obstore(settings: PorterSettings) -> None:
@@ -319,6 +390,11 @@ def _serve(settings: PorterSettings) -> None:
     from paceline.storage.stores.peer_server import Server
 
     try:
+        if settings.held:
+            tls = context(settings.tls, "member", server=True)
+            with contextlib.suppress(OSError):  # the port is taken: other hosts get its snapshots from the store
+                Server(endpoint(settings.serve), tls, FolderStore(settings.held), part_access)
+            return
         tls = context(settings.tls, "captain", server=True)
         served = _Served(settings)
         Server(endpoint(settings.serve), tls, served, served.access)
@@ -361,7 +437,8 @@ def main(argument: str) -> int:
                 archive = RunArchive(_open(settings, PATIENCE), settings.run)
                 porter = Porter(
                     short, transfers, answer, settings.rate, archive=archive, origin=settings.origin,
-                    called=settings.called, scratch=f"{settings.folder}/.origin",
+                    called=settings.called, scratch=f"{settings.folder}/.origin", compiled=_compiled(settings),
+                    peer=lambda address: _member(settings, address),
                 )  # fmt: skip
             porter.ask(number, request)
         except WireError as error:

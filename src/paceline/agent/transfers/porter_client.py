@@ -18,7 +18,7 @@ from paceline.agent.options import Options
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter import PorterSettings
 from paceline.agent.transfers.requests import Answer, Request
-from paceline.plan import Plan
+from paceline.plan import CAPTAIN, Plan
 
 # Imports the agent's own `paceline`, not another one in site-packages. The standard library still comes first, as the
 # agent's code may itself be in site-packages.
@@ -42,8 +42,13 @@ def porter_settings(plan: Plan, options: Options) -> PorterSettings:
     return PorterSettings(
         location, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder,
         options.origin or plan.snapshots.origin, options.token, plan.snapshots.to or location,
-        plan.snapshots.origin, plan.needs_bucket,
+        plan.snapshots.origin, plan.needs_bucket, "" if options.host == CAPTAIN else held_folder(options),
     )  # fmt: skip
+
+
+def held_folder(options: Options) -> str:
+    """The parts of snapshots that the tasks of this host have saved."""
+    return f"{options.folder}/held"
 
 
 def process(module: str, argument: str) -> list[str]:

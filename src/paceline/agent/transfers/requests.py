@@ -47,8 +47,11 @@ class BeginGeneration:
 
 @record
 class CommitSnapshot:
+    """`generation`: the newest that the captain knows; if the store has a later one, another captain leads the run."""
+
     snapshot: SnapshotId
     manifest: LongText
+    generation: int = 0  # 0: that of the snapshot
 
 
 @record
@@ -70,9 +73,10 @@ class DeleteSnapshot:
 
 @record
 class SweepGenerations:
-    """Delete files of earlier generations that no manifest lists."""
+    """Delete files of earlier generations that no manifest lists, except those of a snapshot that may be committed."""
 
     generation: int
+    parent: SnapshotId | None = None
 
 
 @record
@@ -97,6 +101,17 @@ class FetchSnapshot:
     snapshot: SnapshotId
     folder: str
     held: str = ""
+
+
+@record
+class LinkSnapshot:
+    """Build a folder to resume from out of the parts that hosts have. The files of this host are linked, not copied.
+    `sources`: task -> address of the host that has its part; empty if it is below `held`."""
+
+    snapshot: SnapshotId
+    folder: str
+    held: str
+    sources: Mapping[str, str]
 
 
 @record
@@ -152,6 +167,25 @@ class TrimCurves:
 
 
 @record
+class KeepCompiled:
+    """Limit and sync what frameworks have compiled. `host`: store it under this name, if not empty."""
+
+    root: str  # of all such folders on this machine
+    folder: str
+    host: str
+    scratch: str
+
+
+@record
+class FetchCompiled:
+    """Fetch what an earlier instance of the host has stored."""
+
+    folder: str
+    host: str
+    scratch: str
+
+
+@record
 class Cancel:
     """Cancel a request: it is answered with UNWANTED."""
 
@@ -160,7 +194,8 @@ class Cancel:
 
 Request = Union[
     ListSnapshots, BeginGeneration, CommitSnapshot, RecordEvaluation, DeleteSnapshot, SweepGenerations, AdoptOrigin,
-    SendPart, FetchSnapshot, RestoreWatched, CaptureWatched, RemoveFolders, UploadLogs, TrimCurves, Cancel,
+    SendPart, FetchSnapshot, LinkSnapshot, RestoreWatched, CaptureWatched, RemoveFolders, UploadLogs, TrimCurves,
+    KeepCompiled, FetchCompiled, Cancel,
 ]  # fmt: skip
 
 
@@ -258,8 +293,9 @@ _REQUESTS = Codec(
     {
         "known": ListSnapshots, "begin": BeginGeneration, "commit": CommitSnapshot, "evaluated": RecordEvaluation,
         "delete": DeleteSnapshot, "sweep": SweepGenerations, "adopt": AdoptOrigin, "send": SendPart,
-        "fetch": FetchSnapshot, "put": RestoreWatched, "take": CaptureWatched, "remove": RemoveFolders,
-        "keep": UploadLogs, "curves": TrimCurves, "forget": Cancel,
+        "fetch": FetchSnapshot, "link": LinkSnapshot, "put": RestoreWatched, "take": CaptureWatched,
+        "remove": RemoveFolders, "keep": UploadLogs, "curves": TrimCurves, "compiled": KeepCompiled,
+        "fetch-compiled": FetchCompiled, "forget": Cancel,
     },
     "do", _READERS,
 )  # fmt: skip

@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+# The modules of agents, which are forked from here: imported once. Agents that start later have them as well, so that
+# they do not mix two versions if Paceline has been upgraded meanwhile.
+import paceline.agent.captain_process.process
+import paceline.agent.member
+import paceline.agent.tensorboard.server  # noqa: F401
 from paceline.agent import __main__ as agent
 from paceline.agent import machine
 from paceline.agent.net.loop import Loop
-from paceline.agent.options import FAILED, Options
-from paceline.agent.tensorboard import server  # noqa: F401 - used by agents: imported once, before the fork
+from paceline.agent.options import FAILED, SHARED_FOLDER, Options
 from paceline.backends.local.lost_captain_report import write_report
 from paceline.backends.local.resources import Share
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, with_absolute_paths
@@ -91,7 +95,8 @@ class Supervisor:
             self._options[host.name] = Options(
                 run, host.name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
                 interpreter=interpreter, cores=share.cores, devices=share.devices, replaces=True,
-                starter=os.getpid(), ingest=_claim(plan), machine=hosts_here,
+                starter=os.getpid(), ingest=_claim(plan), machine=hosts_here, peers=SHARED_FOLDER,
+                compiled=str(home() / "compiled"),
             )  # fmt: skip
         if page:
             self._options[TENSORBOARD] = Options(

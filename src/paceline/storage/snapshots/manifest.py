@@ -14,6 +14,7 @@ VERSION = 1
 MOST_BYTES = 64 * 1024 * 1024  # bytes of a manifest
 FILE_BYTES = 100  # bytes of a file in a manifest, besides its path
 PATH_LIMIT = 1024
+SIZE_LIMIT = 2**63  # bytes of a file; no file system supports more
 # What reading fields of the wrong types raises; 1e400, for example, is a valid number in JSON, but no integer.
 INVALID_FIELDS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -150,9 +151,14 @@ def read_object(data: bytes, name: str) -> dict[str, Any]:
 
 def file_of(fields: Any) -> File:
     file = File(str(fields["path"]), int(fields["size"]), str(fields["sha256"]))
-    if file.size < 0 or not is_digest(file.sha256):
+    if not is_size(file.size) or not is_digest(file.sha256):
         raise ValueError(f"{file.path!r} has no valid size and digest")
     return file
+
+
+def is_size(value: int) -> bool:
+    """Larger numbers cannot be converted to decimals, or to floats: sums of sizes are printed."""
+    return 0 <= value < SIZE_LIMIT
 
 
 def is_digest(text: str) -> bool:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.storage import event_files, run_archive
+from paceline.storage import compiled_files, event_files, run_archive
 from paceline.storage.local_files import copy
 from paceline.storage.snapshots import chain, evaluation, manifest
 from paceline.storage.snapshots.chain import Record
@@ -20,6 +20,7 @@ from paceline.storage.stores.protocol import ContinueCheck, Sent, Store, StoreEr
 
 MANIFEST = "manifest.json"
 _RECORD_BYTES = 64 * 1024
+_SHOWN = 200  # characters of a path in a message
 _RECORD = re.compile(r"[0-9]{8,}\.json")
 
 
@@ -126,21 +127,24 @@ class SnapshotRepository:
     def begin(
         self, generation: int, parent: SnapshotId | None, seen: Iterable[SnapshotId] = (), by: str = ""
     ) -> list[SnapshotId]:
-        """Write the record of a generation, before it commits anything. `seen`: the current snapshots when the parent
-        was chosen. `by`: id of the captain, which may retry if it gets no reply.
+        """Write the record of a generation, before it commits anything. `parent`: may be committed later. `seen`: the
+        current snapshots when the parent was chosen. `by`: id of the captain that started the generation; this captain,
+        or the next one, may write the same record again if it gets no reply.
 
-        If the previous generation has committed more snapshots since then, return its current snapshots, newest first:
-        their commit may already be confirmed to the writer. The caller then starts one more generation, from the newest
-        of these.
+        If the previous generation has meanwhile committed a snapshot later than the parent, return its current
+        snapshots, newest first: their commit may already be confirmed to the writer. The caller then starts one more
+        generation, from the newest of these.
         """
         self.claim()
         self._check_newest(generation)
         name, data = self._record(generation), Record(generation, parent, by or os.urandom(8).hex()).to_bytes()
-        if not self._store.create(name, data) and self._store.read(name, _RECORD_BYTES) != data:
-            raise Superseded(f"another captain has started generation {generation}")
+        if not self._store.create(name, data):
+            if self._store.read(name, _RECORD_BYTES) != data:
+                raise Superseded(f"another captain has started generation {generation}")
+            return []
         inventory = self.inventory()
         previous = {number: record for number, record in inventory.records.items() if number != generation}
-        current, expected = chain.current(previous, inventory.committed), set(seen)
+        current, expected = chain.current(previous, inventory.committed), {*seen, *inventory.current()}
         return current if any(id not in expected for id in current) else []
 
     def _check_newest(self, generation: int) -> None:
@@ -167,10 +171,11 @@ class SnapshotRepository:
         del self._sent[task]  # if it is requested again, the store has lost it
         return Part(task, tuple(File(path, *sent[name]) for path, name in names.items()))
 
-    def commit(self, manifest: Manifest) -> bool:
-        """False: already committed. Superseded: it was written, but may not be on the chain."""
+    def commit(self, manifest: Manifest, generation: int = 0) -> bool:
+        """False: already committed. `generation`: the newest that the captain knows, by default that of the snapshot.
+        Superseded: it was written, but there is a later generation, so it may not be on the chain."""
         is_new = self.create(manifest)
-        self._check_newest(manifest.id.generation)
+        self._check_newest(generation or manifest.id.generation)
         return is_new
 
     def create(self, manifest: Manifest) -> bool:
@@ -256,11 +261,11 @@ class SnapshotRepository:
         self._store.delete(self._manifest(id))
         self._store.clear(f"{self.run}/{id}/")
 
-    def sweep(self, generation: int) -> None:
-        """Delete uncommitted or partly deleted snapshots of earlier generations, which will never complete them. The
-        record of `generation` must exist."""
+    def sweep(self, generation: int, parent: SnapshotId | None = None) -> None:
+        """Delete uncommitted or partly deleted snapshots of earlier generations, which will never complete them; except
+        `parent`, which this generation may still commit. The record of `generation` must exist."""
         for id in filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/"))):
-            if id.generation < generation and not self.has(id):
+            if id.generation < generation and id != parent and not self.has(id):
                 self._store.clear(f"{self.run}/{id}/")
 
     def delete_all(self) -> None:
@@ -273,6 +278,7 @@ class SnapshotRepository:
             self.delete(id)
         self._store.clear(f"{self.run}/{run_archive.FOLDER}/")
         self._store.clear(f"{self.run}/{event_files.FOLDER}/")
+        self._store.clear(f"{self.run}/{compiled_files.FOLDER}/")
         self._store.clear(f"{self.run}/generations/")
 
     def _record(self, generation: int) -> str:
@@ -312,13 +318,17 @@ def files_of(folder: str, what: str = "a snapshot") -> Iterable[str]:
                 path = f"{below}{entry.name}"
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if not is_safe_path(path):
-                    raise Unfit(f"{path!r} is not a valid path for a file in {what}")
+                    raise Unfit(f"{_shown(path)} is not a valid path for a file in {what}")
                 if stat.S_ISDIR(mode):
                     folders.append(f"{path}/")
                 elif stat.S_ISREG(mode):
                     yield path
                 else:
-                    raise Unfit(f"{path!r} is not a regular file: {what} can contain only files and folders")
+                    raise Unfit(f"{_shown(path)} is not a regular file: {what} can contain only files and folders")
+
+
+def _shown(path: str) -> str:
+    return repr(path if len(path) <= _SHOWN else f"{path[:_SHOWN]}...")
 
 
 def _check_digest(name: str, digest: tuple[int, str], file: File) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Callable
 
 from paceline.storage.local_files import MODE, NEW, copy, digest, pieces, sync, sync_all_of, write_all
+from paceline.storage.regular_files import open_regular
 from paceline.storage.stores.parallel import together
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, Sent, StoreError
 
@@ -222,7 +223,7 @@ class FolderStore:
 
     def _open(self, name: str) -> int | None:
         try:
-            return os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            return open_regular(self._path(name), follow=True)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -1,4 +1,5 @@
-"""What a member may do in the store that its captain serves: store parts of snapshots and logs, and read snapshots.
+"""What a member may do in the store that its captain serves: store parts of snapshots, logs and what frameworks have
+compiled, and read snapshots.
 
 Everything else there belongs to the captain: records of generations, manifests and results of evaluators decide which
 snapshots exist, and obstore is code that all hosts run.
@@ -10,6 +11,7 @@ import re
 from typing import Callable
 
 from paceline.plan import ORDER
+from paceline.storage.compiled_files import FOLDER as COMPILED
 from paceline.storage.run_archive import FOLDER as LOGS
 from paceline.storage.snapshots.manifest import is_safe_path, parse_id
 from paceline.storage.snapshots.repository import MANIFEST
@@ -37,11 +39,17 @@ class MemberAccess:
             if self._is_part(name) and self._is_committed(name):
                 raise StoreError(f"{name[:_SHOWN]!r} cannot be written: its snapshot is committed")
             return
+        if verb in ("send", "fetch") and self._snapshots and self._is_compiled(name):
+            return
         if verb == "read" and self._snapshots and self._is_manifest(name):
             return
         if verb == "fetch" and ((self._snapshots and self._is_part(name, 0)) or (name and name == self._library)):
             return
-        what = {"send": "parts of snapshots and logs", "read": "manifests", "fetch": "parts of snapshots"}.get(verb)
+        what = {
+            "send": "parts of snapshots, logs and compiled code",
+            "read": "manifests",
+            "fetch": "parts of snapshots and compiled code",
+        }.get(verb)
         limit = f"of {self._run}, members may {verb} only {what}" if what else "members may only send, read and fetch"
         raise StoreError(f"{str(verb)[:20]} {name[:_SHOWN]!r} is not allowed: {limit}")
 
@@ -62,6 +70,10 @@ class MemberAccess:
         host, _, piece = below.partition("/")
         return folder == LOGS and bool(_HOST.fullmatch(host)) and bool(_PIECE.fullmatch(piece)) and is_safe_path(piece)
 
+    def _is_compiled(self, name: str) -> bool:
+        folder, _, host = self._below_run(name).partition("/")
+        return folder == COMPILED and bool(_HOST.fullmatch(host))
+
     def _is_manifest(self, name: str) -> bool:
         snapshot, _, file = self._below_run(name).partition("/")
         return parse_id(snapshot) is not None and file == MANIFEST
@@ -72,6 +84,16 @@ class MemberAccess:
             return self._has is not None and self._has(manifest)
         except StoreError:
             return False  # writing the file fails, too, and its error says more
+
+
+def part_access(verb: str, name: str) -> None:
+    """What a member may do in the parts that another member serves: list the files of a part, and fetch them. Names are
+    `<task>/<snapshot>/<path>`."""
+    task, _, below = name.partition("/")
+    snapshot, _, path = below.partition("/")
+    is_part = bool(_TASK.fullmatch(task)) and parse_id(snapshot) is not None
+    if not is_part or not ((verb == "names" and not path) or (verb == "fetch" and is_safe_path(path))):
+        raise StoreError(f"{str(verb)[:20]} {name[:_SHOWN]!r} is not allowed: members may only list and fetch parts")
 
 
 class ReaderAccess:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 
+from paceline.storage.local_files import remove_tree
 from paceline.storage.snapshots.repository import Unfit, always
 from paceline.storage.stores.protocol import ContinueCheck
 from paceline.storage.watched import folder_contents
@@ -40,7 +40,7 @@ class FolderCapture:
         self._unchanged_since = 0.0
         self._first_change: float | None = None  # since the last capture
         self._doubtful: dict[str, Signature] = {}
-        shutil.rmtree(own, ignore_errors=True)
+        remove_tree(own, ignore_errors=True)
 
     def begin(self, restored: bool, doubtful: Mapping[str, Signature]) -> None:
         """Call before tasks start. `restored`: the folder contains a restored snapshot. `doubtful`: files of a task
@@ -78,7 +78,7 @@ class FolderCapture:
         try:
             self._assemble(scan, to, metrics)
         except BaseException:
-            shutil.rmtree(to, ignore_errors=True)
+            remove_tree(to, ignore_errors=True)
             raise
         self._drop_deleted(scan)
         self._captured = scan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import shutil
 import stat
 from dataclasses import dataclass, field
 
+from paceline.storage.local_files import remove_tree
 from paceline.storage.snapshots.manifest import is_safe_path
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, TransferCanceled
 
@@ -196,6 +196,6 @@ def duplicate(source: str, target: str, should_continue: ContinueCheck) -> None:
 def remove(folder: str) -> None:
     """Remove a folder, a file or a link."""
     if os.path.isdir(folder) and not os.path.islink(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder, ignore_errors=True)
     elif os.path.lexists(folder):
         os.unlink(folder)

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.agent.run_files import stamp
+from paceline.storage.run_archive import TASK_NAME
 
 LOCK = "following"  # locked by the process that updates the folder or submits the run
 COMMAND_LINE = "command-line"  # the author of events that the captain did not write
-_OUTPUT = re.compile(r"(\S+) (\d{4}-\d\d-\d\dT\S+Z g\d+ [|~] ?.*)")
+_OUTPUT = re.compile(rf"({TASK_NAME}) (\d{{4}}-\d\d-\d\dT\S+Z g\d{{1,9}} [|~] ?.*)")
 _TAIL_BYTES = 64 * 1024
 
 
@@ -115,7 +116,7 @@ class Reader:
         """The file for a line, and its text; empty: it is neither an event nor output of a task."""
         if not self._captain:
             match = _OUTPUT.fullmatch(line)
-            return (f"logs/{match[1]}.log", match[2]) if match and "/" not in match[1] else ("", "")
+            return (f"logs/{match[1]}.log", match[2]) if match else ("", "")
         try:
             event = json.loads(line)
             kind = event.get("event")

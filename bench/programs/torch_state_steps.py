@@ -1,0 +1,74 @@
+"""A torch program with a large state: AdamW on gloo or, with --gpu, nccl. It saves every --every steps: under Paceline
+with its helper, otherwise with torch.save. Each step has a stamp, with the step that was restored before the first.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import stamps
+import torch
+import torch.distributed as dist
+
+from paceline.torch import Snapshots
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=1)
+parser.add_argument("--sleep", type=float, default=0.0, help="seconds between two steps")
+parser.add_argument("--gpu", action="store_true")
+parser.add_argument("--gib", type=float, default=1.0, help="parameters and optimizer state")
+parser.add_argument("--every", type=int, default=40)
+parser.add_argument("--checkpoint", default="", help="a file for torch.save; default: snapshots of Paceline")
+args = parser.parse_args()
+
+local = int(os.environ["LOCAL_RANK"])
+device = torch.device("cuda", local) if args.gpu else torch.device("cpu")
+if args.gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if args.gpu else "gloo")
+rank = dist.get_rank()
+
+tensors = 48
+size = int(args.gib * 2**30 / 4 / 3 / tensors)  # the parameter and AdamW's two averages
+model = torch.nn.ParameterList(torch.zeros(size, device=device) for _ in range(tensors))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for parameter in model:  # AdamW creates its state in the first step
+    optimizer.state[parameter] = {
+        "step": torch.zeros(()),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+before = 0
+snapshots = None
+if args.checkpoint:
+    if Path(args.checkpoint).exists():
+        saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        before = saved["step"]
+        del saved
+else:
+    snapshots = Snapshots({"model": model, "optimizer": optimizer}, every=args.every)
+    before = snapshots.restore()
+
+for step in range(before + 1, before + args.steps + 1):
+    # One tensor in turn, so that a step of a large state on a CPU is as short as that of a small one.
+    parameter = model[step % tensors]
+    parameter.grad = torch.full_like(parameter, 1e-3)
+    dist.all_reduce(parameter.grad[:1024])
+    optimizer.step()
+    optimizer.zero_grad()
+    if args.gpu:
+        torch.cuda.synchronize()
+    stamps.stamp(rank, step)
+    if snapshots is not None:
+        snapshots.step(step)
+    elif step % args.every == 0 and rank == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, args.checkpoint + ".partial")
+        Path(args.checkpoint + ".partial").rename(args.checkpoint)
+    time.sleep(args.sleep)
+
+dist.destroy_process_group()

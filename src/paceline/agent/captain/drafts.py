@@ -1,0 +1,53 @@
+"""Snapshots on hosts: which tasks have saved a part, which host holds it, and whether it is in the store. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.agent.captain import events as ev
+from paceline.storage.snapshots.manifest import File, Part, SnapshotId
+
+
+@dataclass
+class DraftPart:
+    """The part of a snapshot that one task has saved."""
+
+    host: str
+    is_held: bool = True  # whether the host still has it
+    stored: Part | None = None  # set once it is in the store
+    files: list[File] = field(default_factory=list)  # received so far, until the list is complete
+
+
+@dataclass
+class Draft:
+    """A snapshot whose parts are on hosts; it may be committed, too."""
+
+    snapshot: SnapshotId
+    part_count: int  # the number of tasks that save a part
+    since: float
+    parts: dict[str, DraftPart] = field(default_factory=dict)  # by task
+    metrics: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    tries: int = 0
+    not_before: float = 0.0
+    failure: str = ""  # why the last attempt to commit it failed
+    is_hopeless: bool = False  # a retry will not help soon
+    is_resend: bool = False  # the store had it and lost it
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.parts) >= self.part_count
+
+    @property
+    def is_on_hosts(self) -> bool:
+        """Whether hosts have all of it, so that tasks can resume from it without the store."""
+        return self.is_complete and all(part.is_held for part in self.parts.values())
+
+    def add(self, saved: ev.PartSaved) -> None:
+        previous = self.parts.get(saved.task)
+        if previous is None or previous.host != saved.host:
+            self.parts[saved.task] = DraftPart(saved.host)
+        else:
+            previous.is_held = True
+        self.metrics.update(saved.metrics)
+        self.versions.update(saved.versions)

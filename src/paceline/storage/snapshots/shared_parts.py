@@ -1,0 +1,135 @@
+"""Parts of snapshots that a host has, shared with the tasks that resume from them: large files are linked, not copied.
+
+A program must not change the files that it resumes from: they are also those that are committed, and that the next
+restart uses. Before a part is sent or shared, the size and the time of the last change of its files are recorded.
+`verify` detects files that have been changed since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterable, Mapping
+
+from paceline.storage.local_files import copy, remove_tree
+from paceline.storage.snapshots.manifest import Damaged
+from paceline.storage.snapshots.repository import always, files_of
+from paceline.storage.stores.folder import NO_HARD_LINKS
+
+SMALL = 64 * 1024  # bytes; smaller files are copied, so that programs can change them
+_NO_LINK = (*NO_HARD_LINKS, errno.EXDEV)
+_Signatures = Mapping[str, list[int]]  # path -> size and time of the last change
+
+
+def assemble(parts: Iterable[tuple[str, bool]], folder: str) -> int:
+    """Build a folder with the files of all parts; if two parts have the same path, the first one wins. The folder
+    appears when it is complete. Return the size of its files. `parts`: their folders, and whether they are shared; the
+    files of others are moved."""
+    parent, name = os.path.split(folder)
+    partial = f"{parent}/.{name}.{os.urandom(4).hex()}.partial"
+    size = 0
+    try:
+        os.makedirs(partial)
+        for part, is_shared in parts:
+            size += _share_part(part, partial) if is_shared else _move_part(part, partial)
+        os.rename(partial, folder)
+    except BaseException:
+        remove_tree(partial, ignore_errors=True)
+        raise
+    return size
+
+
+def _share_part(part: str, folder: str) -> int:
+    if not os.path.isdir(part):
+        raise Damaged(f"{part} is missing")
+    size = 0
+    for path, (file_size, _) in sign(part).items():
+        source, target = f"{part}/{path}", f"{folder}/{path}"
+        if os.path.exists(target):
+            continue
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        size += file_size
+        if file_size <= SMALL or not _link(source, target):
+            copy(source, target, always, sync=False)
+    return size
+
+
+def _move_part(part: str, folder: str) -> int:
+    size = 0
+    for path in sorted(files_of(part)):
+        target = f"{folder}/{path}"
+        if not os.path.exists(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            size += os.path.getsize(f"{part}/{path}")
+            os.rename(f"{part}/{path}", target)
+    return size
+
+
+def _link(source: str, target: str) -> bool:
+    """Whether the file could be linked."""
+    try:
+        os.link(source, target)
+        return True
+    except OSError as error:
+        if error.errno in _NO_LINK:
+            return False
+        raise
+
+
+def sign(part: str) -> _Signatures:
+    """Record the size and time of change of all files, once; if that was done before, verify them."""
+    recorded = _read_signatures(part)
+    if recorded is None:
+        recorded = {path: _signature(part, path) for path in sorted(files_of(part))}
+        _write_signatures(part, recorded)
+    else:
+        verify(part)
+    return recorded
+
+
+def verify(part: str) -> None:
+    """Damaged: a file has been changed since it was recorded."""
+    for path, signature in (_read_signatures(part) or {}).items():
+        if _signature(part, path) != signature:
+            raise Damaged(
+                f"{part}/{path} was changed after it was saved: a program must not change files in PACELINE_RESTORE"
+            )
+
+
+def _signature(part: str, path: str) -> list[int]:
+    try:
+        status = os.stat(f"{part}/{path}")
+    except FileNotFoundError:
+        raise Damaged(f"{part}/{path} is missing") from None
+    return [status.st_size, status.st_mtime_ns]
+
+
+def forget(part: str) -> None:
+    """The part is deleted."""
+    with contextlib.suppress(OSError):
+        os.unlink(_signature_file(part))
+
+
+def _signature_file(part: str) -> str:
+    folder, name = os.path.split(part)
+    return f"{folder}/.{name}.shared"
+
+
+def _read_signatures(part: str) -> _Signatures | None:
+    """None: nothing is recorded."""
+    try:
+        with open(_signature_file(part)) as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise Damaged(f"{_signature_file(part)} is damaged") from None
+
+
+def _write_signatures(part: str, signatures: _Signatures) -> None:
+    partial = f"{_signature_file(part)}.{os.urandom(4).hex()}"
+    with open(partial, "w") as file:
+        json.dump(signatures, file)
+    os.replace(partial, _signature_file(part))
