@@ -124,7 +124,8 @@ def test_a_long_run_with_one_fault_after_another(framework: str, tmp_path: Path,
             for fault, rank in sequence(framework):
                 chaos.inject(fault, rank)
             report = runs.finish(run, state, LIMIT_S, runs.TOGETHER)
-    assert runs.causes(report) == chaos.expected
+    stacks = [f"{event['at']} {event['task']}\n{event['text']}" for event in run.events("stacks")]
+    assert runs.causes(report) == chaos.expected, "\n".join([run.story(), *stacks])
     assert all(restart["first_step_after_s"] is not None for restart in report["restarts"])
     assert report["generations"] == len(chaos.expected) + 1
     assert chaos.done == sum(TIMES[framework])

@@ -201,7 +201,6 @@ def test_unreadable_state_is_ignored(host: Host, text: bytes) -> None:
     ("error", "line"),
     [
         (FileNotFoundError(2, "No such file or directory", "nothing"), "No such file or directory: nothing"),
-        (BlockingIOError(11, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
         (OSError("no spare memory"), "no spare memory"),
     ],
 )
@@ -217,14 +216,14 @@ def test_a_task_that_cannot_start_says_why_in_its_log(host: Host, error: OSError
     assert not host.tasks.attempts and host.signals() == [] and host.connection.take("started") == []
 
 
-@pytest.mark.parametrize(("number", "is_same"), [(errno.EAGAIN, False), (errno.ENOMEM, False), (errno.ENOENT, True)])
-def test_a_machine_that_is_exhausted_is_not_the_same_error_twice(host: Host, number: int, is_same: bool) -> None:
-    host.machine.start_error = OSError(number, os.strerror(number))
-    places = []
-    for attempt in (1, 2):
-        host.start("worker-0", attempt=attempt)
-        places.append(host.exit()["place"])
-    assert (places[0] == places[1]) == is_same
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENOSPC, errno.EDQUOT])
+def test_a_machine_that_is_exhausted_is_not_an_error_of_the_program(host: Host, number: int) -> None:
+    host.machine.start_error = OSError(number, os.strerror(number), "/a/file")
+    assert host.start("worker-0") == []
+    exit = host.exit()
+    assert (exit["code"], exit["cause"]) == (127, "start-failed")
+    assert exit["detail"] == f"could not be started: {os.strerror(number)}: /a/file"
+    assert host.log() == [f"{os.strerror(number)}: /a/file"]
 
 
 def test_a_task_cannot_start_if_its_folder_for_snapshots_cannot_be_created(host: Host) -> None:

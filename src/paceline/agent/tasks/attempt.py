@@ -71,7 +71,7 @@ class Attempt:
         self.raised: Raised | None = None
         self.ingest_failure: tuple[str, str] | None = None  # cause and detail, as reported by an ingest process
         self.raised_at = 0.0
-        self.could_not_start = False  # because the machine, or a limit, was exhausted
+        self.start_failure = ""  # why it has no process, if the machine or a limit was exhausted
         self.exited = False  # the process has ended and was reaped: its pid may be reused
         self._deadline: tuple[float, Timer] | None = None
         self.gives_up: Callable[[], None] | None = None  # cancels the work that remains after its process has ended

@@ -32,7 +32,9 @@ from paceline.agent.transfers.host_snapshots import HostSnapshots
 from paceline.frameworks import compile_cache, environment
 from paceline.plan import INGEST, Plan, Task
 
-EXHAUSTED = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of the machine, or of a limit
+EXHAUSTED = (  # of the machine, or of a limit: the next attempt may succeed
+    errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT,
+)  # fmt: skip
 STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
 GRACEFUL = (ins.TERMINATE, ins.INTERRUPT)  # ways to end after which the task may exit on its own
@@ -229,8 +231,9 @@ class HostTasks:
 
     def _on_start_failed(self, attempt: Attempt, error: OSError) -> None:
         path = f": {error.filename}" if error.filename else ""
-        attempt.log.feed(f"{error.strerror or error}{path}\n".encode())
-        attempt.could_not_start = error.errno in EXHAUSTED
+        reason = f"{error.strerror or error}{path}"
+        attempt.log.feed(f"{reason}\n".encode())
+        attempt.start_failure = f"could not be started: {reason}" if error.errno in EXHAUSTED else ""
         self._on_exit(attempt, 127 << 8)
 
     # ---- while they run
@@ -381,14 +384,14 @@ class HostTasks:
             tail = output if attempt.requested_end == ins.KILL else ()
             cause = exit_causes.own_error(tail, raised) if attempt.requested_end not in GRACEFUL else None
             cause = cause or exit_causes.Cause("")
+        elif attempt.start_failure:
+            cause = exit_causes.Cause("start-failed", self._redact(attempt.start_failure))
         elif attempt.ingest_failure is not None and status != 0:
             cause = exit_causes.Cause(*attempt.ingest_failure)
         else:
             number_below = exit_causes.signal_of(status) or exit_causes.signal_below(output, raised)
             memory = self._out_of_memory(attempt, number_below)
             cause = exit_causes.classify(status, output, self._leaving, memory, raised)
-            if attempt.could_not_start:  # each time is another error: the machine may have room the next time
-                cause = replace(cause, place=f"{cause.place} (attempt {attempt.number})")
             if cause.kind == "signal" and cause.place == "SIGILL":
                 cause = replace(cause, detail=f"{cause.detail}: {self._launcher.sigill_hint()}")
         if cause.raised is not None and self._launcher.uses_keras_3() and keras_hint.is_for_keras_2(cause.raised):
