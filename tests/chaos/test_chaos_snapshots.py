@@ -206,7 +206,8 @@ class Chaos:
         """Of the current generation: it may commit its parent before its tasks have started."""
 
         def started() -> int:
-            events = [e for e in self.event_log.read() if (e["event"], e.get("task")) == ("task-started", f"worker-{rank}")]
+            kind = "task-started", f"worker-{rank}"
+            events = [e for e in self.event_log.read() if (e["event"], e.get("task")) == kind]
             return int(events[-1]["pid"]) if events[-1]["generation"] >= self.generation else 0
 
         return eventually(f"a process of worker-{rank}", started, LIMIT_S, self.run.story)
