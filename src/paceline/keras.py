@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from paceline import tensorflow
 from paceline.runtime import snapshot_folders
+from paceline.runtime.save_schedule import Every
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 from paceline.tensorflow.state import read_metadata
@@ -87,9 +88,11 @@ class Snapshots(_Callback):
     epochs.
     """
 
-    def __init__(self, every: int | None = None, order: Shards | None = None, partial: bool = False) -> None:
-        """`partial`: if the snapshot does not fit, restore what does, as in `paceline.tensorflow.Snapshots`. If the
-        order does not fit, `fit` starts with epoch 0."""
+    def __init__(self, every: Every = None, order: Shards | None = None, partial: bool = False) -> None:
+        """`every`: batches between snapshots, or a duration such as "30s"; None: only at the end of epochs.
+
+        `partial`: if the snapshot does not fit, restore what does, as in `paceline.tensorflow.Snapshots`. If the order
+        does not fit, `fit` starts with epoch 0."""
         if every is not None and order is None:
             raise ValueError("every=... requires order=...; without it, snapshots are taken only at the end of epochs")
         self.initial_epoch = 0  # for `fit`

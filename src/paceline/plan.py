@@ -105,6 +105,7 @@ class Snapshots:
     watch: str = ""  # where tasks keep their own checkpoints: a folder, a file, or a pattern of names of files
     origin: str = ""  # what the run starts from: a run id, the location of a run, or a folder
     trust: bool = False  # whether `origin` is trusted
+    commit_every: float | None = None  # seconds between the starts of two commits; None: depends on how long they take
 
     @property
     def in_bucket(self) -> bool:
@@ -304,8 +305,9 @@ def _snapshots(job: Job) -> Snapshots:
     best = None if section.best is None else (section.best.metric, section.best.mode == "min")
     claim = {} if section.claim is None else section.claim.model_dump()
     return Snapshots(
-        section.to or "", section.keep, best, section.rate, claim, section.watch or "", section.origin, section.trust
-    )
+        section.to or "", section.keep, best, section.rate, claim, section.watch or "", section.origin, section.trust,
+        section.commit_every,
+    )  # fmt: skip
 
 
 def _ingest(job: Job) -> Ingest | None:
@@ -372,6 +374,8 @@ def to_data(plan: Plan) -> dict[str, Any]:
         del data["env_of"]
     if plan.restart.compile_cache:
         del data["restart"]["compile_cache"]
+    if plan.snapshots.commit_every is None:
+        del data["snapshots"]["commit_every"]
     return data
 
 

@@ -118,3 +118,18 @@ def test_a_task_may_ask_for_a_snapshot_of_its_group(begin: Callable[..., Run], s
     (run.place / "finish").touch()
     report = run.succeeds()
     assert report["generations"] == 1
+
+
+def test_helpers_save_by_time_at_the_same_step(tmp_path: Path) -> None:
+    """Both processes save shards: a snapshot is complete only if they do so at the same step."""
+    env = {"FINISH": str(tmp_path / "finish"), "EVERY": "0.5s"}
+    run = Run(tmp_path, job(["python", str(PROGRAMS / "jax_by_time.py")], framework="jax", env=env))
+    try:
+        eventually("three snapshots", lambda: len(run.events("committed")) >= 3, more=run.story)
+        partial = tmp_path / "finish.partial"
+        partial.write_text(str(run.events("step")[-1]["step"] + 200))  # no process has come that far
+        partial.rename(tmp_path / "finish")
+        run.succeeds()
+        assert "stopping []" in run.log("worker-0")
+    finally:
+        run.clean_up()

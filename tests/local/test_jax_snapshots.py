@@ -150,8 +150,19 @@ def test_mistakes_are_reported_immediately(snapshot_dir: Path) -> None:
 
 def test_a_snapshot_is_taken_when_the_group_is_leaving(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.jax.should_save", lambda _: True)
+    monkeypatch.setattr("paceline.jax.is_stopping", lambda: True)
     with Snapshots() as snapshots:
         assert snapshots.step(3, {"a": 1}) is True
+    assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
+
+
+def test_a_snapshot_that_was_requested_for_another_reason_does_not_mean_that_the_group_is_leaving(
+    snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.jax.should_save", lambda _: True)
+    monkeypatch.setattr("paceline.jax.is_stopping", lambda: False)
+    with Snapshots() as snapshots:
+        assert snapshots.step(3, {"a": 1}) is False
     assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
 
 

@@ -288,6 +288,7 @@ def test_a_loss_tensor_can_be_a_metric(snapshot_dir: Path) -> None:
 
 def test_a_snapshot_is_taken_when_the_group_is_leaving(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.torch.should_save", lambda _: True)
+    monkeypatch.setattr("paceline.torch.is_stopping", lambda: True)
     with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
         assert snapshots.step(3) is True
     assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]

@@ -77,6 +77,7 @@ def fit(
                 os.kill(os.getpid(), signal.SIGKILL)
             if steps_done == leave_at:
                 paceline.tensorflow.should_save = lambda step: step == leave_at
+                paceline.tensorflow.is_stopping = lambda: True
             if steps_done == hold_at and (os.environ["PACELINE_GENERATION"], os.environ["PACELINE_RANK"]) == ("1", "1"):
                 signal.pause()
 

@@ -136,6 +136,7 @@ def leaving() -> object:
         for step in range(1, 9):
             if step == 5:
                 paceline.tensorflow.should_save = lambda _: True
+                paceline.tensorflow.is_stopping = lambda: True
                 gate.set()
             answers.append(snapshots.step(step))
             if answers[-1]:

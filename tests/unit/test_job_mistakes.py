@@ -187,7 +187,7 @@ FIELDS = {
     "a second copy of snapshots": (
         "snapshots: {mirror: true}\n",
         'job.yaml:4: snapshots.mirror: unknown key "mirror"; remove it: on a cluster, the hosts that wrote the newest '
-        "snapshot keep a copy automatically; allowed: best, claim, from, keep, rate, to, trust, watch\n"
+        "snapshot keep a copy automatically; allowed: best, claim, commit_every, from, keep, rate, to, trust, watch\n"
         "    snapshots: {mirror: true}",
     ),
     "no snapshot is kept": (

@@ -79,6 +79,14 @@ def test_a_snapshot_that_was_saved_but_not_committed_ends_with_its_generation() 
     assert fold_events([saved, {**recorded.FORMED, "generation": 2}]).saved is None
 
 
+def test_a_snapshot_that_the_next_generation_resumes_from_stays_the_newest_saved_one() -> None:
+    saved = event(6, "saved", step=120, snapshot="step-120-g1")
+    formed = {**recorded.FORMED, "generation": 2, "restore": "step-120-g1"}
+    state = fold_events([*recorded.LIFE[:10], saved, formed])
+    assert state.saved is not None and state.committed is not None
+    assert (state.saved.step, state.committed.step) == (120, 100)
+
+
 def test_steps_per_second_exclude_the_time_between_generations() -> None:
     # 60 steps in 2 s in each of two generations; the 2.3 s between them, and the steps done twice, do not count.
     assert fold_events(recorded.LIFE).steps_per_s == pytest.approx(30.0)

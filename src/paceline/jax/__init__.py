@@ -26,8 +26,9 @@ from paceline.jax import snapshot_files
 from paceline.jax.host_copy import HostCopy
 from paceline.jax.leaves import describe, flatten, leaves_to_write
 from paceline.runtime import random_state, restore_stages
-from paceline.runtime.group_save import should_save
+from paceline.runtime.group_save import is_stopping, should_save
 from paceline.runtime.report import report_last_step, report_step
+from paceline.runtime.save_schedule import Every, SaveSchedule
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_folders import Background, in_a_run, restored, writing
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
@@ -45,12 +46,11 @@ class Snapshots:
     Training waits while the state is copied to host memory; a thread then writes the files.
     """
 
-    def __init__(self, every: int | None = None, order: Shards | None = None) -> None:
-        """`every`: steps between snapshots; None: only on request, or when a task is about to be stopped."""
-        if every is not None and every < 1:
-            raise ValueError(f"every={every}: must be at least 1")
+    def __init__(self, every: Every = None, order: Shards | None = None) -> None:
+        """`every`: steps between snapshots, or a duration such as "30s"; None: only on request, or when a task is about
+        to be stopped."""
         self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
-        self._every, self._order = every, order
+        self._schedule, self._order = SaveSchedule(every), order
         self._background, self._host_copy = Background(), HostCopy()
         self._postponed: tuple[int, Any, dict[str, Any]] | None = None  # step, state and metrics of an overdue snapshot
         self._prepared = False
@@ -95,13 +95,15 @@ class Snapshots:
         A snapshot that is due while the last one is still being written is skipped, and taken after the next step.
         """
         report_step(n, metrics)
-        stopping = should_save(n)
+        is_requested = should_save(n)
+        stopping = is_requested and is_stopping()
         if not in_a_run():
             return stopping
-        if not self._prepared and self._every is not None:
+        self._schedule.check_time()
+        if not self._prepared and self._schedule.is_periodic:
             self._prepared = True
             self._host_copy.prepare(leaves_to_write(state))
-        due = self._every is not None and n % self._every == 0
+        due = is_requested or self._schedule.is_due(n)
         if stopping:
             self._save(n, state, metrics, urgent=True)
         elif due or self._postponed is not None:
@@ -144,6 +146,7 @@ class Snapshots:
 
     def _take(self, n: int, state: Any, metrics: dict[str, Any], urgent: bool = False) -> None:
         self._postponed = None
+        self._schedule.taken()
         numbers = {name: float(value) for name, value in metrics.items()}
         leaves = leaves_to_write(state)
         self._host_copy.copy(leaves)

@@ -12,7 +12,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, create_model
 
 from paceline.job import kubernetes_values, values
 from paceline.job.errors import BadValueError, Finding
-from paceline.job.fields import Memory, Strict, Switch, Text, choice, text_schema, whole
+from paceline.job.fields import Duration, Memory, Strict, Switch, Text, choice, text_schema, whole
 from paceline.job.kubernetes_section import ObjectName
 from paceline.job.similar_names import did_you_mean
 from paceline.plan import CLAIM, KEEP, NAME
@@ -150,6 +150,13 @@ class _Snapshots(Strict):
         default=None,
         description="Upload limit of each host, in bytes per second. Default: no limit.",
         examples=["50Mi"],
+    )
+    commit_every: Duration | None = Field(
+        default=None,
+        description="The least time between two commits while the group trains. What is saved in between stays on its "
+        "hosts, where a restart finds it; the newest is committed next. When the run ends or a host shuts down, the "
+        "newest is committed at once. Default: none; if a commit takes a second or more, three times as long as it.",
+        examples=["5m"],
     )
     watch: Watched | None = Field(
         default=None,

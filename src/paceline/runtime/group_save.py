@@ -24,6 +24,7 @@ class _Agreement:
         self.save_at: int | None = None  # the call that returns True, if all tasks agree
         self.proposal = 0  # number of the captain's proposal
         self.is_agreed: bool | None = None  # None: not decided yet
+        self.is_stopping = False  # why the last snapshot was requested: a task is about to be stopped
 
     def should_save(self, step: int | None) -> bool:
         descriptor = report.descriptor()
@@ -64,7 +65,7 @@ class _Agreement:
             self.proposal, self.save_at, self.is_agreed = proposal, int(message["count"]) if is_ahead else None, None
             self._reply("yes" if is_ahead else "late", proposal)
         elif proposal == self.proposal and kind == "go":
-            self.is_agreed = True
+            self.is_agreed, self.is_stopping = True, bool(message.get("stop", True))
         elif proposal == self.proposal and kind == "no":
             self.save_at = self.is_agreed = None
 
@@ -87,6 +88,11 @@ def should_save(step: int | None = None) -> bool:
     False
     """
     return _agreement.should_save(step)
+
+
+def is_stopping() -> bool:
+    """After `should_save` has returned True: whether a task of the group is about to be stopped."""
+    return _agreement.is_stopping
 
 
 def save_now() -> None:

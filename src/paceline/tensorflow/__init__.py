@@ -24,8 +24,9 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.runtime import restore_stages, snapshot_folders
-from paceline.runtime.group_save import should_save
+from paceline.runtime.group_save import is_stopping, should_save
 from paceline.runtime.report import report_last_step, report_step, warn
+from paceline.runtime.save_schedule import Every, SaveSchedule
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 from paceline.tensorflow import randomness, state
@@ -88,20 +89,18 @@ class Snapshots:
     def __init__(
         self,
         checkpoint: tf.train.Checkpoint | Mapping[str, Any],
-        every: int | None = None,
+        every: Every = None,
         order: Any = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`every`: steps between snapshots; None: only on request, or when a task is about to be stopped. `order`: an
-        object with `state` and `load`, such as `paceline.Shards`. `settings`: the values needed to build the model, as
-        JSON: sizes, vocabularies. They are stored in the snapshot, `settings()` returns them to a program that tries or
-        exports the model, and a snapshot with other settings does not fit."""
-        if every is not None and every < 1:
-            raise ValueError(f"every={every}: must be at least 1")
+        """`every`: steps between snapshots, or a duration such as "30s"; None: only on request, or when a task is about
+        to be stopped. `order`: an object with `state` and `load`, such as `paceline.Shards`. `settings`: the values
+        needed to build the model, as JSON: sizes, vocabularies. They are stored in the snapshot, `settings()` returns
+        them to a program that tries or exports the model, and a snapshot with other settings does not fit."""
         if not isinstance(checkpoint, tf.train.Checkpoint):
             checkpoint = tf.train.Checkpoint(**checkpoint)
         self.checkpoint = checkpoint
-        self.every = every
+        self._schedule = SaveSchedule(every)
         self.order = order
         self.settings = None if settings is None else json.loads(json.dumps(settings))  # as restored from a snapshot
         self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
@@ -176,8 +175,10 @@ class Snapshots:
         A snapshot that is due while the last one is still being written is postponed to a later step.
         """
         report_step(n, metrics)
-        stopping = should_save(n)
-        due_now = self.every is not None and n // self.every > self._step // self.every
+        is_requested = should_save(n)
+        stopping = is_requested and is_stopping()
+        self._schedule.check_time()
+        due_now = is_requested or self._schedule.is_due(n, self._step)
         self._step, self._metrics = n, metrics
         self.due = self.due or due_now
         if stopping:
@@ -238,6 +239,7 @@ class Snapshots:
 
     def _take(self, status: int, urgent: bool = False) -> None:
         self.due = self._postponed = False
+        self._schedule.taken()
         group = self._group()
         if status == _NOT_IN_A_RUN or not (group.chief or group.collective):
             return

@@ -31,8 +31,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime import restore_stages
-from paceline.runtime.group_save import should_save
+from paceline.runtime.group_save import is_stopping, should_save
 from paceline.runtime.report import report_last_step, report_step, warn
+from paceline.runtime.save_schedule import Every, SaveSchedule
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_folders import Background, from_another_run, in_a_run, restored, writing
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
@@ -56,17 +57,16 @@ class Snapshots:
     Training waits while the state is copied to host memory; a thread then writes the files.
     """
 
-    def __init__(self, items: Mapping[str, Any], every: int | None = None, order: Shards | None = None) -> None:
-        """`every`: steps between snapshots; None: only on request, or when a task is about to be stopped."""
-        if every is not None and every < 1:
-            raise ValueError(f"every={every}: must be at least 1")
+    def __init__(self, items: Mapping[str, Any], every: Every = None, order: Shards | None = None) -> None:
+        """`every`: steps between snapshots, or a duration such as "30s"; None: only on request, or when a task is about
+        to be stopped."""
         if _OURS in items:
             raise ValueError(f"the name {_OURS!r} is reserved; rename this item")
         for name, item in items.items():
             _check(name, item)
         self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
         self._items = dict(items)
-        self._every, self._order = every, order
+        self._schedule, self._order = SaveSchedule(every), order
         self._background, self._host_copy = Background(), HostCopy()
         self._postponed: tuple[int, dict[str, Any]] | None = None  # step and metrics of a snapshot that is overdue
         self._prepared = False
@@ -139,17 +139,19 @@ class Snapshots:
         A snapshot that is due while the last one is still being written is skipped, and taken after the next step.
         """
         report_step(n, metrics)
-        stopping = should_save(n)
+        is_requested = should_save(n)
+        stopping = is_requested and is_stopping()
         if not in_a_run():
             return stopping
+        self._schedule.check_time()
         if stopping:
             self._save(n, metrics, urgent=True)
             return True
-        if not self._prepared and self._every is not None:
+        if not self._prepared and self._schedule.is_periodic:
             self._prepared = True  # not earlier: now the optimizer has its state, too
             states = [group.state()] * group.rank_and_size()[1]
             self._host_copy.prepare(self._own_files(self._tree(n, states))[0])
-        due = self._every is not None and n % self._every == 0
+        due = is_requested or self._schedule.is_due(n)
         if due or self._postponed is not None:
             gathered = group.gather_if_ready(not self._background.busy())
             if gathered is None:
@@ -193,6 +195,7 @@ class Snapshots:
 
     def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], urgent: bool = False) -> None:
         self._postponed = None
+        self._schedule.taken()
         numbers = {name: _number(value) for name, value in metrics.items()}
         files, parts = self._own_files(self._tree(n, states))
         if not files:

@@ -149,8 +149,9 @@ def _formed(state: State, event: Event) -> None:
     state.waiting = None
     if state.status == "starting":
         state.status = "running"
-    if state.saved is not None and state.saved.generation < event.generation:
-        state.saved = state.committed  # what a generation has saved but not committed is lost with it
+    is_earlier = state.saved is not None and state.saved.generation < event.generation
+    if is_earlier and state.saved is not None and state.saved.snapshot != event.text("restore"):
+        state.saved = state.committed  # a generation commits only its own snapshots and the one it started from
     for name in event.names("tasks"):
         task = state.task(name)
         # A worker of a parameter-server job stays alive when ps and chief start a new generation.

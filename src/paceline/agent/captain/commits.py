@@ -1,8 +1,9 @@
 """Commits of saved snapshots. No I/O.
 
-One snapshot is sent at a time. If more are saved meanwhile, the newest is next, and the others are skipped. A
-generation commits its own snapshots and, if it started from one that was not committed yet, that one. Hosts keep the
-newest committed snapshot, so that tasks resume from it without the store, and it survives the loss of the store.
+One snapshot is sent at a time, as often as `CommitPace` allows. If more are saved meanwhile, the newest is next, and
+the others are skipped. A generation commits its own snapshots and, if it started from one that was not committed yet,
+that one. Hosts keep the newest committed snapshot, so that tasks resume from it without the store, and it survives the
+loss of the store.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.commit_pace import CommitPace
 from paceline.agent.captain.drafts import Draft
 from paceline.agent.captain.ledger import Member, Unit
 from paceline.agent.captain.owed_records import PAUSE, OwedRecords
@@ -47,6 +49,7 @@ class Commits:
         self.has_returned = False  # a previous captain has led the run
         self._list_at: float | None = 0.0  # when to list the store; None: the request was sent
         self._list_error = ""  # why that failed
+        self._pace = CommitPace(plan.snapshots.commit_every)
         self.skipped = 0
         self._drafts: dict[SnapshotId, Draft] = {}
         self._sending: SnapshotId | None = None
@@ -220,6 +223,8 @@ class Commits:
         newest = self.newest_uncommitted()
         for draft in list(self._drafts.values()):
             if newest is not None and draft.snapshot < newest.snapshot and draft.snapshot != self._sending:
+                if draft.is_complete and not self.skipped:
+                    self._emit("note", text=f"not every saved snapshot is committed: the newest is sent {self._pace}")
                 self.skipped += draft.is_complete
                 self._drop(draft.snapshot)
 
@@ -313,6 +318,7 @@ class Commits:
             return
         del self._drafts[snapshot]
         self._sending = None
+        self._pace.end(now)
         self.contents.add_committed(snapshot, draft.metrics, now)
         size = sum(file.size for part in draft.parts.values() if part.stored for file in part.stored.files)
         fields: dict[str, Any] = {"bytes": size, "took_s": round(now - draft.since, 3)}
@@ -337,8 +343,9 @@ class Commits:
 
     # ---- progress
 
-    def advance(self, now: float, all_joined: bool = True) -> None:
-        """`all_joined`: no host with more copies is expected to join."""
+    def advance(self, now: float, all_joined: bool = True, is_urgent: bool = True) -> None:
+        """`all_joined`: no host with more copies is expected to join. `is_urgent`: the newest snapshot is needed in the
+        store, whenever the last one was sent."""
         if not self.contents.is_known:
             if self.has_returned and self._list_at is not None and now >= self._list_at:
                 self._list_at = None
@@ -358,7 +365,8 @@ class Commits:
         if newest is None:
             return
         self._skip_older()
-        if now >= newest.not_before:
+        if now >= newest.not_before and (is_urgent or self._pace.is_due(now)):
+            self._pace.begin(now)
             self._sending = newest.snapshot
             self._send(newest)
 

@@ -81,8 +81,9 @@ class GroupSnapshot:
                 host_of = {task.name: task.host for task in unit.tasks}
                 self._is_requested, self._saving_steps, self._snapshot = False, {}, None
                 self._agreement = StepAgreement(
-                    self._proposals, tasks, host_of.__getitem__, self._rate(tasks[0]), self._instruct
-                )
+                    self._proposals, tasks, host_of.__getitem__, self._rate(tasks[0]), lambda: bool(self._leaving),
+                    self._instruct,
+                )  # fmt: skip
                 return
         self._release_hosts()
 

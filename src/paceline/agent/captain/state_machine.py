@@ -402,9 +402,15 @@ class Captain:
             self._generations.restart_evaluators(now)
         self._group_snapshot.advance()
         if self.phase != OVER:
-            self.commits.advance(now, all_joined=self.phase != RETURNING)
+            all_joined, is_training = self.phase != RETURNING, self._is_training()
+            self.commits.advance(now, all_joined, is_urgent=bool(self.leaving) or not is_training)
             self.evaluations.advance(now)
         self._shutdown.advance(now)
+
+    def _is_training(self) -> bool:
+        """Whether all tasks that train together run, and none of them is about to end."""
+        group = [unit for unit in self.units if unit.kind not in (ALONE, BEFORE)]
+        return self.phase == LIVE and all(unit.phase == RUNNING for unit in group)
 
     # ---- restart of the captain
 

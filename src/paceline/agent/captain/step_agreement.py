@@ -23,12 +23,14 @@ class StepAgreement:
         tasks: Iterable[str],
         host_of: Callable[[str], str],
         rate: float | None,
+        is_stopping: Callable[[], bool],
         instruct: Callable[[ins.Instruction], None],
     ) -> None:
-        """`proposal`: the number of the first proposal. `rate`: steps per second."""
+        """`proposal`: the number of the first proposal. `rate`: steps per second. `is_stopping`: whether a host waits
+        for the snapshot before it shuts down."""
         self._proposal = proposal
         self.tasks = set(tasks)
-        self._host_of, self._instruct = host_of, instruct
+        self._host_of, self._is_stopping, self._instruct = host_of, is_stopping, instruct
         self._margin = MARGIN + math.ceil((rate or 1.0) * ROUND_S)
         self._counts: dict[str, int] = {}
         self._accepted: set[str] = set()
@@ -56,7 +58,7 @@ class StepAgreement:
             self._accepted.add(task)
             if self._accepted == self.tasks:
                 self.agreed = True
-                self._broadcast("go")
+                self._broadcast("go", stop=self._is_stopping())
 
     def _propose(self) -> None:
         self._tries += 1
