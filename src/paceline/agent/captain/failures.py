@@ -8,7 +8,6 @@ from typing import Any, Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.budget import Failure, root_cause, signs_of_work
-from paceline.agent.captain.evaluations import Evaluations
 from paceline.agent.captain.hangs import ProgressWatch
 from paceline.agent.captain.ledger import (
     CLOSING,
@@ -23,6 +22,7 @@ from paceline.agent.captain.ledger import (
     Unit,
 )
 from paceline.agent.captain.shutdown import Shutdown
+from paceline.agent.captain.snapshots.evaluations import Evaluations
 from paceline.plan import ALONE, BEFORE, LEAD, Plan
 
 UNKILLABLE = 120.0  # seconds after which a task that survives SIGKILL ends the run

@@ -12,8 +12,8 @@ from typing import Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.commits import Commits
-from paceline.agent.captain.owed_records import PAUSE
+from paceline.agent.captain.snapshots.commits import Commits
+from paceline.agent.captain.snapshots.owed_records import PAUSE
 from paceline.agent.transfers import requests as req
 from paceline.plan import Snapshots
 from paceline.storage.snapshots.manifest import SnapshotId

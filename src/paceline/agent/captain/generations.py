@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Callable
 
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.commits import Commits, restoring_hosts
 from paceline.agent.captain.generation_start import READY, RECORDING, GenerationStart
 from paceline.agent.captain.ingest_phase import IngestPhase
 from paceline.agent.captain.ledger import WAITING, Ledger, Unit
 from paceline.agent.captain.shutdown import Shutdown
+from paceline.agent.captain.snapshots.commits import Commits, restoring_hosts
 from paceline.plan import ALONE, BEFORE, Plan
 from paceline.storage.snapshots.manifest import SnapshotId
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Callable
 
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.commits import Commits
-from paceline.agent.captain.evaluations import Evaluations
 from paceline.agent.captain.ledger import CLOSING, ENDING, LIVE, OVER, RETURNING, Ledger
+from paceline.agent.captain.snapshots.commits import Commits
+from paceline.agent.captain.snapshots.evaluations import Evaluations
 from paceline.plan import Plan
 
 LEAVE_TIMEOUT = 5.0  # seconds for members to report that they have left

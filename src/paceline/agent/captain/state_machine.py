@@ -7,11 +7,8 @@ from typing import Any
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
-from paceline.agent.captain.commits import Commits
-from paceline.agent.captain.evaluations import Evaluations
 from paceline.agent.captain.failures import Failures, failure_of
 from paceline.agent.captain.generations import Generations
-from paceline.agent.captain.group_snapshot import GroupSnapshot
 from paceline.agent.captain.hangs import ProgressWatch
 from paceline.agent.captain.ingest_phase import IngestPhase
 from paceline.agent.captain.ledger import (
@@ -29,6 +26,9 @@ from paceline.agent.captain.ledger import (
 )
 from paceline.agent.captain.notices import NoticeFilter
 from paceline.agent.captain.shutdown import Shutdown
+from paceline.agent.captain.snapshots.commits import Commits
+from paceline.agent.captain.snapshots.evaluations import Evaluations
+from paceline.agent.captain.snapshots.group_snapshot import GroupSnapshot
 from paceline.agent.transfers import requests as req
 from paceline.agent.unions import assert_never
 from paceline.plan import ALONE, BEFORE, Plan

@@ -13,7 +13,7 @@ from typing import Any, Callable
 from paceline.agent import machine
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.commits import restores
+from paceline.agent.captain.snapshots.commits import restores
 from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.frames import WireError
 from paceline.agent.net.loop import Loop

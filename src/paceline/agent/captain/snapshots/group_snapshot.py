@@ -8,8 +8,8 @@ from typing import Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.ledger import RUNNING, Ledger
-from paceline.agent.captain.step_agreement import StepAgreement
-from paceline.agent.captain.store_contents import StoreContents
+from paceline.agent.captain.snapshots.step_agreement import StepAgreement
+from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.plan import ALONE
 from paceline.storage.snapshots.manifest import SnapshotId
 

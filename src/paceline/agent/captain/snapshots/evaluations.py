@@ -10,9 +10,9 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.commits import Commits
 from paceline.agent.captain.ledger import DONE, ENDING, OVER, RETURNING, Ledger
-from paceline.agent.captain.owed_records import PAUSE
+from paceline.agent.captain.snapshots.commits import Commits
+from paceline.agent.captain.snapshots.owed_records import PAUSE
 from paceline.agent.run_files import stamp
 from paceline.agent.transfers.requests import DAMAGED, Answer, EvaluationRecorded, Failure, Metrics, RecordEvaluation
 from paceline.plan import Plan

@@ -14,11 +14,11 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.commit_pace import CommitPace
-from paceline.agent.captain.drafts import Draft
 from paceline.agent.captain.ledger import Member, Unit
-from paceline.agent.captain.owed_records import PAUSE, OwedRecords
-from paceline.agent.captain.store_contents import StoreContents
+from paceline.agent.captain.snapshots.commit_pace import CommitPace
+from paceline.agent.captain.snapshots.drafts import Draft
+from paceline.agent.captain.snapshots.owed_records import PAUSE, OwedRecords
+from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.run_files import stamp
 from paceline.agent.transfers import requests as req
