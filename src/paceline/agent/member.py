@@ -94,15 +94,15 @@ class Member:
             agent=self._number,
             replaces=self._options.replaces,
             place=self._options.place,
-            generation=self._tasks.generation,
+            generation=self._tasks.notes.generation,
             running={name: attempt.number for name, attempt in self._tasks.attempts.items()},
             exits=self._tasks.exits(),
             offers=self._tasks.offers(),
             held=tuple(self._snapshots.held_parts()),
             follows=self._evaluators.follows(),
             evaluated=self._evaluators.unacknowledged(),
-            data=self._tasks.data,
-            records=self._tasks.records,
+            data=self._tasks.notes.data,
+            records=self._tasks.notes.records,
             serves=self._options.peers,
         )
 

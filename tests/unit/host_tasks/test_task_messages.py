@@ -106,13 +106,13 @@ def test_the_data_location_of_an_ingest_is_reported_and_stored(make: Callable[..
     host.clock.run_ready()
     nothing = {"data": "", "run": "", "made": False, "files": 0, "size": 0}
     assert host.connection.take("ingest") == [{"type": "ingest", **nothing, "stage": "making"}]
-    assert host.tasks.data == ""
+    assert host.tasks.notes.data == ""
     fields = {"stage": "there", "data": "/data/3f9a", "run": "run", "made": True, "files": 2, "size": 10}
     process.reports(_="ingest", **fields, more="is left out")
     host.clock.run_ready()
     assert host.connection.take("ingest") == [{"type": "ingest", **fields}]
     host.begin_agent()
-    assert host.tasks.data == "/data/3f9a"
+    assert host.tasks.notes.data == "/data/3f9a"
 
 
 @pytest.mark.parametrize("datagram", [b"nonsense", b"[]", b'{"_": "novel"}', b'{"step": true}', b'{"step": 1e400}'])
@@ -228,7 +228,7 @@ def test_a_training_task_cannot_report_data_as_ingested(make: Callable[..., Host
     host = make(make_plan(1, ingest=True))
     host.start_one().reports(_="ingest", stage="there", data="/elsewhere")
     host.clock.run_ready()
-    assert host.connection.take("ingest") == [] and host.tasks.data == ""
+    assert host.connection.take("ingest") == [] and host.tasks.notes.data == ""
 
 
 HOSTILE_OUTPUT = {

@@ -98,7 +98,7 @@ def test_a_task_is_started_and_reported_to_the_captain(host: Host) -> None:
 def test_a_start_of_an_older_generation_is_ignored(host: Host) -> None:
     host.start_one("worker-0", generation=3)
     assert host.start("worker-1", generation=2, data="/old") == []
-    assert (host.tasks.generation, host.tasks.data) == (3, "")
+    assert (host.tasks.notes.generation, host.tasks.notes.data) == (3, "")
     assert [process.task for process in host.start("worker-1", generation=3)] == ["worker-1"]
 
 
@@ -122,7 +122,7 @@ def test_a_task_that_has_ended_can_be_started_again(host: Host) -> None:
 def test_a_host_that_was_asked_to_leave_starts_nothing(host: Host) -> None:
     host.tasks.leave(GRACE)
     assert host.start("worker-0", generation=4) == []
-    assert host.tasks.generation == 0 and not host.tasks.attempts
+    assert host.tasks.notes.generation == 0 and not host.tasks.attempts
 
 
 def test_tasks_of_a_group_resume_from_the_snapshot(host: Host) -> None:
@@ -162,7 +162,7 @@ def test_an_ingest_is_started_with_its_variables_and_is_not_part_of_the_heartbea
 def test_a_later_agent_knows_generation_and_data(host: Host) -> None:
     host.start_one(generation=5, data="/data/1")
     host.begin_agent()
-    assert (host.tasks.generation, host.tasks.data) == (5, "/data/1")
+    assert (host.tasks.notes.generation, host.tasks.notes.data) == (5, "/data/1")
     assert host.start("worker-0", generation=4) == []
 
 
@@ -170,16 +170,16 @@ def test_the_location_of_the_data_need_not_be_utf_8(host: Host) -> None:
     location = os.fsdecode(b"/data/\xe9")
     host.start_one(generation=5, data=location)
     host.begin_agent()
-    assert host.tasks.data == location
+    assert host.tasks.notes.data == location
 
 
 def test_a_full_disk_does_not_destroy_the_state(host: Host) -> None:
     host.start(generation=5, data="/data/1")
     with full_disk():
         host.start(generation=6, data="/data/2")
-        assert (host.tasks.generation, host.tasks.data) == (6, "/data/2")  # this agent still knows
+        assert (host.tasks.notes.generation, host.tasks.notes.data) == (6, "/data/2")  # this agent still knows
     host.begin_agent()
-    assert (host.tasks.generation, host.tasks.data) == (5, "/data/1")
+    assert (host.tasks.notes.generation, host.tasks.notes.data) == (5, "/data/1")
     assert sorted(path.name for path in (host.folder / "logs").iterdir()) == [
         ".worker-host-0.data", ".worker-host-0.generation",
     ]  # fmt: skip
@@ -190,7 +190,7 @@ def test_unreadable_state_is_ignored(host: Host, text: bytes) -> None:
     for name in ("generation", "data"):
         (host.folder / "logs" / f".worker-host-0.{name}").write_bytes(text)
     host.begin_agent()
-    assert host.tasks.generation == 0
+    assert host.tasks.notes.generation == 0
     assert host.start_one(generation=1)
 
 

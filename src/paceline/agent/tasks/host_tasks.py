@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 from collections.abc import Iterable, Mapping
@@ -15,15 +14,15 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.snapshots.commits import restores
 from paceline.agent.net.captain_connection import CaptainConnection
-from paceline.agent.net.frames import WireError
 from paceline.agent.net.loop import Loop
-from paceline.agent.net.messages import StartOnHost, read_records, records_to_list
+from paceline.agent.net.messages import StartOnHost
 from paceline.agent.options import Options, endpoint
 from paceline.agent.redaction import Redactor
-from paceline.agent.run_files import Echo, replace_text
+from paceline.agent.run_files import Echo
 from paceline.agent.tasks import compiled_folder, exit_causes, keras_hint, orphans
 from paceline.agent.tasks.attempt import Attempt, is_small_integer, text_of
 from paceline.agent.tasks.checkpoint_files import changed_checkpoint
+from paceline.agent.tasks.host_notes import HostNotes
 from paceline.agent.tasks.launcher import TaskLauncher
 from paceline.agent.tasks.port_watch import PortWatch
 from paceline.agent.tasks.task_log import TaskLog
@@ -76,12 +75,7 @@ class HostTasks:
         self._port_watch: PortWatch | None = None  # of the running attempt of rank 0, if the group has more tasks
         self._listened: bool | None = None  # of the last attempt of rank 0
         self._early_exits: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
-        self._generation_file = f"{options.folder}/logs/.{options.host}.generation"
-        self.generation = self._last_generation()
-        self._data_file = f"{options.folder}/logs/.{options.host}.data"
-        self.data = self._last_data()
-        self._records_file = f"{options.folder}/logs/.{options.host}.records"
-        self.records = self._last_records()
+        self.notes = HostNotes(options.folder, options.host)
         self.roster: dict[str, str] = {}
         self.reached = 0  # the highest step of attempts that have ended
         self._leaving = False
@@ -121,11 +115,9 @@ class HostTasks:
     # ---- starting
 
     def start(self, message: StartOnHost) -> None:
-        if self._leaving or message.generation < self.generation:
+        if self._leaving or message.generation < self.notes.generation:
             return
-        self._save_generation(message.generation)
-        self._save_records(message.records)
-        self._save_data(message.data)
+        self.notes.update(message.generation, message.data, message.records)
         for name, number in message.tasks.items():
             if name not in self._tasks or name in self.attempts:
                 continue
@@ -138,7 +130,14 @@ class HostTasks:
             self._kills_before = self._memory.oom_kills()
             task, framework = self._tasks[name], "" if self._launcher.starts_the_program_below else self._plan.framework
             attempt = Attempt(
-                task, number, self.generation, log, self._loop, framework, self._on_first_step, self._on_task_message
+                task,
+                number,
+                self.notes.generation,
+                log,
+                self._loop,
+                framework,
+                self._on_first_step,
+                self._on_task_message,
             )
             self.attempts[name] = attempt
             try:
@@ -147,66 +146,15 @@ class HostTasks:
                     continue
                 restore = message.restore if restores(self._plan, task) else None
                 variables = {
-                    **self._snapshots.environment(name, self.generation, restore),
+                    **self._snapshots.environment(name, self.notes.generation, restore),
                     **self._snapshots.fetch_env(),
                 }
-                variables.update({"PACELINE_DATA": self.data} if self.data else {})
+                variables.update({"PACELINE_DATA": self.notes.data} if self.notes.data else {})
                 if task.rank == 0 and self._plan.framework != "none" and self._plan.world_size > 1:
                     self._port_watch = PortWatch(endpoint(environment.rendezvous(self._plan, self.roster))[1])
                 self._launcher.start(attempt, self.roster, message.restarts, variables)
             except OSError as error:
                 self._on_start_failed(attempt, error)
-
-    def _last_generation(self) -> int:
-        """The highest generation of this host, including those of earlier agents: numbers only increase."""
-        try:
-            with open(self._generation_file) as file:
-                return int(file.read())
-        except (OSError, ValueError):
-            return 0
-
-    def _save_generation(self, generation: int) -> None:
-        if generation <= self.generation:
-            return
-        self.generation = generation
-        try:
-            replace_text(self._generation_file, str(generation))
-        except OSError:
-            pass  # for example, the disk is full; this agent still has the value
-
-    def _last_records(self) -> tuple[ev.GenerationRecord, ...]:
-        try:
-            with open(self._records_file) as file:
-                return read_records(json.load(file))
-        except (OSError, ValueError, RecursionError, WireError):
-            return ()
-
-    def _save_records(self, records: tuple[ev.GenerationRecord, ...]) -> None:
-        """For a captain that has lost its notes: it learns from its members what it may have to write to the store."""
-        if not records or records == self.records:
-            return
-        self.records = records
-        try:
-            replace_text(self._records_file, json.dumps(records_to_list(records)))
-        except OSError:
-            pass  # for example, the disk is full; this agent still has the value
-
-    def _last_data(self) -> str:
-        try:
-            with open(self._data_file, encoding="utf-8", errors="surrogatepass") as file:
-                return file.read().rstrip("\n")
-        except (OSError, ValueError):
-            return ""
-
-    def _save_data(self, data: str) -> None:
-        """For a captain that has lost its notes: it learns the location from its members."""
-        if not data or data == self.data:
-            return
-        self.data = data
-        try:
-            replace_text(self._data_file, data)
-        except OSError:
-            pass  # for example, the disk is full; this agent still has the value
 
     def _on_started(self, attempt: Attempt) -> None:
         started = ev.TaskStarted(self._options.host, attempt.task.name, attempt.number, attempt.pid, attempt.warm)
@@ -290,7 +238,7 @@ class HostTasks:
             self._options.host, stage, data, run, bool(message.get("made", False)), files, size
         )  # fmt: skip
         if progress.stage == "there":
-            self._save_data(progress.data)
+            self.notes.update_data(progress.data)
         self._connection.send(progress)
 
     def tell(self, tasks: Iterable[str], message: Mapping[str, Any]) -> None:
