@@ -22,6 +22,7 @@ COMPILE_LIMIT = 300.0
 LENGTH = 64  # of sequences: the model then takes about 20 s to compile
 IDLE = 1.0  # seconds without CPU time after which a spare is considered ready
 SETTLED = 5  # steps of every worker before a kill
+CHECKPOINTS = {"torch": "checkpoint.pt", "tensorflow": "checkpoint"}  # of the peer
 EVERY, AFTER_SAVE = 40, 10  # with a large state: steps between two saves, and steps between a save and the kill
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--framework", choices=["tensorflow", "torch", "jax"], default="tensorflow")
     parser.add_argument("--program", choices=sorted(example_restart.JOBS), help="an example, with its own job file")
     parser.add_argument("--gpu", action="store_true", help="torch: one nccl rank on a GPU")
-    parser.add_argument("--state-gib", type=float, default=0.0, help="torch: a state of this size, saved and restored")
+    parser.add_argument("--state-gib", type=float, default=0.0, help="a state of this size, saved and restored")
     parser.add_argument("--compile", action="store_true", help="jax: a model that takes about 20 s to compile")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--kills", type=int, default=2, help="kills in each run")
@@ -57,8 +58,8 @@ def main() -> None:
         return
     if args.gpu and args.framework != "torch":
         parser.error("--gpu requires --framework torch")
-    if args.state_gib and args.framework != "torch":
-        parser.error("--state-gib requires --framework torch")
+    if args.state_gib and args.framework == "jax":
+        parser.error("--state-gib requires --framework torch or tensorflow")
     if args.compile != (args.framework == "jax"):
         parser.error("--framework jax requires --compile, and the reverse")
     case = _case(args.framework, args.gpu, args.state_gib)
@@ -91,6 +92,8 @@ def main() -> None:
 def _case(framework: str, gpu: bool, gib: float) -> Case:
     if framework == "tensorflow":
         about = "bench/programs/launch.py kills the other worker with SIGKILL and restarts both"
+        if gib:
+            return Case(framework, 2, False, "cold", f"{about}, with tf.train.Checkpoint", 0.4, 2.5, gib)
         return Case(framework, 2, False, "cold", about, 0.3, 1.5)
     if framework == "jax":
         about = "bench/programs/launch.py kills the other worker with SIGKILL and restarts both, which compile again"
@@ -143,7 +146,7 @@ def _run(parent: Path, case: Case, side: str, kills: int) -> tuple[list[float], 
                 if side == "paceline":
                     _wait_for_spares(process.pid, case.workers, frozenset(workers.values()))
                 if case.gib:
-                    _wait_for_save(folder, stamps, workers, side)
+                    _wait_for_save(folder, stamps, workers, side, case.framework)
                 old |= frozenset(workers.values())
                 restarts.append(_kill(workers[case.workers - 1 - number % case.workers], old, stamps, case, side))
         except measure.MeasurementFailed as error:
@@ -160,7 +163,7 @@ def _start(folder: Path, case: Case, side: str, stamps: Path) -> subprocess.Pope
     program = f"{case.framework}_state_steps.py" if case.gib else f"{case.framework}_steps.py"
     arguments = ["--steps", "1000000", "--sleep", "0.05", *(["--gpu"] if case.gpu else [])]
     if case.gib:
-        checkpoint = [] if side == "paceline" else ["--checkpoint", str(folder / "checkpoint.pt")]
+        checkpoint = [] if side == "paceline" else ["--checkpoint", str(folder / CHECKPOINTS[case.framework])]
         arguments += ["--gib", str(case.gib), "--every", str(EVERY), *checkpoint]
     arguments += ["--length", str(LENGTH)] if case.compiles else []
     task = [str(measure.PROGRAMS / program), *arguments]
@@ -210,12 +213,12 @@ def _wait_for_spares(launcher: int, count: int, workers: frozenset[int]) -> None
     measure.wait_until(idle, START_LIMIT, f"{count} spares", every=0.1)
 
 
-def _wait_for_save(folder: Path, path: Path, workers: dict[int, int], side: str) -> None:
+def _wait_for_save(folder: Path, path: Path, workers: dict[int, int], side: str, framework: str) -> None:
     """Wait until a state is saved, and every worker has done some steps since the next save began."""
 
     def is_saved() -> bool:
         if side != "paceline":
-            return (folder / "checkpoint.pt").exists()
+            return (folder / CHECKPOINTS[framework] / ("newest" if framework == "tensorflow" else "")).exists()
         events = "".join(file.read_text() for file in folder.glob("home/runs/*/events.jsonl"))
         generation = max((event["generation"] for event in map(json.loads, events.splitlines())), default=0)
         return f'"event": "saved", "generation": {generation}' in events

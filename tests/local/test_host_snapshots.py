@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent import machine
 from paceline.agent.captain import events as ev
 from paceline.agent.net import messages
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.storage import boots
 from paceline.storage.snapshots.manifest import SnapshotId
 from support.worlds import make_plan
 
@@ -105,7 +105,7 @@ def test_parts_are_ignored_after_the_machine_has_restarted(host: Host, monkeypat
     """Their files may not have reached the disk. A test cannot switch the machine off, so it changes the boot ID
     instead."""
     host.save(10, state="x")
-    monkeypatch.setattr(machine, "boot_id", lambda: "another")
+    monkeypatch.setattr(boots, "boot_id", lambda: "another")
     host.staging.close()
     host.start()
     assert host.snapshot_ids() == []

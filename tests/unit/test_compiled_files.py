@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.compiled_upload import CompiledUpload
 from paceline.agent.transfers.porter import Porter
 from paceline.job import load_text
-from paceline.storage import compiled_files
+from paceline.storage import boots, compiled_files
 from paceline.storage.compiled_files import StoredCompiled, drop_unsynced, sync_new, trim
 from paceline.storage.snapshots.repository import SnapshotRepository, always
 from paceline.storage.stores.folder import FolderStore
@@ -223,3 +224,16 @@ def test_an_agent_without_a_folder_requests_nothing(tmp_path: Path) -> None:
     agent = Agent(tmp_path, tmp_path / "host" / "compiled" / "missing", "s3://bucket/runs")
     agent.turn()
     assert agent.requested == []
+
+
+def test_processes_that_start_at_the_same_time_do_not_take_each_other_s_mark_for_that_of_another_boot(
+    tmp_path: Path,
+) -> None:
+    """The agents of several hosts share the folder on one machine."""
+    path, results = str(tmp_path / "mark"), set()
+    boots.write_mark(path)
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(lambda: [boots.write_mark(path) for _ in range(300)])
+        while not writer.done():
+            results.add(boots.read_mark(path))
+    assert results == {boots.boot_id()} and [each.name for each in tmp_path.iterdir()] == ["mark"]

@@ -35,15 +35,6 @@ def _prctl(option: int, value: int | bytes = 1) -> None:
         _libc.prctl(option, value, 0, 0, 0)
 
 
-def boot_id() -> str:
-    """The kernel's id of the current boot; empty if unknown."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,6 +14,8 @@ import os
 import signal
 from collections.abc import Mapping
 
+from paceline.storage import boots
+
 ABSENT, WORKS, TRAPS = "absent", "works", "traps"
 OVERRIDE = "PACELINE_AMX"  # overrides the result of the probe
 VARIABLE, LIMIT = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"  # the best that oneDNN has without AMX
@@ -57,7 +59,7 @@ def detected() -> str:
     """ABSENT, WORKS or TRAPS. The probe runs once after each boot if there is a folder to cache its result."""
     if not _is_reported():
         return ABSENT
-    boot_id, path = _boot_id(), _cache_path()
+    boot_id, path = boots.boot_id(), _cache_path()
     result = _read_cache(path, boot_id)
     if result is None:
         result = probe()
@@ -126,14 +128,6 @@ def _is_reported() -> bool:
         return False
     flags = next((line for line in lines if line.startswith("flags")), "")
     return set(flags.split()) >= _FLAGS
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _cache_path() -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.storage import boots
 from paceline.storage.local_files import digest, sync, sync_all_of, write_all
 from paceline.storage.regular_files import open_regular
 from paceline.storage.snapshots.manifest import is_safe_path
@@ -89,20 +90,19 @@ def trim(root: str, most_files: int = MOST_FILES, most_bytes: int = MOST_BYTES) 
 
 def drop_unsynced(folder: str) -> int:
     """If this machine was restarted since the last call: delete files that had not been synced; return their number."""
-    boot, path = _boot_id(), f"{folder}/.boot-{os.uname().nodename}"  # several machines may share the folder
-    try:
-        with open(path) as file:
-            was_restarted = file.read() != boot
-    except OSError:
-        was_restarted = False
+    path = f"{folder}/.boot-{os.uname().nodename}"  # several machines may share the folder
+    mark = boots.read_mark(path)
+    if mark == boots.boot_id():
+        return 0
+    was_restarted = mark is not None
     deleted = 0
     for compiled in files_in(folder) if was_restarted else ():
         if compiled.changed > _synced_until(folder):
             with contextlib.suppress(OSError):
                 os.unlink(compiled.path)
                 deleted += 1
-    with contextlib.suppress(OSError), open(path, "w") as file:
-        file.write(boot)
+    with contextlib.suppress(OSError):
+        boots.write_mark(path)
     return deleted
 
 
@@ -126,14 +126,6 @@ def sync_new(folder: str) -> None:
             sync(parent)
     with open(f"{folder}/.synced", "w") as file:
         os.utime(file.fileno(), (began, began))
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 # ---- the copy in the store

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Callable
 
-from paceline.agent import machine
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.net.codec import is_finite
 from paceline.agent.net.frames import WireError
 from paceline.agent.run_files import replace_text, stamp
+from paceline.storage import boots
 from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
 DAMAGED = "captain.json is damaged: the new captain learns from members and from the store how far the run is"
@@ -19,7 +19,7 @@ SAVE_EVERY = 5.0  # seconds between saves of changes that members could report, 
 class CaptainNotes:
     def __init__(self, folder: str, now: float) -> None:
         self._path = f"{folder}/captain.json"
-        self._boot = machine.boot_id()
+        self._boot = boots.boot_id()
         self.problem = ""
         notes = self._read()
         self.is_new = not notes  # the run has had no captain before, or its notes are lost

@@ -17,7 +17,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
-from paceline.agent import machine
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.events import PartSaved
@@ -28,6 +27,7 @@ from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient, held_folder, porter_settings
 from paceline.agent.transfers.watched_folder import WatchedFolder
 from paceline.plan import Plan
+from paceline.storage import boots
 from paceline.storage.local_files import remove_tree
 from paceline.storage.regular_files import open_regular
 from paceline.storage.snapshots import shared_parts
@@ -154,19 +154,14 @@ class HostSnapshots:
     def _write_boot(self, task: str) -> None:
         path = f"{self._held_folder}/{task}/{BOOT}"
         if not os.path.exists(path):
-            with open(path, "w") as file:
-                file.write(machine.boot_id())
+            boots.write_mark(path)
 
     def _discard_other_boots(self) -> None:
         """Parts that were held when the machine lost power may be incomplete or empty."""
         for task in self._tasks:
             folder = f"{self._held_folder}/{task}"
             parts = [name for name in _names(folder) if parse_id(name) is not None]
-            try:
-                with open(open_regular(f"{folder}/{BOOT}"), errors="replace") as file:
-                    is_same_boot = file.read(1000) == machine.boot_id()
-            except OSError:
-                is_same_boot = False
+            is_same_boot = boots.read_mark(f"{folder}/{BOOT}") == boots.boot_id()
             if parts and not is_same_boot:
                 text = f"{', '.join(sorted(parts))} was saved before this machine restarted and is ignored"
                 self._notify(f"{task}: {text}", True)
