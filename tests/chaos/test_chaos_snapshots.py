@@ -183,12 +183,19 @@ class Chaos:
         return "generation"
 
     def _captain(self, rank: int) -> str:
+        self._both_started()
         kill(self.run.agent("captain"))
         return "captain"
 
     def _captains_host(self, rank: int) -> str:
+        self._both_started()
         kill(self.run.keeper("captain"))
         return "captain"
+
+    def _both_started(self) -> None:
+        """The captain that reports the processes must live until then."""
+        for rank in (0, 1):
+            self._pid(rank)
 
     def _all_hosts(self, rank: int) -> str:
         for host in ("captain", *HOSTS):

@@ -79,6 +79,16 @@ def test_a_snapshot_that_was_saved_but_not_committed_ends_with_its_generation() 
     assert fold_events([saved, {**recorded.FORMED, "generation": 2}]).saved is None
 
 
+def test_a_task_that_does_steps_runs_even_if_its_start_was_never_reported() -> None:
+    """The captain died before it could."""
+    formed = {**recorded.FORMED, "generation": 2}
+    state = fold_events([*recorded.LIFE[:4], formed])
+    assert state.tasks["worker-0"].state == "starting"
+    step = event(8, "step", task="worker-0", step=5, metrics={}, steps_per_s=None)
+    state = fold_events([*recorded.LIFE[:4], formed, {**step, "generation": 2}])
+    assert state.tasks["worker-0"].state == "running"
+
+
 def test_a_snapshot_that_the_next_generation_resumes_from_stays_the_newest_saved_one() -> None:
     saved = event(6, "saved", step=120, snapshot="step-120-g1")
     formed = {**recorded.FORMED, "generation": 2, "restore": "step-120-g1"}
