@@ -15,8 +15,8 @@ from support.example_runs import EXAMPLES, LIMIT_S, job, survived
 from support.runs import Run, Starter, eventually, kill
 
 ACCURACY = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read correctly")
-KILLS = (("worker-1", 200), ("worker-0", 400), ("ps-0", 600))
-STEPS = 1200
+KILLS = (("worker-1", 150), ("worker-0", 300), ("ps-0", 450))
+STEPS = 900
 FEW = 300  # steps of another run of it, at the same time and in the same folder
 
 
@@ -68,7 +68,7 @@ def test_it_reads_digits_whichever_task_is_killed(example: Callable[..., Run]) -
     assert survived(report, KILLS)
     last = max(accuracies(run))
     assert last[0] >= STEPS
-    assert last[1] >= 90
+    assert last[1] >= 85
 
 
 def accuracies(run: Run) -> list[tuple[int, float]]:

@@ -6,9 +6,10 @@ import pytest
 
 from support.example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at, last, survived
 
-KILLS = (("worker-1", 12), ("worker-0", 45))
+KILLS = (("worker-0", 45),)
 # Epochs of 40 steps. No epoch ends with a snapshot: one that is postponed on a busy machine would be taken after it.
 OPTIONS = ("--epochs", 3, "--every", 9)
+SHORTER = ("--epochs", 2, "--every", 9)
 EXPORTED = """
 import sys
 from train import digits
@@ -27,12 +28,12 @@ def test_it_reads_digits_and_is_tried_and_exported(example: Begin) -> None:
 
 
 @pytest.mark.long
-def test_two_kills_do_not_change_a_bit(example: Begin) -> None:
-    whole = example("jax-data-parallel", *OPTIONS, sets={"restart.warm": "false"})
-    killed = example("jax-data-parallel", *OPTIONS)
-    kill_at(killed, *KILLS)
+def test_a_kill_does_not_change_a_bit(example: Begin) -> None:
+    whole = example("jax-data-parallel", *SHORTER, sets={"restart.warm": "false"})
+    killed = example("jax-data-parallel", *SHORTER)
+    kill_at(killed, *KILLS, committed=True)
     report, again = whole.succeeds(LIMIT_S), killed.succeeds(LIMIT_S)
     assert report["restarts"] == [] and survived(again, KILLS)
     assert again["metrics"] == report["metrics"]
-    assert last(killed).name == "step-120-g3"
+    assert last(killed).name == "step-80-g2"
     assert digest(killed) == digest(whole)

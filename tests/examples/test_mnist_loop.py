@@ -8,7 +8,7 @@ import pytest
 
 from support.example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, digest, kill_at
 
-KILLS = (("worker-1", 45), ("worker-0", 90))
+KILL = "worker-0", 60
 OPTIONS = ("--epochs", 3, "--batch", 99)  # neither a step nor the last step of an epoch is divisible by two workers
 EXPORTED = """
 import sys
@@ -31,12 +31,12 @@ def test_it_reads_digits_and_is_tried_and_exported(example: Begin) -> None:
 
 
 @pytest.mark.long
-def test_two_kills_do_not_change_a_bit(example: Begin) -> None:
-    whole = example("mnist-loop", *OPTIONS, sets={"restart.warm": "false"})
-    killed = example("mnist-loop", *OPTIONS)
-    kill_at(killed, *KILLS)
+def test_a_kill_does_not_change_a_bit(example: Begin) -> None:
+    whole = example("mnist-loop", *OPTIONS, "--epochs", 2, sets={"restart.warm": "false"})
+    killed = example("mnist-loop", *OPTIONS, "--epochs", 2)
+    kill_at(killed, KILL)
     assert whole.succeeds(LIMIT_S)["restarts"] == []
     # On a busy machine the error of its peer may be detected before the kill: the cause does not matter here.
-    assert len(killed.succeeds(LIMIT_S)["restarts"]) >= len(KILLS), killed.story()
+    assert killed.succeeds(LIMIT_S)["restarts"], killed.story()
     assert TESTED.findall(killed.log("worker-0"))[-1] == TESTED.findall(whole.log("worker-0"))[-1]
     assert digest(killed) == digest(whole)

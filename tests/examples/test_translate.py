@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("translate")]
 
 SMALL = ("--depth", 1, "--width", 32, "--inner", 64, "--heads", 2, "--dropout", 0.02, "--warm-up", 400, "--rate", 0.3)
 OPTIONS = ("--batch", 64, "--epochs", 2, "--snapshot-every", 0.1)
-KILLS = (("worker-1", 60), ("worker-0", 180))
+KILL = "worker-0", 120
 # Held-out words and their pronunciations.
 PRONUNCIATIONS = {"begs": "B EH G Z", "cabs": "K AE B Z", "dent": "D EH N T", "flan": "F L AE N", "fled": "F L EH D"}
 SERVES = """
@@ -61,16 +61,16 @@ def ingest(word_pairs: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_two_kills_do_not_change_a_bit_and_it_is_tried_and_exported(
+def test_a_kill_does_not_change_a_bit_and_it_is_tried_and_exported(
     start: Starter, word_pairs: Path, tmp_path: Path
 ) -> None:
     home, ingest_fields = tmp_path / "home", ingest(word_pairs, tmp_path)
     whole = train(start, home, *OPTIONS, ingest=ingest_fields, restart={"warm": False})
     killed = train(start, home, *OPTIONS, ingest=ingest_fields)
-    kill_at(killed, *KILLS)
+    kill_at(killed, KILL)
     assert whole.succeeds(LIMIT_S)["restarts"] == []
     # On a busy machine the error of its peer may be detected before the kill: the cause does not matter here.
-    assert len(killed.succeeds(LIMIT_S)["restarts"]) >= len(KILLS), killed.story()
+    assert killed.succeeds(LIMIT_S)["restarts"], killed.story()
     *_, last_epoch = EPOCH.findall(whole.log("worker-0"))
     # The line is about the whole epoch, although parts of it were repeated.
     assert EPOCH.findall(killed.log("worker-0"))[-1] == last_epoch

@@ -89,13 +89,13 @@ def answers_when_tried_and_exported(run: Run, name: str, code: str, *arguments: 
 def kill_at(run: Run, *kills: tuple[str, int], committed: bool = False) -> None:
     """Kills these tasks in order, each when its step is reached and training has recovered from the previous kill.
 
-    `committed`: from the second kill on, there is a snapshot to resume from.
+    `committed`: there is a snapshot to resume from.
     """
     after = 0
     for number, (task, step) in enumerate(kills):
         if number:  # steps reported before the restart must not trigger the next kill
             run.wait("recovered", LIMIT_S, after)
-        if number and committed:
+        if committed:
             run.wait("committed", LIMIT_S)
         reached(run, step, after)
         after = run.position()
