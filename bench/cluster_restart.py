@@ -1,4 +1,7 @@
-"""Time from SIGKILL of a task in a pod to the next step of the group: warm in place, compared with new pods."""
+"""Time from SIGKILL of a task in a pod to the next step of the group: warm in place, compared with new pods.
+
+With --state-gib also from the deletion of a pod, and from the loss of a node.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ SETTLED = 5  # steps of every worker before a kill or new pods
 GOAL = 0.3  # as a share of the time with new pods
 GOAL_S = 3.0
 IMAGES = {"tensorflow": ("tensorflow", "lab.local/tensorflow:1"), "torch": ("torch-jax", "lab.local/torch-jax:1")}
-SIDES = ("in place", "new pods")
+IN_PLACE, POD, NODE, NEW_PODS = "in place", "pod deleted", "node off", "new pods"
+SIDES = (IN_PLACE, NEW_PODS)
+STATE_SIDES = (IN_PLACE, POD, NEW_PODS)  # the loss of a node is measured once, at the end
+EVERY = 40  # with a large state: steps between two saves
 _JOB_LABELS = ("controller-uid", "job-name")  # labels that a Job gives its pods
 
 
@@ -32,65 +38,94 @@ def main() -> None:
     parser.add_argument("--framework", choices=list(IMAGES), default="tensorflow")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4, help="measurements of each side, all in one run")
+    parser.add_argument("--state-gib", type=float, default=0.0, help="torch: a state of this size, saved to a claim")
     args = parser.parse_args()
+    if args.state_gib and args.framework != "torch":
+        parser.error("--state-gib requires --framework torch")
     image, name = IMAGES[args.framework]
+    sides = STATE_SIDES if args.state_gib else SIDES
     machine_info = measure.machine("tensorflow-cpu" if args.framework == "tensorflow" else "torch")
     measure.say(f"One run of {args.workers} {args.framework} workers, each on a node of a real cluster. In place:")
     measure.say("SIGKILL of one task, once all spares are ready. New pods: the workers' Job is deleted and recreated,")
     measure.say("as JobSet does; the new pods do not wait until the old ones end, which have a grace period of 1 s.")
     measure.say("Interleaved. Measured until every worker has done a step in the next generation.")
+    if args.state_gib:
+        measure.say(
+            f"State: {args.state_gib:g} GiB, saved every {EVERY} steps, committed to a claim; new pods fetch it."
+        )
+        measure.say(
+            "Pod deleted: one worker's; its time includes the start of a pod, which is also shown. Node off: once."
+        )
     measure.say(f"On: {machine_info}\n")
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    times: dict[str, list[float]] = {side: [] for side in (*sides, *([NODE] if args.state_gib else []))}
     warm: list[bool] = []
     with (
-        clusters.bench_cluster(nodes=args.workers, images=("plain", image)) as bench,
-        _run(bench, args.framework, name, args.workers) as run,
+        clusters.bench_cluster(nodes=args.workers + bool(args.state_gib), images=("plain", image)) as bench,
+        _run(bench, args.framework, name, args.workers, args.state_gib) as run,
     ):
         for number in range(args.rounds):
-            for side in SIDES:
-                run.steps(SETTLED, START_LIMIT)
-                old = run.generation
-                before = run.kill(number % args.workers) if side == "in place" else run.new_pods()
-                times[side].append(run.steps(1, RESTART_LIMIT, after=old) - before)
-                if side == "in place":
+            for side in sides:
+                times[side].append(_measure(run, side, number % args.workers, bool(args.state_gib)))
+                if side == IN_PLACE:
                     warm += run.warm()
-                elif any(run.warm()):
+                elif side == NEW_PODS and any(run.warm()):
                     raise measure.MeasurementFailed("the next generation was started by the old pods")
                 measure.progress(f"round {number + 1} {side}: {times[side][-1]:.3f} s")
-    _report(args.framework, args.workers, machine_info, times, warm, run.imported)
+        if args.state_gib:
+            times[NODE].append(_measure(run, NODE, args.workers - 1, True))
+            measure.progress(f"{NODE}: {times[NODE][-1]:.3f} s")
+    _report(args.framework, args.workers, args.state_gib, machine_info, times, warm, run)
+
+
+def _measure(run: Run, side: str, rank: int, has_state: bool) -> float:
+    run.steps(SETTLED, START_LIMIT)
+    if has_state:
+        run.wait_committed()
+    old = run.generation
+    act = {IN_PLACE: run.kill, POD: run.delete_pod, NODE: run.power_off, NEW_PODS: lambda _: run.new_pods()}[side]
+    before = act(rank)
+    return run.steps(1, RESTART_LIMIT, after=old) - before
 
 
 def _report(
     framework: str,
     workers: int,
+    gib: float,
     machine_info: dict[str, Any],
     times: dict[str, list[float]],
     warm: list[bool],
-    imported: list[float],
+    run: Run,
 ) -> None:
-    ours, theirs = (measure.median(times[side]) for side in SIDES)
+    ours, theirs, imported = measure.median(times[IN_PLACE]), measure.median(times[NEW_PODS]), run.imported
     share = measure.ratio(ours, theirs)
-    rows = [[side, measure.seconds(measure.median(times[side])), measure.spread(times[side])] for side in SIDES]
+    rows = [[side, measure.seconds(measure.median(values)), measure.spread(values)] for side, values in times.items()]
     measure.table(["side", "median", "range"], rows)
+    if run.pod_starts:
+        measure.say(f"from the deletion of a pod to the start of its replacement: {measure.spread(run.pod_starts)} s")
     measure.say(f"ratio {share} (at most {GOAL}; goal {GOAL_S:g} s); in place, {sum(warm)} of {len(warm)} tasks")
     measure.say(f"started from a spare, and the imports of spares took {measure.spread(imported)} s\n")
     measure.finish(
         {
-            "bench": "cluster_restart", "framework": framework, "workers": workers, "machine": machine_info,
+            "bench": "cluster_restart", "framework": framework, "workers": workers, "state_gib": gib,
+            "machine": machine_info,
             "in_place_s": ours, "new_pods_s": theirs, "ratio": share, "goal_ratio": GOAL, "goal_s": GOAL_S,
             "reached": share is not None and share <= GOAL, "warm_starts": sum(warm), "starts_in_place": len(warm),
             "spares_imported_s": imported,
-            "in_place_all_s": times["in place"], "new_pods_all_s": times["new pods"],
+            "pod_starts_s": run.pod_starts, **{f"{side.replace(' ', '_')}_all_s": values for side, values in times.items()},
         }
     )  # fmt: skip
 
 
 @contextmanager
-def _run(bench: BenchCluster, framework: str, image: str, workers: int) -> Iterator[Run]:
+def _run(bench: BenchCluster, framework: str, image: str, workers: int, gib: float) -> Iterator[Run]:
     shared = bench.cluster.shared_volume(bench.namespace, "shared")
+    program = f"{framework}_state_steps.py" if gib else f"{framework}_steps.py"
+    state = ["--gib", str(gib), "--every", str(EVERY)] if gib else []
+    if gib:
+        bench.cluster.shared_volume(bench.namespace, "snapshots", f"{int(8 * gib) + 1}Gi")
     job = {
         "name": "bench", "framework": framework, "code": str(measure.PROGRAMS),
-        "command": ["python", f"{framework}_steps.py", "--steps", "1000000", "--sleep", "0.05"],
+        "command": ["python", program, "--steps", "1000000", "--sleep", "0.05", *state],
         "roles": {"worker": {"replicas": workers}},
         "env": {"BENCH_STAMPS": "/shared/stamps", "TF_CPP_MIN_LOG_LEVEL": "1", "OMP_NUM_THREADS": "1",
                 "TF_NUM_INTRAOP_THREADS": "1"},
@@ -100,6 +135,8 @@ def _run(bench: BenchCluster, framework: str, image: str, workers: int) -> Itera
     }  # fmt: skip
     if framework == "tensorflow":
         job["strategy"] = "multi-worker"
+    if gib:
+        job["snapshots"] = {"to": "claim://snapshots/bench", "keep": 2}
     path = bench.folder / "job.yaml"
     path.write_text(json.dumps(job))
     process = clusters.submit(bench, path)
@@ -121,6 +158,7 @@ class Run:
     generation: int = 0
     last_generation_of_old_pods: int = 0  # the last generation before the current pods
     imported: list[float] = field(default_factory=list)  # seconds, of the spares at the time of a kill
+    pod_starts: list[float] = field(default_factory=list)  # seconds from the deletion of a pod until another one runs
 
     def steps(self, count: int, limit: float, after: int = 0) -> float:
         """When every worker had done `count` steps in the newest generation, which is later than `after`."""
@@ -158,6 +196,46 @@ class Run:
         before = measure.now()
         os.kill(task, signal.SIGKILL)
         return before
+
+    def wait_committed(self) -> None:
+        """Wait until this generation has committed a snapshot: then new pods find it in the store."""
+
+        def has_committed() -> bool:
+            return any(each["generation"] == self.generation for each in self._events("committed"))
+
+        measure.wait_until(has_committed, START_LIMIT, f"a commit of generation {self.generation}", every=0.2)
+
+    def delete_pod(self, rank: int) -> float:
+        """Delete a worker's pod, without a grace period; return the time."""
+        old = self._pods()[rank]
+        before = measure.now()
+        self._kubectl("delete", "pod", "--force", "--grace-period=0", "--wait=false", self._pod_name(old))
+        new = measure.wait_until(lambda: self._pods().get(rank) not in (None, old), RESTART_LIMIT, "another pod", 0.1)
+        assert new
+        measure.wait_until(lambda: self._is_running(rank), RESTART_LIMIT, "a running pod", 0.1)
+        self.pod_starts.append(measure.now() - before)
+        return before
+
+    def power_off(self, rank: int) -> float:
+        """Power off the node of a worker; return the time."""
+        selected = ["pods", "--selector=paceline.dev/role=worker", f"--namespace={self.bench.namespace}"]
+        pods = {pod["metadata"]["uid"]: pod for pod in self.bench.cluster.get(*selected)["items"]}
+        node = pods[self._pods()[rank]]["spec"]["nodeName"]
+        before = measure.now()
+        self.bench.cluster.power_off(node)
+        return before
+
+    def _kubectl(self, *arguments: str) -> str:
+        return self.bench.cluster.kubectl(*arguments, f"--namespace={self.bench.namespace}")
+
+    def _pod_name(self, uid: str) -> str:
+        items = self.bench.cluster.get("pods", f"--namespace={self.bench.namespace}")["items"]
+        return str(next(pod["metadata"]["name"] for pod in items if pod["metadata"]["uid"] == uid))
+
+    def _is_running(self, rank: int) -> bool:
+        items = self.bench.cluster.get("pods", f"--namespace={self.bench.namespace}")["items"]
+        phases = {pod["metadata"]["uid"]: pod["status"].get("phase") for pod in items}
+        return phases.get(self._pods().get(rank, "")) == "Running"
 
     def _spares(self) -> list[float] | None:
         """How long the imports of the spares took, once every host has a spare."""
