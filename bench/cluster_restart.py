@@ -50,12 +50,8 @@ def main() -> None:
     measure.say("as JobSet does; the new pods do not wait until the old ones end, which have a grace period of 1 s.")
     measure.say("Interleaved. Measured until every worker has done a step in the next generation.")
     if args.state_gib:
-        measure.say(
-            f"State: {args.state_gib:g} GiB, saved every {EVERY} steps, committed to a claim; new pods fetch it."
-        )
-        measure.say(
-            "Pod deleted: one worker's; its time includes the start of a pod, which is also shown. Node off: once."
-        )
+        measure.say(f"State: {args.state_gib:g} GiB, saved every {EVERY} steps and committed; new pods fetch it.")
+        measure.say("Pod deleted: one worker's, including the start of another pod. Node off: a worker's, once.")
     measure.say(f"On: {machine_info}\n")
     times: dict[str, list[float]] = {side: [] for side in (*sides, *([NODE] if args.state_gib else []))}
     warm: list[bool] = []
@@ -111,7 +107,8 @@ def _report(
             "in_place_s": ours, "new_pods_s": theirs, "ratio": share, "goal_ratio": GOAL, "goal_s": GOAL_S,
             "reached": share is not None and share <= GOAL, "warm_starts": sum(warm), "starts_in_place": len(warm),
             "spares_imported_s": imported,
-            "pod_starts_s": run.pod_starts, **{f"{side.replace(' ', '_')}_all_s": values for side, values in times.items()},
+            "pod_starts_s": run.pod_starts,
+            **{f"{side.replace(' ', '_')}_all_s": values for side, values in times.items()},
         }
     )  # fmt: skip
 
@@ -216,11 +213,12 @@ class Run:
         self.pod_starts.append(measure.now() - before)
         return before
 
-    def power_off(self, rank: int) -> float:
-        """Power off the node of a worker; return the time."""
-        selected = ["pods", "--selector=paceline.dev/role=worker", f"--namespace={self.bench.namespace}"]
-        pods = {pod["metadata"]["uid"]: pod for pod in self.bench.cluster.get(*selected)["items"]}
-        node = pods[self._pods()[rank]]["spec"]["nodeName"]
+    def power_off(self, _: int) -> float:
+        """Power off the node of a worker, not that of the captain; return the time."""
+        pods = self.bench.cluster.get("pods", f"--namespace={self.bench.namespace}")["items"]
+        nodes = {pod["metadata"]["labels"]["paceline.dev/role"]: pod["spec"]["nodeName"] for pod in pods}
+        workers = [pod["spec"]["nodeName"] for pod in pods if pod["metadata"]["uid"] in self._pods().values()]
+        node = next(each for each in workers if each != nodes["captain"])
         before = measure.now()
         self.bench.cluster.power_off(node)
         return before
