@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paceline.agent.captain import events as ev
+from paceline.agent.transfers import requests as req
 from paceline.plan import Snapshots
 from paceline.storage.snapshots.manifest import SnapshotId
 from support import worlds
-from support.committing import a_plan, committed, counted
+from support.committing import AWAY, a_plan, asked, committed, counted, warnings
 from support.worlds import World
 
 
@@ -67,7 +68,7 @@ def test_what_is_skipped_is_said_once() -> None:
     world = up(30.0)
     save(world, 10, 20, 30, 40)
     assert notes(world) == [
-        "not every saved snapshot is committed: the newest is sent every 30 s (snapshots.commit_every)"
+        "not every saved snapshot is committed: the newest is sent at most every 30 s (snapshots.commit_every)"
     ]
 
 
@@ -108,3 +109,62 @@ def test_a_restart_resumes_from_the_newest_snapshot_whether_it_is_committed_or_n
     world.pass_time(51)
     world.deliver_all()
     assert counted(world)[0] == SnapshotId(30, 2)
+
+
+@pytest.mark.parametrize("every", [None, 3600.0])
+def test_a_store_that_fails_is_tried_less_and_less_often_and_reported_once(every: float | None) -> None:
+    world = up(every)
+    attempts = 0
+    for step in range(1, 51):
+        world.save("worker-0", step)
+        world.deliver("worker-host-0")
+        while world.place.asked:
+            request, _ = world.place.asked.popleft()
+            attempts += isinstance(request, req.CommitSnapshot)
+            world.tell(ev.StoreAnswered(request, AWAY))
+        world.now += 1.0
+        world.beat_all()
+    assert attempts == 5  # after 2, 4, 8, 16 and 32 s
+    assert warnings(world) == ["the snapshot of step 1 is not committed yet: the bucket does not answer"]
+    assert notes(world) == [], "the store is the reason"
+
+
+def test_a_host_that_vanished_while_it_shut_down_does_not_hurry_commits() -> None:
+    world = up(3600.0)
+    save(world, 10)
+    world.tell(ev.HostLeaving("worker-host-1", "SIGTERM"))
+    world.captain.members["worker-host-1"].connected = False
+    save(world, 20, 30)
+    assert steps(world) == [10]
+
+
+def test_a_captain_that_returns_does_not_hurry_commits() -> None:
+    world = up(30.0)
+    save(world, 10, 20)
+    world.restart_captain()
+    world.join_all()
+    world.deliver_all()
+    assert steps(world) == [10]
+    world.pass_time(31)
+    world.deliver_all()
+    assert steps(world) == [10, 20]
+
+
+def test_a_snapshot_that_a_listing_shows_as_committed_is_no_longer_being_sent() -> None:
+    """The answer to its commit was lost, and the store is listed while the commit is requested again."""
+    world = up(None)
+    save(world, 10)
+    world.save("worker-0", 20)
+    world.deliver("worker-host-0")
+    commit, _ = world.place.asked.popleft()
+    assert isinstance(commit, req.CommitSnapshot) and world.place.answer(commit) == req.Done()
+    world.tell(ev.StoreAnswered(commit, AWAY))
+    world.now += 3
+    world.tell(ev.Tick())
+    world.deliver("worker-host-0")
+    assert asked(world, req.CommitSnapshot), "it is requested again"
+    listing = world.captain.commits.contents.list_request()
+    world.tell(ev.StoreAnswered(listing, world.place.answer(listing)))
+    world.deliver_all()
+    save(world, 30)
+    assert steps(world) == [10, 20, 30]

@@ -329,6 +329,7 @@ def test_a_snapshot_whose_commit_seemed_to_fail_is_deleted_when_it_is_old() -> N
     assert isinstance(request, req.CommitSnapshot) and world.place.answer(request) == req.Done()
     world.tell(ev.StoreAnswered(request, AWAY))
     assert counted(world) == [SnapshotId(10, 1)] and world.told_committed == []
+    world.now += 3
     assert counted(committed(world, 20)) == [SnapshotId(20, 1)]
     assert not world.place.store.names("run/step-10")
 
@@ -340,6 +341,7 @@ def test_a_snapshot_whose_commit_seemed_to_fail_is_kept_while_it_is_recent() -> 
     request, _ = world.place.asked.popleft()
     world.place.answer(request)
     world.tell(ev.StoreAnswered(request, AWAY))
+    world.now += 3
     assert counted(committed(world, 30)) == [SnapshotId(30, 1), SnapshotId(20, 1), SnapshotId(10, 1)]
     assert world.captain.commits.contents.chain == counted(world)
     assert counted(committed(world, 40)) == [SnapshotId(40, 1), SnapshotId(30, 1), SnapshotId(20, 1)]

@@ -189,6 +189,7 @@ def test_a_parent_that_a_frozen_porter_commits_late_counts() -> None:
     world.tell(ev.StoreAnswered(commit, world.place.answer(commit), ticket))
     world.deliver_all()
     assert world.captain.generation == 2 and world.left is None
+    world.now += 3
     assert counted(committed(world, 30)) == [SnapshotId(30, 2), SnapshotId(20, 1), SnapshotId(10, 1)]
 
 

@@ -402,21 +402,25 @@ class Captain:
             self._generations.restart_evaluators(now)
         self._group_snapshot.advance()
         if self.phase != OVER:
-            all_joined, is_training = self.phase != RETURNING, self._is_training()
-            self.commits.advance(now, all_joined, is_urgent=bool(self.leaving) or not is_training)
+            self.commits.advance(now, self.phase != RETURNING, self._needs_commit())
             self.evaluations.advance(now)
         self._shutdown.advance(now)
 
-    def _is_training(self) -> bool:
-        """Whether all tasks that train together run, and none of them is about to end."""
+    def _needs_commit(self) -> bool:
+        """Whether the newest snapshot is needed in the store now: a host shuts down, a task has failed, or the run is
+        about to end."""
+        if self.phase == RETURNING:
+            return False
+        is_leaving = any(self.members[host].connected for host in self.leaving)
         group = [unit for unit in self.units if unit.kind not in (ALONE, BEFORE)]
-        return self.phase == LIVE and all(unit.phase == RUNNING for unit in group)
+        return is_leaving or self.phase != LIVE or any(unit.phase != RUNNING for unit in group)
 
     # ---- restart of the captain
 
     def _return(self, now: float) -> None:
         self.ledger.phase = RETURNING
         self.commits.has_returned = True
+        self.commits.pace.resume(now)
         self._generations.hold_until = now + self.lease
 
     def _settle_return(self, now: float) -> None:

@@ -25,8 +25,6 @@ from paceline.agent.transfers import requests as req
 from paceline.plan import Plan, Task
 from paceline.storage.snapshots.manifest import Manifest, Part, SnapshotId
 
-LONGEST_PAUSE = 60.0  # seconds between attempts to send a snapshot
-
 
 class Commits:
     def __init__(
@@ -49,7 +47,7 @@ class Commits:
         self.has_returned = False  # a previous captain has led the run
         self._list_at: float | None = 0.0  # when to list the store; None: the request was sent
         self._list_error = ""  # why that failed
-        self._pace = CommitPace(plan.snapshots.commit_every)
+        self.pace = CommitPace(plan.snapshots.commit_every)
         self.skipped = 0
         self._drafts: dict[SnapshotId, Draft] = {}
         self._sending: SnapshotId | None = None
@@ -173,8 +171,7 @@ class Commits:
             self.generation = generation
             for snapshot in [each for each in self._drafts if not self._may_commit(each)]:
                 self._copies[snapshot] = self._drafts.pop(snapshot)
-                if self._sending == snapshot:
-                    self._sending = None
+            self._forget_sending()
 
     def learn_records(self, records: Collection[ev.GenerationRecord], now: float) -> None:
         """A captain that has lost its notes learns from its members which records may not be in the store."""
@@ -223,8 +220,8 @@ class Commits:
         newest = self.newest_uncommitted()
         for draft in list(self._drafts.values()):
             if newest is not None and draft.snapshot < newest.snapshot and draft.snapshot != self._sending:
-                if draft.is_complete and not self.skipped:
-                    self._emit("note", text=f"not every saved snapshot is committed: the newest is sent {self._pace}")
+                if draft.is_complete and not self.skipped and not self.pace.failures:
+                    self._emit("note", text=f"not every saved snapshot is committed: the newest is sent {self.pace}")
                 self.skipped += draft.is_complete
                 self._drop(draft.snapshot)
 
@@ -318,7 +315,7 @@ class Commits:
             return
         del self._drafts[snapshot]
         self._sending = None
-        self._pace.end(now)
+        self.pace.end(now)
         self.contents.add_committed(snapshot, draft.metrics, now)
         size = sum(file.size for part in draft.parts.values() if part.stored for file in part.stored.files)
         fields: dict[str, Any] = {"bytes": size, "took_s": round(now - draft.since, 3)}
@@ -338,14 +335,14 @@ class Commits:
         self.contents.update(listing)
         for snapshot in [each for each in self._drafts if self.contents.is_past(each)]:
             self._copies[snapshot] = self._drafts.pop(snapshot)
+        self._forget_sending()
         self._drop_copies()
         self._announce_to_evaluators()
 
     # ---- progress
 
     def advance(self, now: float, all_joined: bool = True, is_urgent: bool = True) -> None:
-        """`all_joined`: no host with more copies is expected to join. `is_urgent`: the newest snapshot is needed in the
-        store, whenever the last one was sent."""
+        """`all_joined`: no host with more copies is expected to join. `is_urgent`: see `CommitPace`."""
         if not self.contents.is_known:
             if self.has_returned and self._list_at is not None and now >= self._list_at:
                 self._list_at = None
@@ -365,8 +362,8 @@ class Commits:
         if newest is None:
             return
         self._skip_older()
-        if now >= newest.not_before and (is_urgent or self._pace.is_due(now)):
-            self._pace.begin(now)
+        if self.pace.is_due(now, is_urgent):
+            self.pace.begin(now)
             self._sending = newest.snapshot
             self._send(newest)
 
@@ -381,6 +378,7 @@ class Commits:
         self._emit("note", text=f"the snapshot store is empty: storing step {step} again, from copies on the hosts")
         self._copies.pop(newest.snapshot, None)
         self._drafts = {newest.snapshot: newest}
+        self._forget_sending()
         self._restoring, newest.is_resend = newest.snapshot, True
         for part in newest.parts.values():
             part.stored = None
@@ -414,10 +412,9 @@ class Commits:
             self._emit("warning", text=f"the snapshot of step {step} ({source}) was rejected: {failure.text}")
             self._drop(draft.snapshot)
             return
-        draft.tries += 1
-        draft.not_before = now + min(LONGEST_PAUSE, 2.0**draft.tries)
+        self.pace.fail(now)
         draft.failure, draft.is_hopeless = failure.text, not failure.passing
-        if draft.tries == 1:
+        if self.pace.failures == 1:
             self._emit("warning", text=f"the snapshot of step {step} is not committed yet: {failure.text}")
 
     def delete_surplus(self, now: float) -> None:
@@ -435,6 +432,11 @@ class Commits:
         for task, part in draft.parts.items():
             self._instruct(ins.DropPart(part.host, task, snapshot))
         if self._sending == snapshot:
+            self._sending = None
+
+    def _forget_sending(self) -> None:
+        """The snapshot that is being sent may have been committed by an earlier request, whose answer was lost."""
+        if self._sending not in self._drafts:
             self._sending = None
 
     def drop_all_copies(self) -> None:

@@ -28,8 +28,6 @@ class Draft:
     parts: dict[str, DraftPart] = field(default_factory=dict)  # by task
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    tries: int = 0
-    not_before: float = 0.0
     failure: str = ""  # why the last attempt to commit it failed
     is_hopeless: bool = False  # a retry will not help soon
     is_resend: bool = False  # the store had it and lost it
