@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -83,6 +84,43 @@ def test_a_terminated_pod_ends_its_task_and_can_be_replaced(folder: Path) -> Non
     eventually("the second generation", lambda: started(2))
     (folder / "finish").touch()
     assert pods.codes() == {"tiny-0000-0": 0, "tiny-0000-worker-0": 0, "tiny-0000-worker-1": 0}
+
+
+SAVING = """
+import os, time
+saves, step = os.environ["PACELINE_SNAPSHOT_DIR"], 0
+while not os.path.exists("../../finish"):
+    if os.environ["PACELINE_INDEX"] == "0" and os.environ["PACELINE_GENERATION"] == "1" and step < 2:
+        step += 1
+        os.mkdir(f"{saves}/partial")
+        open(f"{saves}/partial/state", "wb").write(bytes(1_500_000))
+        os.rename(f"{saves}/partial", f"{saves}/step-{step}")
+    time.sleep(0.01)
+print("from", os.path.basename(os.environ["PACELINE_RESTORE"]), flush=True)
+"""
+
+
+def test_a_terminated_pod_sends_its_newest_snapshot_before_it_leaves(folder: Path) -> None:
+    """Its folder is deleted with it, and the program does not ask whether to save."""
+    snapshots = {"to": "claim://kept", "commit_every": "1h", "rate": "1Mi"}
+    pods = Pods(folder, SAVING, snapshots=snapshots)
+    pods.all()
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        return [event for event in map(json.loads, pods.stdout("tiny-0000-0")) if event["event"] == kind]
+
+    eventually("two snapshots", lambda: [each["step"] for each in events("saved")] == [1, 2])
+    eventually("a commit", lambda: events("committed"))
+    terminated = pods.started["tiny-0000-worker-0"]
+    terminated.terminate()
+    assert terminated.wait(60) == 75
+    (folder / "tiny-0000-worker-0").rename(folder / "before")
+    pods.start("tiny-0000-worker", 0)
+    eventually("the second generation", lambda: len(events("generation-formed")) == 2)
+    assert events("generation-formed")[-1]["restore"] == "step-2-g1"
+    (folder / "finish").touch()
+    assert set(pods.codes().values()) == {0}
+    assert [each["step"] for each in events("committed")] == [1, 2]
 
 
 def test_a_run_whose_id_exists_at_its_location_starts_no_task_and_writes_nothing_there(folder: Path) -> None:

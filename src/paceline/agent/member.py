@@ -26,6 +26,8 @@ from paceline.agent.transfers.log_upload import LogUpload
 from paceline.agent.unions import assert_never
 from paceline.plan import INGEST, from_data
 
+CHECK_SENT_EVERY = 0.1  # seconds
+
 
 class Member:
     def __init__(self, options: Options, instance: str, number: int) -> None:
@@ -61,6 +63,7 @@ class Member:
         )
         self._curves = Curves(self._plan, options, self._snapshots.porter, self.loop)
         self._leaving = False
+        self._leave_by = 0.0  # how long to wait for the upload of its last snapshot
         self._tasks_terminated = False
         self._run_over = False
         self._exit_code = 0
@@ -176,6 +179,7 @@ class Member:
             return
         self._leaving = True
         grace = self._plan.limits.grace
+        self._leave_by = self.loop.now() + SAVING_SHARE * grace
         self._connection.send(ev.HostLeaving(self._options.host, "SIGTERM"))
         self._tasks.leave(grace)
         if self._connection.joined and any(attempt.polls_for_saves for attempt in self._tasks.attempts.values()):
@@ -193,8 +197,15 @@ class Member:
             self._leave_for_replacement()
 
     def _leave_for_replacement(self) -> None:
+        """The folder of a pod is deleted with it. So while there is time, its newest snapshot is sent first."""
+        if self._run_over:
+            return  # meanwhile; it is leaving
         self._exit_code = LEAVING
-        self._upload_and_leave()
+        can_wait = self._options.echo and self._connection.joined and self.loop.now() < self._leave_by
+        if can_wait and self._snapshots.has_unsent():
+            self.loop.after(CHECK_SENT_EVERY, self._leave_for_replacement)
+        else:
+            self._upload_and_leave()
 
     def _finish(self) -> None:
         self._tasks.kill()

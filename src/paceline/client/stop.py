@@ -14,6 +14,7 @@ from paceline.view.events import Event
 from paceline.view.run_folders import Run
 
 PATIENCE_S = 15.0
+CLUSTER_PATIENCE_S = 60.0  # a pod that is just starting ignores SIGTERM until the end of its grace period
 _REASON = "stopped by `paceline stop`"
 
 
@@ -47,7 +48,7 @@ def _stop_on_cluster(run: Run, now: bool) -> bool:
     from paceline.backends.kubernetes.runs.local_folder import reopen
 
     running = reopen(run.folder)
-    deadline = time.monotonic() + grace_of(run) + 2 * PATIENCE_S
+    deadline = time.monotonic() + grace_of(run) + CLUSTER_PATIENCE_S
     with followed(run.folder, follow=True) as has_ended:
         running.kill() if now else running.stop(_REASON)
         while not has_ended():

@@ -153,16 +153,17 @@ class _Snapshots(Strict):
     )
     commit_every: Duration | None = Field(
         default=None,
-        description="The least time between two commits while the group trains. What is saved in between stays on its "
-        "hosts, where a restart finds it; the newest is committed next. When the run ends or a host shuts down, the "
-        "newest is committed at once. Default: none; if a commit takes a second or more, three times as long as it.",
+        description="The least time between the starts of two commits while the group trains. What is saved in between "
+        "stays on its hosts, where a restart finds it; the newest is committed next. When the run ends or a host shuts "
+        "down, the newest is committed at once. Default: no pause, or after a commit that took a second or more, three "
+        "times as long.",
         examples=["5m"],
     )
     watch: Watched | None = Field(
         default=None,
         description="Where the program keeps its own checkpoints, relative to its working folder: a folder, a file, or "
-        "a pattern of names of files in a folder. What is there is committed whenever it changes, and restored before "
-        "tasks restart. `$PACELINE_RUN` in it is replaced by the run's id.",
+        "a pattern of names of files in a folder. What is there becomes a snapshot whenever it changes, and is "
+        "restored before tasks restart. `$PACELINE_RUN` in it is replaced by the run's id.",
         examples=["ckpt/", "snapshot.pt", "*.pt", "ckpt/$PACELINE_RUN"],
     )
     trust: Switch = Field(

@@ -216,6 +216,14 @@ class HostSnapshots:
         request = req.SendPart(snapshot, task, f"{self._held_folder}/{task}/{snapshot}")
         self._uploads[task, snapshot] = self.porter.ask(request, sent)
 
+    def has_unsent(self) -> bool:
+        """Whether the newest part of a task is not in the store, as far as this agent knows."""
+        for task in self._tasks:
+            newest = max(filter(None, map(parse_id, _names(f"{self._held_folder}/{task}"))), default=None)
+            if newest is not None and (task, newest) not in self._stored:
+                return True
+        return False
+
     def _report_stored(self, task: str, snapshot: SnapshotId) -> None:
         for message in stored_messages(self._options.host, task, snapshot, self._stored[task, snapshot]):
             self._send(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.backends.kubernetes.objects.serving_objects import EXPORT, SERVER
 Object = dict[str, Any]
 
 LINES = 20
+OUTPUT_S = 5.0  # seconds in which a container that was just restarted may have no output yet
 TRIES = 3  # restarts of a crashing container after which waiting does not help
 _NOT_STARTED = ("StartError", "ContainerCannotRun")
 _FOR_EXPORT = Advice(
@@ -104,13 +106,24 @@ def lines(cluster: Cluster, pod: Object | None) -> list[str]:
     """The last output of the container that keeps this pod from being ready."""
     if pod is None:
         return []
+    status = pod.get("status") or {}
     exported = all(
         ((each.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
-        for each in (pod.get("status") or {}).get("initContainerStatuses") or []
+        for each in status.get("initContainerStatuses") or []
     )
     container = SERVER if exported else EXPORT
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    was_restarted = any(each["name"] == container and each.get("restartCount") for each in containers)
+    until = time.monotonic() + (OUTPUT_S if was_restarted else 0.0)
+    while True:
+        output = _log(cluster, pod["metadata"]["name"], container)
+        if output or time.monotonic() >= until:
+            return [f"{container}: {line}" for line in output]
+        time.sleep(0.5)
+
+
+def _log(cluster: Cluster, pod: str, container: str) -> list[str]:
     try:
-        output = cluster.client.log(pod["metadata"]["name"], container=container, tail_lines=LINES, newlines=False)
-        return [f"{container}: {line}" for line in output]
+        return list(cluster.client.log(pod, container=container, tail_lines=LINES, newlines=False))
     except (ApiError, httpx2.HTTPError):
         return []
