@@ -67,22 +67,6 @@ def test_tensorflow_workers_on_three_nodes_train_as_one(person: Person, start: C
     assert_same_model(outputs, "error", expected["error"])
 
 
-def test_tensorflow_parameter_servers_are_led_by_their_chief(person: Person, start: Callable[..., Run]) -> None:
-    person.cluster.images("tensorflow")
-    counts = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
-    command = ["tf_parameter_server.py", "--steps", 300, "--round", 100, "--checkpoint-dir", "/shared/saved"]
-    roles = {role: {"replicas": count} for role, count in counts.items()}
-    run = start(**job("tensorflow", TENSORFLOW, *command, strategy="parameter-server", roles=roles))
-    servers = ("ps-0", "ps-1", "worker-0", "worker-1")
-    outputs = finished(run, "chief-0", "evaluator-0", *servers)
-    assert outputs["chief-0"]["counter"] == "300"
-    error = outputs["chief-0"]["error"]
-    assert float(error) < 0.001
-    assert outputs["evaluator-0"]["evaluated"] == f"300 error {error}"
-    assert [outputs[task]["serving"] for task in servers] == ["ps 0", "ps 1", "worker 0", "worker 1"]
-    assert {role: len(run.pods(role)) for role in counts} == counts
-
-
 def test_a_program_for_cluster_config_and_pod_name_needs_nothing_else(
     person: Person, start: Callable[..., Run]
 ) -> None:
