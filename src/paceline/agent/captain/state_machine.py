@@ -7,20 +7,19 @@ from typing import Any
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
-from paceline.agent.captain.failures import Failures, failure_of
+from paceline.agent.captain.captain_return import CaptainReturn
+from paceline.agent.captain.failures import Failures
 from paceline.agent.captain.generations import Generations
 from paceline.agent.captain.hangs import ProgressWatch
 from paceline.agent.captain.ingest_phase import IngestPhase
 from paceline.agent.captain.ledger import (
     CLOSING,
-    DONE,
     ENDING,
     LIVE,
     OVER,
     RETURNING,
     RUNNING,
     STOPPING,
-    WAITING,
     Ledger,
     Unit,
 )
@@ -81,6 +80,9 @@ class Captain:
         self._generations = Generations(
             plan, self.ledger, self.commits, self._shutdown, self._ingest, self._start, self._instruct, self._emit
         )
+        self._captain_return = CaptainReturn(
+            self.ledger, self.commits, self._generations, self.failures, self.watch, self._shutdown, lease, self._emit
+        )
         self.leaving: set[str] = set()  # hosts that are shutting down
         self.starts: start_times.Starts = {}  # of the newest generations
         self._runtime_until: float | None = None
@@ -88,7 +90,7 @@ class Captain:
         self._instructions: ins.Instructions = []
         if notes and (notes.get("generation") or notes["ingest"]["until"] is not None):
             self._load_notes(notes, clock_offset)
-            self._return(now)
+            self._captain_return.begin(now)
 
     @property
     def generation(self) -> int:
@@ -194,7 +196,7 @@ class Captain:
             return
         self._generations.on_joined(now)
         if self.generation == 0 and event.generation > 0 and self.phase == LIVE:
-            self._return(now)  # a previous captain has led the run, and its notes are lost
+            self._captain_return.begin(now)  # a previous captain has led the run, and its notes are lost
         self.ledger.generation = max(self.generation, event.generation)
         running = self.ledger.running_on(event.host)
         if member.instance and event.instance != member.instance and running:
@@ -207,7 +209,7 @@ class Captain:
         elif running:  # after a captain restart: tasks that this captain has adopted
             self._compare(event, running, now)
         if self.phase == RETURNING:
-            self._adopt(event, now)
+            self._captain_return.on_joined(event, now)
         self._ingest.on_joined(event, now)
         for name, attempt in event.running.items():
             unit = self._unit_of.get(name)
@@ -252,20 +254,6 @@ class Captain:
                 self.failures.on_exited(event.host, exit, now)
             else:
                 self.failures.on_vanished({name: attempt}, f"the agent of {event.host} died, and the task with it", now)
-
-    def _adopt(self, event: ev.MemberJoined, now: float) -> None:
-        for name, attempt in event.running.items():
-            task = self._tasks.get(name)
-            if task is not None and task.host == event.host and attempt >= self.ledger.attempts.get(name, 0):
-                self.ledger.mark_live(name, attempt)
-        for exit in event.exits:
-            if exit.task in self._tasks and exit.attempt >= self.ledger.attempts.get(exit.task, 0):
-                self.ledger.attempts[exit.task] = exit.attempt
-                unit = self._unit_of[exit.task]
-                if not exit.cause and not exit.expected:
-                    self.ledger.mark_succeeded(exit)
-                elif exit.cause and unit.name not in self.ledger.waiting_before:
-                    unit.failures.append(failure_of(exit, now))
 
     def _disconnected(self, event: ev.MemberDisconnected) -> None:
         member = self.members[event.host]
@@ -347,7 +335,7 @@ class Captain:
             # A previous captain has led the run, its notes are lost, and no member that joined knows of it.
             self.commits.update_contents(answer)
             self.ledger.generation, self._generations.starting = answer.generation, None
-            self._return(now)
+            self._captain_return.begin(now)
         elif self._generations.starting is not None:
             self._generations.starting.on_answered(event, now)
 
@@ -390,7 +378,7 @@ class Captain:
 
     def _advance(self, now: float) -> None:
         if self.phase == RETURNING:
-            self._settle_return(now)
+            self._captain_return.settle(now)
         if self.phase == LIVE and self._generations.starting is None and self.generation and self.commits.is_stuck():
             self._stop_generation(now)
         if self.phase == LIVE:
@@ -414,58 +402,6 @@ class Captain:
         is_leaving = any(self.members[host].connected for host in self.leaving)
         group = [unit for unit in self.units if unit.kind not in (ALONE, BEFORE)]
         return is_leaving or self.phase != LIVE or any(unit.phase != RUNNING for unit in group)
-
-    # ---- restart of the captain
-
-    def _return(self, now: float) -> None:
-        self.ledger.phase = RETURNING
-        self.commits.has_returned = True
-        self.commits.pace.resume(now)
-        self._generations.hold_until = now + self.lease
-
-    def _settle_return(self, now: float) -> None:
-        if now < self._generations.hold_until and not all(member.connected for member in self.members.values()):
-            return
-        self.ledger.phase = LIVE
-        if self._shutdown.outcome[0]:  # the previous captain has decided how the run ends
-            self._emit("captain-returned", adopted=True)
-            if self._shutdown.outcome[0] == "succeeded":
-                self._close_again(now)
-            else:
-                self._shutdown.end(*self._shutdown.outcome, now, ins.TERMINATE)
-            return
-        is_complete = True
-        for unit in self.units:
-            if unit.phase == DONE:
-                continue
-            if unit.name in self.ledger.waiting_before and not unit.live:
-                unit.enter(WAITING, now)
-                is_complete = False
-                continue
-            missing = [t for t in unit.tasks if t.name not in self.ledger.live and t.name not in self.ledger.succeeded]
-            unit.enter(RUNNING)
-            for task in unit.tasks if unit.kind != BEFORE else ():
-                self.watch.begin(task.name, now)
-            if missing:
-                is_complete = False
-                if unit.failures:
-                    self.failures.stop_unit(unit, now)
-                else:
-                    name = missing[0].name
-                    self.failures.on_host_lost(name, "was not running when the captain restarted", now)
-        if is_complete:
-            self._generations.hold_until = 0.0
-        self._emit("captain-returned", adopted=is_complete)
-
-    def _close_again(self, now: float) -> None:
-        """Training had succeeded; an evaluator may not have evaluated every snapshot."""
-        for unit in self.units:
-            task = unit.tasks[0]
-            if unit.phase != DONE:
-                must_restart = task.role == "evaluator" and not unit.live and task.name not in self.ledger.succeeded
-                unit.enter(WAITING if must_restart else RUNNING, now)
-        self._generations.hold_until = 0.0
-        self._shutdown.close(now)
 
     # ---- notes for the next captain
 
