@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 SEED = 20261115
 FULL = "log disk full"
 LIMIT_S = 90.0  # for one recovery, on a busy machine
-HANG_AFTER = {"tensorflow": "30s", "torch": "15s", "jax": "15s"}  # more than a cold start takes
+HANG_AFTER = {"tensorflow": "30s", "torch": "25s", "jax": "20s"}  # more than a cold start takes on a busy machine
 KINDS = ("kill task", "kill agent", "kill captain", "stop task", "GIL loop", "exception", "port taken", FULL)
 TIMES = {"tensorflow": (4, 2, 2, 1, 0, 1, 1, 1), "torch": (2, 1, 1, 1, 1, 1, 1, 1), "jax": (2, 1, 1, 1, 1, 1, 1, 1)}
 

@@ -109,6 +109,7 @@ class Machine:
         self.start_error: OSError | None = None
         self.adopted: dict[int, str] = {}  # children of the agent -> their tasks
         self.states: dict[int, tuple[str, float]] = {}
+        self.waits_for_core: dict[int, float] = {}
         self.below: dict[int, list[int]] = {}
         self.ports = iter(range(20000, 30000))
         self.killed = 0  # processes, by the kernel for their memory
@@ -125,6 +126,7 @@ class Machine:
         patch.setattr(machine, "environment_of", self._environment_of)
         patch.setattr(machine, "descendants", lambda pid: self.below.get(pid, []))
         patch.setattr(machine, "state", lambda pid: self.states.get(pid, ("S", 0.0)))
+        patch.setattr(machine, "waited_for_core", lambda pid: self.waits_for_core.get(pid, 0.0))
         patch.setattr(machine, "was_oom_killed", lambda _: self.log)
         patch.setattr(machine, "free_port", lambda: next(self.ports))
         patch.setattr(machine, "Memory", lambda: self)

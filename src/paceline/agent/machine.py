@@ -98,6 +98,15 @@ def state(pid: int) -> tuple[str, float]:
         return "", 0.0
 
 
+def waited_for_core(pid: int) -> float:
+    """Seconds in which the first thread of the process could have run, but had no core; 0 if unknown."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def resident(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm") as file:

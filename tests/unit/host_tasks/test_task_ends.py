@@ -140,13 +140,17 @@ def test_a_stopped_task_is_reported_as_such(host: Host) -> None:
     assert ended["states"] == {"worker-0": "stopped"} and ended["stacks"] == {}
 
 
-@pytest.mark.parametrize(("cpu", "state"), [(9.5, "busy 0.95"), (0.1, "waiting")])
-def test_a_hung_task_shows_its_stacks_and_its_state(host: Host, cpu: float, state: str) -> None:
+@pytest.mark.parametrize(
+    ("cpu", "waited", "state"), [(9.5, 0.0, "busy 0.95"), (0.1, 0.2, "waiting"), (1.0, 8.0, "busy 0.90")]
+)
+def test_a_hung_task_shows_its_stacks_and_its_state(host: Host, cpu: float, waited: float, state: str) -> None:
+    """On a busy machine, an endless loop waits for a core most of the time."""
     process = host.start_one()
     process.prints("step 1\nFatal Python error: of another day\n")
     host.clock.run_ready()
     host.clock.pass_time(10.0)
     host.machine.states[process.pid] = "S", cpu
+    host.machine.waits_for_core[process.pid] = waited
     host.end("abort", worker_0=1)
     assert host.signals() == [(process.pid, ABORT), (process.pid, CONT)]
     process.prints('Fatal Python error: Aborted\n  File "train.py", line 3\n')

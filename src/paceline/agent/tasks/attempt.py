@@ -208,23 +208,27 @@ class Attempt:
     def sample(self) -> None:
         """Records the CPU time of the process, to distinguish a hang from an endless loop."""
         if self.pid:
-            self._cpu.append((self._loop.now(), machine.state(self.pid)[1]))
+            self._cpu.append((self._loop.now(), self._busy_seconds()))
+
+    def _busy_seconds(self) -> float:
+        """Including the time in which it waited for a core: on a busy machine, an endless loop uses little CPU time."""
+        return machine.state(self.pid)[1] + machine.waited_for_core(self.pid)
 
     def is_stopped(self) -> bool:
         return machine.state(self.pid)[0] in ("T", "t")
 
     def doing(self) -> str:
-        """What a hung task is doing: "stopped", "waiting", or "busy" with the share of a core that it has used."""
+        """What a hung task is doing: "stopped", "waiting", or "busy" with the share of the time in which it was."""
         if self.is_stopped():
             return "stopped"
-        cpu = machine.state(self.pid)[1]
-        # Over several seconds, as a task may have to wait for a core; but only since its last step.
+        now_busy = self._busy_seconds()
+        # Over several seconds, but only since its last step.
         at, before = next((sample for sample in self._cpu if sample[0] >= self.step_at), self._cpu[-1])
         seconds = self._loop.now() - at
         if seconds < 0.1:
             time.sleep(0.1)  # the last sample is too recent; a hung group can wait this long
-            seconds, (_, cpu) = self._loop.now() - at, machine.state(self.pid)
-        share = (cpu - before) / seconds
+            seconds, now_busy = self._loop.now() - at, self._busy_seconds()
+        share = (now_busy - before) / seconds
         return f"busy {share:.2f}" if share > 0.2 else "waiting"
 
     def finish(self) -> None:
