@@ -242,8 +242,8 @@ def _files() -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= 1024
     maximum = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    found = f"soft limit {soft}, hard limit {maximum}"
-    yield Check("open files", OK if enough else WARN, found, "" if enough else "ulimit -n 4096")
+    finding = f"soft limit {soft}, hard limit {maximum}"
+    yield Check("open files", OK if enough else WARN, finding, "" if enough else "ulimit -n 4096")
 
 
 def _leftovers() -> Iterator[Check]:
@@ -255,8 +255,8 @@ def _leftovers() -> Iterator[Check]:
     crashed = [run.name for run in unreported if run_state.summary(run)["status"] == "failed"]
     if crashed:
         names, more = " ".join(crashed[:5]), " ..." if len(crashed) > 5 else ""
-        found = f"{len(crashed)} ended without a report: {names}{more}"
-        yield Check("runs", WARN, found, f"paceline delete {names}")
+        finding = f"{len(crashed)} ended without a report: {names}{more}"
+        yield Check("runs", WARN, finding, f"paceline delete {names}")
     else:
         yield Check("runs", OK, f"{len(runs)} known, {len(running)} running")
 

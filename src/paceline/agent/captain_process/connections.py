@@ -90,8 +90,8 @@ class Connections:
         elif message["type"] == "join":
             self._join(connection, messages.read_join(message, self._options.run))
         elif message["type"] == "stop":
-            given = message.get("reason")
-            reason = (given if isinstance(given, str) and given else "stopped by a user")[:REASON_LIMIT]
+            text = message.get("reason")
+            reason = (text if isinstance(text, str) and text else "stopped by a user")[:REASON_LIMIT]
             connection.send(encode({"type": "stopping", "grace": self._captain.plan.limits.grace}))
             self._handle(ev.StopRequested(reason, message.get("interrupt") is True))
         else:

@@ -51,8 +51,8 @@ def run_checks(context: str | None, namespace: str | None) -> Iterator[Check]:
     except Unreachable as error:
         yield Check("reach", FAIL, str(error))
     except FileNotFoundError as error:
-        found = f"the kubeconfig's credential plugin {error.filename} does not exist"
-        yield Check("credentials", FAIL, found, "install it: see the documentation of your cluster's provider")
+        finding = f"the kubeconfig's credential plugin {error.filename} does not exist"
+        yield Check("credentials", FAIL, finding, "install it: see the documentation of your cluster's provider")
     except ConfigError as error:
         yield Check("credentials", FAIL, str(error), "correct the user of this context in the kubeconfig")
     except Refused as error:
@@ -99,8 +99,8 @@ def _rights(cluster: Cluster, user: str) -> Iterator[Check]:
             yield Check(right.resource, OK, f"permitted: {', '.join(right.verbs)}")
             continue
         effect = f"; without it, {right.without}" if right.without else ""
-        found = f"no permission to {', '.join(missing)} {right.resource} in {cluster.namespace}{effect}"
-        yield Check(right.resource, WARN if right.without else FAIL, found, _grant(cluster, user, right, missing))
+        finding = f"no permission to {', '.join(missing)} {right.resource} in {cluster.namespace}{effect}"
+        yield Check(right.resource, WARN if right.without else FAIL, finding, _grant(cluster, user, right, missing))
 
 
 def _grant(cluster: Cluster, user: str, right: permissions.Right, verbs: list[str]) -> str:
@@ -125,8 +125,8 @@ def _quota(cluster: Cluster) -> Iterator[Check]:
         exhausted = [each for each in hard if _amount(used.get(each, "0")) >= _amount(hard[each])]
         usage = ", ".join(f"{each} {used.get(each, '0')} of {hard[each]}" for each in exhausted or hard)
         remedy = "`paceline delete` ended runs, wait for others, or ask for a larger quota" if exhausted else ""
-        found = f"{name}: used up: {usage}" if exhausted else f"{name}: {usage or 'not counted yet'}"
-        yield Check("quota", WARN if exhausted else OK, found, remedy)
+        finding = f"{name}: used up: {usage}" if exhausted else f"{name}: {usage or 'not counted yet'}"
+        yield Check("quota", WARN if exhausted else OK, finding, remedy)
 
 
 def _limits(cluster: Cluster) -> Iterator[Check]:
