@@ -25,13 +25,13 @@ def main(
     Tasks receive SIGTERM and have the job's grace period to finish. Exit code: 0 if the run has ended, otherwise 1.
     """
     from paceline.client.find import Target, find_run, refresh
-    from paceline.client.stop import grace_of, stop
+    from paceline.client.stop import grace_of, is_running, stop
     from paceline.view import run_folders, run_state
     from paceline.view.wording import span
 
     target = find_run(run, Target(on, context, namespace))
     refresh(target.folder, notify=note)
-    if not run_folders.alive(target.folder):
+    if not is_running(target):
         tell(f"{target.name} is not running: it {_outcome(run_state.summary(target)['status'])}")
         return 0
     if not now:

@@ -30,6 +30,7 @@ def submitted(
     prepared: Prepared, cluster: Cluster, run_id: str | None, interrupted: Callable[[], bool]
 ) -> Iterator[Path]:
     """Yields the folder of the new run, locked while it is followed. `run_id`: None: generate one."""
+    from paceline.backends.kubernetes.objects import names
     from paceline.backends.kubernetes.objects.run_objects import render
     from paceline.backends.kubernetes.payload.agent_archive import agent_archive
     from paceline.backends.kubernetes.payload.prepare import Taken, certificates
@@ -37,6 +38,7 @@ def submitted(
     from paceline.backends.kubernetes.runs.pod_lines import try_lock
     from paceline.backends.kubernetes.runs.submit import NotCleanedUp, submit
     from paceline.backends.run_ids import new_run
+    from paceline.view import run_folders
 
     section = {**prepared.plan.kubernetes, "namespace": cluster.namespace}
     plan, agent, secrets = replace(prepared.plan, kubernetes=section), agent_archive(), certificates()
@@ -50,6 +52,8 @@ def submitted(
             if not tries_left:
                 raise
             continue
+        submission = {names.SUBMISSION: str(run_folders.info(folder)["submission"])}
+        objects[0]["metadata"].setdefault("annotations", {}).update(submission)
         with try_lock(folder):
             try:
                 submit(cluster, run, objects, interrupted, partial(local_folder.save_job_uid, folder))

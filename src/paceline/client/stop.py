@@ -23,6 +23,19 @@ def grace_of(run: Run) -> float:
     return float(run_folders.plan(run.folder).get("limits", {}).get("grace", 30.0))
 
 
+def is_running(run: Run) -> bool:
+    """Also asks the cluster: the events of a run on a cluster come from pods, which others may be able to create."""
+    if run_folders.alive(run.folder) or not run_folders.on_cluster(run.folder):
+        return run_folders.alive(run.folder)
+    from paceline.backends.kubernetes.runs import local_folder
+
+    try:
+        running = local_folder.reopen(run.folder)
+        return local_folder.is_running(running.cluster, run.folder) and running.has_captain()
+    except PacelineError:
+        return False
+
+
 def stop(run: Run, now: bool = False, on_event: Callable[[Event], None] = lambda event: None) -> bool:
     """Returns whether the run has ended. `now`: kill it without a grace period. `on_event`: called for each event."""
     if run_folders.on_cluster(run.folder):
@@ -50,7 +63,13 @@ def _stop_on_cluster(run: Run, now: bool) -> bool:
     running = reopen(run.folder)
     deadline = time.monotonic() + grace_of(run) + CLUSTER_PATIENCE_S
     with followed(run.folder, follow=True) as has_ended:
-        running.kill() if now else running.stop(_REASON)
+        if now:
+            running.kill()
+        elif not running.stop(_REASON):
+            raise PacelineError(
+                f"{run.name} was not stopped: the cluster cannot be reached, or rejects it",
+                remedy="try again, or use --now",
+            )
         while not has_ended():
             if time.monotonic() > deadline:
                 return False

@@ -97,7 +97,7 @@ def info(folder: Path) -> Contents:
 
 def report(folder: Path) -> Contents:
     """The contents of report.json. A report without a status is none."""
-    contents = _read(folder / "report.json", _REPORT)
+    contents = _read(folder / "report.json", REPORT)
     (contents.fields or {}).pop("problems", None)  # for what readers of the run find out
     if contents.fields is None or "status" in contents.fields:
         return contents
@@ -225,7 +225,7 @@ _STARTED = _object(
 )  # fmt: skip
 _START = _object(("generation", "tasks"), generation=is_count, tasks=_map_of(_STARTED), advice=_text_or_none)
 _BEST = _object(("snapshot", "metric", "value"), snapshot=_is_text, metric=_is_text, value=is_measurement)
-_REPORT: dict[str, Check] = {
+REPORT: dict[str, Check] = {
     **dict.fromkeys(("run", "status", "folder"), _is_text),
     **dict.fromkeys(("reason", "cause"), _text_or_none),
     **dict.fromkeys(("started", "ended"), _or_none(is_time)),

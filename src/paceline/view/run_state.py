@@ -177,8 +177,10 @@ def _step(state: State, event: Event) -> None:
     task = state.task(event.text("task"))
     step = int(event.number("step"))
     task.step = step
-    if task.state == "starting":
-        task.state = "running"  # the captain that was to report its start has died
+    if task.state in ("waiting", "starting"):
+        task.state = "running"  # the captain that was to report its start has died, or its output is lost
+    if state.status == "starting":
+        state.status = "running"
     _measured(state, task, event)
     memory = number(event.get("memory"))
     task.memory = int(memory) if memory is not None else task.memory

@@ -9,6 +9,7 @@ from paceline.plan import TENSORBOARD, Host, Plan
 
 RUN_LABEL = "paceline.dev/run"
 ROLE_LABEL = "paceline.dev/role"
+SUBMISSION = "paceline.dev/submission"  # annotation of the captain's Job: which submission has created it
 SERVE = "serve"
 CAPTAIN_PORT = 7733
 FILES_PORT = 7734  # port of TensorBoard's pod, for the members

@@ -13,6 +13,7 @@ from paceline.backends.kubernetes.api import pending_reasons
 from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs.mirror import finished
+from paceline.backends.kubernetes.runs.pod_records import controller
 from paceline.backends.kubernetes.runs.running import captain_report
 from paceline.plan import CAPTAIN
 from paceline.view.run_state import ABANDONED
@@ -28,7 +29,10 @@ def list_runs(cluster: Cluster) -> list[dict[str, Any]]:
     captains: list[Any] = cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
     for pod in captains:
         pods.setdefault(str((pod.metadata.labels or {}).get(names.RUN_LABEL)), []).append(pod)
-    reports = [_report(job, pods.get(job.metadata.name, [])) for job in jobs]
+    reports = [
+        _report(job, [pod for pod in pods.get(job.metadata.name, []) if controller(pod) == job.metadata.uid])
+        for job in jobs
+    ]
     return sorted(reports, key=lambda report: (report["started"], report["run"]), reverse=True)
 
 
@@ -41,7 +45,7 @@ def _report(job: Any, pods: list[Any]) -> dict[str, Any]:
         ended = conditions[0].lastTransitionTime
         failure = {"status": "failed", "reason": f"{failed.reason}: {failed.message}"} if failed else {}
         outcome = {"status": "succeeded", "ended": stamp(ended.timestamp()) if ended else None, **failure}
-        return {**report, **outcome, **(captain_report(pods) or {})}
+        return {**report, **outcome, **(captain_report(pods) or {}), "started": report["started"]}
     if job.spec and job.spec.suspend:
         is_abandoned = time.time() - created > SUBMISSION_S
         return {**report, "status": "abandoned", "reason": ABANDONED.format(job.metadata.name)} if is_abandoned else {

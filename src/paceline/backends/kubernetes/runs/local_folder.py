@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -47,7 +48,8 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, adopted: bool
         raise Taken(run_folders.taken(folder)) from None
     target = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": False}
     # Before the plan, which must not be mistaken for one of this user if this process is killed now.
-    replace(str(folder / "run.json"), {**run_identity(run, plan), **target, "adopted": adopted})
+    submission = {} if adopted else {"submission": os.urandom(16).hex()}
+    replace(str(folder / "run.json"), {**run_identity(run, plan), **target, "adopted": adopted, **submission})
     (folder / "plan.json").write_text(plans.to_json(plan))
     if text:
         (folder / "job.yaml").write_text(text)
@@ -133,9 +135,12 @@ def _is_released(job: Any) -> bool:
 
 
 def _is_replaced(folder: Path, job: Any) -> bool:
-    """Whether this is the Job of a later run with the same id."""
-    uid = str(job.metadata.uid)
-    return str(run_folders.info(folder).get("uid") or uid) != uid
+    """Whether this is the Job of another run with the same id. If this user's submission was interrupted before the uid
+    of its Job was saved, the Job is recognized by its annotation."""
+    info, annotations = run_folders.info(folder), job.metadata.annotations or {}
+    if info.get("uid"):
+        return str(info["uid"]) != str(job.metadata.uid)
+    return bool(info.get("submission")) and annotations.get(names.SUBMISSION) != info["submission"]
 
 
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs import pod_records
 from paceline.backends.kubernetes.runs.pod_lines import Inbox
-from paceline.backends.kubernetes.runs.pod_records import PodRecord
+from paceline.backends.kubernetes.runs.pod_records import INDEX_LABEL, JOB_LABEL, PodRecord
 from paceline.plan import CAPTAIN, Plan
 from paceline.view.events import seconds
 from paceline.view.run_folders import info
@@ -145,7 +146,7 @@ class Mirror:
             self._report_missing()
 
         for change, pod in self._watch(Pod, replace, labels={names.RUN_LABEL: self._run}):
-            if _role(pod) not in self._roles:
+            if change != "DELETED" and not self._is_own(pod):
                 continue
             with self._lock:
                 if change == "DELETED":
@@ -158,11 +159,22 @@ class Mirror:
             self._follow_all([self._pods[pod.metadata.uid]] if pod.metadata.uid in self._pods else [])
             self._report_missing()
 
+    def _is_own(self, pod: Any) -> bool:
+        """Whether a Job of the run has created the pod: others may create pods with the same labels."""
+        labels = pod.metadata.labels or {}
+        role, job, index = _role(pod), labels.get(JOB_LABEL, ""), str(labels.get(INDEX_LABEL, "0"))
+        if role not in self._roles or job not in self._size or (role == CAPTAIN) != (job == self._run):
+            return False
+        if not re.fullmatch("[0-9]{1,9}", index) or int(index) >= self._size[job]:
+            return False
+        uid = self._uid if role == CAPTAIN else self._uids.get(job, "")
+        return not uid or pod_records.controller(pod) == uid
+
     def update_pods(self, pods: list[Any]) -> None:
         """`pods`: all that exist."""
         with self._lock:
             before = self._pods
-            by_uid = {pod.metadata.uid: pod for pod in pods if _role(pod) in self._roles}
+            by_uid = {pod.metadata.uid: pod for pod in pods if self._is_own(pod)}
             self._pods = {uid: pod_records.record_of(pod, self._first, before.get(uid)) for uid, pod in by_uid.items()}
             self._changed = True
 

@@ -16,7 +16,8 @@ from paceline.plan import CAPTAIN
 from paceline.view.run_folders import read_object
 
 FILE = "pods.json"
-_INDEX = "batch.kubernetes.io/job-completion-index"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) 
     metadata, status = pod.metadata, pod.status
     labels = metadata.labels or {}
     role = str(labels.get(names.ROLE_LABEL, ""))
-    job = str(labels.get("batch.kubernetes.io/job-name", ""))
-    index = int(labels.get(_INDEX, "0")) + first.get(job, 0)
+    job = str(labels.get(JOB_LABEL, ""))
+    index = int(labels.get(INDEX_LABEL, "0")) + first.get(job, 0)
     host = role if role == CAPTAIN else f"{role}-host-{index}"
     containers = [c for c in (status.containerStatuses if status else None) or [] if c.name == role]
     leaving = before.leaving_since if before and before.leaving_since else None
@@ -63,6 +64,12 @@ def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) 
         leaving_since=leaving,
         reason=pending_reasons.of_pod(pod.to_dict(), host),
     )
+
+
+def controller(pod: Any) -> str:
+    """The uid of the Job that has created the pod. Labels can be set by anybody who may create pods."""
+    owners = pod.metadata.ownerReferences or []
+    return next((str(owner.uid) for owner in owners if owner.controller), "")
 
 
 def newest(pods: Iterable[PodRecord]) -> dict[str, PodRecord]:

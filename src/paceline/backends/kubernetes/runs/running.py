@@ -20,11 +20,13 @@ from paceline.backends.kubernetes.objects import names, pods
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.plan import CAPTAIN
 from paceline.view import run_folders, run_state
+from paceline.view.run_files import REPORT
 
 DRAIN_S = 5.0
 STOP_REASON = "asked"  # a file with the reason why the user ended the Jobs, if the captain did not respond
 WHOLE = "whole"  # a marker file: all output of the run was fetched
 STOP_S = 15
+SUMMARY = ("status", "reason", "cause", "generations", "steps", "steps_per_s", "started", "ended")
 STUCK_S = 30.0  # seconds; a captain's pod that was deleted longer ago is on a lost node, and has fenced itself
 
 
@@ -94,7 +96,14 @@ class Running:
             except Exception:  # whatever failed, the cluster can still end the pods
                 continue
         (self.folder / STOP_REASON).write_text(reason)
-        return self.end_jobs()
+        is_accepted = self.end_jobs()
+        if not is_accepted:
+            (self.folder / STOP_REASON).unlink()
+        return is_accepted
+
+    def has_captain(self) -> bool:
+        """Whether the captain has not reported how the run ended."""
+        return self._captain_report() is None
 
     def kill(self, reason: str = "killed immediately, without a grace period") -> None:
         """Kill all pods immediately, without their grace period."""
@@ -194,7 +203,7 @@ def stop_command(reason: str) -> list[str]:
 
 
 def captain_report(captains: list[Any]) -> dict[str, Any] | None:
-    """How the run has ended, from the termination message of a captain."""
+    """How the run has ended, from the termination message of a captain. Whoever may create pods may have written it."""
     for pod in captains:
         for status in (pod.status.containerStatuses or []) if pod.status else []:
             ended = status.state.terminated if status.state else None
@@ -202,8 +211,8 @@ def captain_report(captains: list[Any]) -> dict[str, Any] | None:
                 report = json.loads(ended.message or "") if ended else None
             except (ValueError, RecursionError):
                 report = None
-            if isinstance(report, dict) and report.get("status"):
-                return report
+            if isinstance(report, dict) and report.get("status") in run_state.ENDED:
+                return {name: report[name] for name in SUMMARY if name in report and REPORT[name](report[name])}
     return None
 
 

@@ -1,0 +1,131 @@
+"""Pods and Jobs that others have created in the namespace, with the labels of a run: they are not part of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from lightkube.resources.batch_v1 import Job
+from lightkube.resources.core_v1 import Pod
+
+from paceline import plan as plans
+from paceline.agent.run_files import replace
+from paceline.backends.kubernetes.api.cluster import Cluster
+from paceline.backends.kubernetes.objects import names
+from paceline.backends.kubernetes.runs import listing, local_folder, running
+from paceline.backends.kubernetes.runs.mirror import Mirror
+from paceline.job import load_text
+
+RUN, UID = "digits-3f9a", "the-captains-job"
+JOB = "name: digits\nframework: none\ncommand: [python, -V]\nroles: {worker: {replicas: 2}}\nkubernetes: {image: any}\n"
+
+
+def pod(uid: str, role: str, job: str, owner: str, index: str = "0", message: str = "") -> Any:
+    labels = {names.RUN_LABEL: RUN, names.ROLE_LABEL: role, "batch.kubernetes.io/job-name": job}
+    labels |= {"batch.kubernetes.io/job-completion-index": index}
+    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": owner, "controller": True}
+    ended = {"state": {"terminated": {"exitCode": 0, "message": message}}}
+    state = ended if message else {"state": {"running": {}}}
+    container = {"name": role, "image": "any", "imageID": "any", "ready": True, "restartCount": 0, **state}
+    return Pod.from_dict(
+        {
+            "metadata": {"name": uid, "uid": uid, "labels": labels, "ownerReferences": [reference] if owner else []},
+            "spec": {"containers": [{"name": role, "image": "any"}]},
+            "status": {"phase": "Running", "containerStatuses": [container]},
+        }
+    )
+
+
+def job(name: str, uid: str, annotations: dict[str, str] | None = None, finished: bool = False) -> Any:
+    conditions = [{"type": "Complete", "status": "True"}] if finished else []
+    metadata = {"name": name, "uid": uid, "creationTimestamp": "2026-11-17T12:00:00Z", "annotations": annotations or {}}
+    return Job.from_dict({"metadata": metadata, "status": {"conditions": conditions}})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    replace(str(tmp_path / "run.json"), {"run": RUN, "on": "kubernetes", "uid": UID})
+    return tmp_path
+
+
+@pytest.fixture
+def mirror(folder: Path) -> Mirror:
+    plan = plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)
+    mirror = Mirror(cast(Cluster, None), RUN, folder, plan)
+    mirror.update_job("ADDED", job(f"{RUN}-worker", "the-workers-job"))
+    return mirror
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        pod("x", "captain", RUN, ""),
+        pod("x", "captain", RUN, "another-job"),
+        pod("x", "captain", f"{RUN}-worker", UID),
+        pod("x", "worker", f"{RUN}-worker", "another-job"),
+        pod("x", "worker", f"{RUN}-worker", "the-workers-job", "abc"),
+        pod("x", "worker", f"{RUN}-worker", "the-workers-job", "2"),
+        pod("x", "worker", f"{RUN}-worker", "the-workers-job", "9" * 5000),
+        pod("x", "worker", "others-worker", "the-workers-job"),
+        pod("x", "../..", f"{RUN}-worker", "the-workers-job"),
+    ],
+)
+def test_pods_that_no_job_of_the_run_has_created_are_ignored(mirror: Mirror, folder: Path, foreign: Any) -> None:
+    own = [pod("c", "captain", RUN, UID), pod("w", "worker", f"{RUN}-worker", "the-workers-job", "1")]
+    mirror.update_pods([*own, foreign])
+    mirror.save_pods()
+    assert {each["pod"] for each in json.loads((folder / "pods.json").read_text())["pods"]} == {"c", "w"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"started": None}, {"problems": [1]}, {"run": {"a": 1}}, {"run": "vic\n../../x"}, {"restarts": 7},
+        {"steps": "many"}, {"reason": ["x"]}, {"ended": "soon"}, {"folder": "/"},
+    ],
+)  # fmt: skip
+def test_only_valid_fields_of_a_termination_message_are_used(fields: dict[str, Any]) -> None:
+    message = json.dumps({"status": "failed", "reason": "no", **fields})
+    report = running.captain_report([pod("c", "captain", RUN, UID, message=message)])
+    assert report == {"status": "failed", **({} if "reason" in fields else {"reason": "no"}), **_valid(fields)}
+
+
+def _valid(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"started": None} if fields == {"started": None} else {}
+
+
+@pytest.mark.parametrize("message", ['{"status": "owned"}', '{"status": ["x"]}', "[1]", "{", '"succeeded"'])
+def test_a_termination_message_that_is_no_report_is_ignored(message: str) -> None:
+    assert running.captain_report([pod("c", "captain", RUN, UID, message=message)]) is None
+
+
+def test_a_listing_takes_the_id_and_the_start_from_the_job_and_the_rest_from_its_own_pod() -> None:
+    class Client:
+        def list(self, kind: Any, labels: Any) -> list[Any]:
+            lie = json.dumps({"status": "failed", "run": "other\nline", "started": None, "problems": [1]})
+            foreign = pod("x", "captain", RUN, "another-job", message=json.dumps({"status": "stopped"}))
+            own = pod("c", "captain", RUN, UID, message=lie)
+            return [job(RUN, UID, finished=True)] if kind is Job else [foreign, own]
+
+    class OneCluster:
+        client = Client()
+
+        def request(self, _: str, do: Any) -> Any:
+            return do()
+
+    [report] = listing.list_runs(cast(Cluster, OneCluster()))
+    assert (report["run"], report["status"], report["started"][:10]) == (RUN, "failed", "2026-11-17")
+    assert "problems" not in report
+
+
+def test_a_job_of_another_submission_with_the_same_id_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """This user's submission was interrupted before the uid of its Job was known."""
+    replace(str(tmp_path / "run.json"), {"run": RUN, "on": "kubernetes", "submission": "mine"})
+    own, other = (job(RUN, "uid", {names.SUBMISSION: text}) for text in ("mine", "theirs"))
+    assert not local_folder._is_replaced(tmp_path, own)
+    assert local_folder._is_replaced(tmp_path, other) and local_folder._is_replaced(tmp_path, job(RUN, "uid"))
+    local_folder.save_job_uid(tmp_path, "uid")
+    assert not local_folder._is_replaced(tmp_path, other)
+    assert local_folder._is_replaced(tmp_path, job(RUN, "a later one", {names.SUBMISSION: "mine"}))
