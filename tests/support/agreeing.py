@@ -32,6 +32,7 @@ class AgreeingTasks:
         self.messages: list[str] = []  # all that have arrived, of both directions
         self.lost = ""  # the connection of the last host breaks at the first message of this kind, which is lost
         self.while_waiting: deque[Callable[[], None]] = deque()  # what happens while a task waits, then time passes
+        self.on_wait: Callable[[float], None] = self._pass_time
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(group_save, "select", SimpleNamespace(select=self._select))
         monkeypatch.setattr(group_save, "time", SimpleNamespace(monotonic=lambda: world.now))
@@ -125,4 +126,7 @@ class AgreeingTasks:
         if self.while_waiting:
             self.while_waiting.popleft()()
         else:
-            self.world.now += arguments[-1]
+            self.on_wait(arguments[-1])
+
+    def _pass_time(self, seconds: float) -> None:
+        self.world.now += seconds

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
@@ -133,6 +136,95 @@ def test_a_host_that_shuts_down_is_released_if_no_task_answers(tasks: AgreeingTa
     leave(tasks)
     tasks.world.pass_time(62)
     assert released(tasks) == ["worker-host-0"]
+
+
+# ---- any order
+
+
+class AnyOrder:
+    """Tasks step, messages arrive, connections end and time passes in random order, also while tasks wait."""
+
+    def __init__(self, tasks: AgreeingTasks, random: Random) -> None:
+        self._tasks, self._random = tasks, random
+        self.next_steps = dict.fromkeys(tasks.saves, 1)
+        self._waiting: list[str] = []
+        self._is_calm = False
+        tasks.on_wait = self._on_wait
+
+    def act(self) -> None:
+        tasks, world = self._tasks, self._tasks.world
+        task = self._random.choice(sorted(self.next_steps))
+        host = f"worker-host-{task[-1]}"
+        action = self._random.choice(["step"] * 6 + ["hear", "answer"] * 3 + ["join", "lose", "request", "leave"])
+        world.now += self._random.choice([0.0, 0.0, 0.1, 1.0])
+        if action == "step":
+            self.step(task)
+        elif action == "hear" and world.machines[host].connected:
+            tasks.hear(task)
+        elif action == "answer":
+            tasks.answer(task)
+        elif action == "join":
+            world.join(host)
+        elif action == "lose":
+            world.disconnect(host)
+        elif action == "request":
+            request(tasks)
+        elif action == "leave":
+            leave(tasks, host)
+
+    def step(self, task: str) -> None:
+        if task not in self._waiting:
+            self._waiting.append(task)
+            self._tasks.call(task, self.next_steps[task])
+            self.next_steps[task] += 1
+            self._waiting.remove(task)
+
+    def catch_up(self) -> None:
+        """From now on, nothing is lost, and all tasks do the same number of steps."""
+        self._is_calm = True
+        self._tasks.world.join_all()
+        last = max(self.next_steps.values()) + 100
+        while any(step <= last for step in self.next_steps.values()):
+            self._tasks.pass_messages()
+            self.step(min(self.next_steps, key=lambda task: self.next_steps[task]))
+
+    def _on_wait(self, seconds: float) -> None:
+        if self._is_calm or self._random.random() < 0.3:  # an agent ends its tasks if it cannot reconnect
+            self._tasks.world.join_all()
+            self._tasks.pass_messages()
+            self._tasks.world.now += min(seconds, 1.0)
+        else:
+            self.act()
+
+
+@settings(max_examples=100, deadline=None)
+@given(random=st.randoms(use_true_random=True))
+def test_all_tasks_save_at_the_same_steps_whatever_the_order_of_messages(random: Random) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        tasks = AgreeingTasks(up(make_plan(3, hang_after=None)), monkeypatch)
+        order = AnyOrder(tasks, random)
+        for _ in range(150):
+            order.act()
+        order.catch_up()
+        count_before = len(steps(tasks))
+        tasks.world.beat_all()
+        tasks.world.pass_time(62)  # an agreement that could not be reached has failed
+        request(tasks)
+        order.catch_up()
+        assert len(steps(tasks)) == count_before + 1
+        tasks.close()
+
+
+def test_tasks_that_have_just_agreed_have_time_to_save(tasks: AgreeingTasks) -> None:
+    """However long the agreement took."""
+    before = propose(tasks)
+    tasks.world.pass_time(59)
+    for task in tasks.saves:
+        tasks.answer(task)
+    tasks.world.pass_time(5)
+    tasks.reconnect("worker-host-1")
+    tasks.train(3, before + 20)
+    assert steps(tasks) == [before + 1]
 
 
 # ---- tasks that wait

@@ -26,7 +26,7 @@ class GroupSnapshot:
         self._ledger, self._contents = ledger, contents
         self._rate, self._instruct = rate, instruct
         self._agreement: StepAgreement | None = None
-        self._since: float | None = None  # when it began
+        self._since: tuple[bool | None, float] | None = None  # whether tasks have agreed, and since when
         self._served: set[str] = set()  # hosts that were leaving when it began
         self._proposals = 1
         self._polling: set[str] = set()  # tasks that check at each step whether to save
@@ -108,10 +108,11 @@ class GroupSnapshot:
         if agreement is None:
             return
         self._proposals = agreement.proposal + 1
-        self._since = now if self._since is None else self._since
+        if self._since is None or self._since[0] is not agreement.agreed:
+            self._since = agreement.agreed, now
         is_live = all(name in self._ledger.live for name in agreement.tasks)
         is_committed = self._snapshot is not None and self._contents.chain[:1] >= [self._snapshot]
-        is_overdue = now - self._since > agreement.limit_s and not self._have_all_saved(agreement)
+        is_overdue = now - self._since[1] > agreement.limit_s and not self._have_all_saved(agreement)
         if agreement.agreed is False or not is_live or is_committed or is_overdue:
             agreement.withdraw()
             self._agreement, self._saving_steps, self._snapshot = None, {}, None

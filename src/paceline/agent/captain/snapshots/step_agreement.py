@@ -14,7 +14,7 @@ from paceline.agent.captain import instructions as ins
 ROUND_S = 0.5  # initial estimate of the round-trip time of a message to all tasks
 MARGIN = 2  # steps
 TRIES = 12
-LIMIT_S = 60.0  # an agreement that takes longer has failed, unless steps are slow
+LIMIT_S = 60.0  # for tasks to agree, and then for all of them to save, unless steps are slow; longer than they wait
 LIMIT_FACTOR = 3  # at least so many times the time in which tasks should reach the proposed step
 
 
@@ -49,7 +49,7 @@ class StepAgreement:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which the agreement has failed."""
+        """Seconds after which it has failed if tasks have not agreed, or have agreed and not saved."""
         return max(LIMIT_S, LIMIT_FACTOR * self._margin / self._rate)
 
     def on_joined(self, host: str) -> None:
