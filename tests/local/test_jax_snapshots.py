@@ -166,6 +166,15 @@ def test_a_snapshot_that_was_requested_for_another_reason_does_not_mean_that_the
     assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
 
 
+def test_a_task_that_saves_alone_takes_a_snapshot_as_soon_as_the_time_is_up(
+    snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.jax.SaveSchedule.check_time", lambda _: True)
+    with Snapshots() as snapshots:
+        assert snapshots.step(3, {"a": 1}) is False
+    assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
+
+
 def test_outside_a_run_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PACELINE_RESTORE", "PACELINE_SNAPSHOT_DIR"):
         monkeypatch.delenv(name, raising=False)

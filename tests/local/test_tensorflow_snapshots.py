@@ -74,6 +74,10 @@ def test_before_leaving_a_snapshot_is_taken_even_while_another_is_written(storie
     assert result == {"answers": [False] * 4 + [True], "steps": ["step-2", "step-5"]}
 
 
+def test_a_snapshot_that_was_taken_for_another_reason_does_not_mean_that_the_group_is_leaving(stories: Results) -> None:
+    assert stories["requested"] == {"answers": [False] * 6, "steps": ["step-3", "step-5"]}
+
+
 def test_mismatches_are_listed_and_the_rest_is_restored_on_request(stories: Results) -> None:
     differences = (
         "not in the snapshot: new, order; only in the snapshot: gone; different: kind (float32[] in the snapshot, "

@@ -294,6 +294,25 @@ def test_a_snapshot_is_taken_when_the_group_is_leaving(snapshot_dir: Path, monke
     assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
 
 
+def test_a_snapshot_that_was_requested_for_another_reason_does_not_mean_that_the_group_is_leaving(
+    snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.torch.should_save", lambda _: True)
+    monkeypatch.setattr("paceline.torch.is_stopping", lambda: False)
+    with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
+        assert snapshots.step(3) is False
+    assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
+
+
+def test_a_task_that_saves_alone_takes_a_snapshot_as_soon_as_the_time_is_up(
+    snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.torch.SaveSchedule.check_time", lambda _: True)
+    with Snapshots({"model": nn.Linear(1, 1)}) as snapshots:
+        assert snapshots.step(3) is False
+    assert [path.name for path in snapshot_dir.iterdir()] == ["step-3"]
+
+
 def test_an_uninitialized_process_group_is_an_error(snapshot_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match=r"2 tasks train together, but torch\.distributed is not initialized"):

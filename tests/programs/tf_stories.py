@@ -144,6 +144,19 @@ def leaving() -> object:
     return {"answers": answers, "steps": steps()}
 
 
+def requested() -> object:
+    """Snapshots that are taken at step 3 on request and at step 5 because the time is up; no task is leaving."""
+    paceline.tensorflow.should_save = lambda step: step == 3
+    paceline.tensorflow.is_stopping = lambda: False
+    answers = []
+    with Snapshots({"x": tf.Variable(0.0)}) as snapshots:
+        for step in range(1, 7):
+            snapshots._schedule.check_time = lambda: step == 5  # noqa: B023 it is called in this iteration
+            answers.append(snapshots.step(step))
+            snapshots._background.wait()
+    return {"answers": answers, "steps": steps()}
+
+
 def mismatch() -> object:
     saved = {"same": tf.Variable([1.0]), "other": tf.Variable([1.0, 2.0]), "kind": tf.Variable(1.0)}
     with Snapshots({**saved, "gone": tf.Variable(3.0)}) as writer:
@@ -246,7 +259,7 @@ def refused(call: object) -> str:
 
 
 STORIES = (
-    later_updates, about, disk, busy, leaving, mismatch, settings, rates, orders, foreign, late, outside,
+    later_updates, about, disk, busy, leaving, requested, mismatch, settings, rates, orders, foreign, late, outside,
 )  # fmt: skip
 
 

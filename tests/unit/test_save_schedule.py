@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import numpy
 import pytest
 
-from paceline.runtime import save_schedule
+from paceline.runtime import report, save_schedule
 from paceline.runtime.save_schedule import SaveSchedule
 
 
@@ -22,7 +24,9 @@ class Clock:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(save_schedule, "save_now", lambda: made.append("request"))
+    monkeypatch.setattr(report, "_descriptor", 0)  # there is a connection to the agent
     monkeypatch.setenv("PACELINE_RANK", "0")
+    monkeypatch.setenv("PACELINE_WORLD_SIZE", "2")
     return made
 
 
@@ -64,24 +68,60 @@ def test_the_time_counts_from_the_last_snapshot_whatever_its_reason(requests: li
 
 
 @pytest.mark.parametrize(
-    ("variables", "count"),
+    ("variables", "count", "takes_it"),
     [
-        ({"PACELINE_RANK": "1"}, 0),
-        ({"PACELINE_RANK": "-1", "PACELINE_ROLE": "chief"}, 1),
-        ({"PACELINE_RANK": "-1", "PACELINE_ROLE": "evaluator"}, 0),
+        ({"PACELINE_RANK": "1"}, 0, False),
+        ({"PACELINE_RANK": "0", "PACELINE_ROLE": "chief"}, 1, False),
+        ({"PACELINE_RANK": "0", "PACELINE_WORLD_SIZE": "1"}, 0, True),
+        ({"PACELINE_RANK": "-1", "PACELINE_ROLE": "chief", "PACELINE_WORLD_SIZE": "0"}, 0, True),
+        ({"PACELINE_RANK": "-1", "PACELINE_ROLE": "evaluator"}, 0, False),
     ],
 )
-def test_one_task_requests_snapshots_for_all(
-    requests: list[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], count: int
+def test_one_task_requests_snapshots_for_all_or_takes_them_if_it_saves_alone(
+    requests: list[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], count: int, takes_it: bool
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     clock = Clock()
     schedule = SaveSchedule("30s", clock)
+    answers = []
     for _ in range(2):
-        schedule.check_time()
+        answers.append(schedule.check_time())
         clock.now += 30
-    assert len(requests) == count
+    assert (len(requests), answers) == (count, [False, takes_it])
+
+
+def test_processes_of_a_launcher_do_not_save_by_time_which_a_warning_says(
+    requests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher such as torchrun closes the connection to the agent. Its processes all seem to be the only task."""
+    monkeypatch.setattr(report, "_descriptor", -1)
+    monkeypatch.setenv("PACELINE_WORLD_SIZE", "1")
+    monkeypatch.setenv("PACELINE_SNAPSHOT_DIR", "/snapshots")
+    clock = Clock()
+    message = "every='30s': this process has no connection to Paceline, .* give a number of steps, such as every=100"
+    with pytest.warns(UserWarning, match=message):
+        schedule = SaveSchedule("30s", clock)
+    schedule.check_time()
+    clock.now += 30
+    assert not schedule.check_time()
+
+
+@pytest.mark.parametrize(("every", "folder", "descriptor"), [(10, "/x", -1), ("30s", "", -1), ("30s", "/x", 0)])
+def test_other_schedules_do_not_warn(
+    monkeypatch: pytest.MonkeyPatch, every: int | str, folder: str, descriptor: int
+) -> None:
+    monkeypatch.setattr(report, "_descriptor", descriptor)
+    monkeypatch.setenv("PACELINE_SNAPSHOT_DIR", folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SaveSchedule(every)
+
+
+@pytest.mark.parametrize("every", [10, numpy.int64(10), numpy.uint8(10)])
+def test_any_integer_is_a_number_of_steps(every: Any) -> None:
+    schedule = SaveSchedule(every)
+    assert [n for n in range(1, 21) if schedule.is_due(n)] == [10, 20]
 
 
 @pytest.mark.parametrize("every", ["", "30", "s", "1h 5m", "0s", "10 s", "-1s", "5m1h", "soon"])
@@ -90,7 +130,7 @@ def test_a_text_that_is_no_duration_is_rejected(every: str) -> None:
         SaveSchedule(every)
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, True])
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, numpy.float64(2)])
 def test_a_number_that_is_no_number_of_steps_is_rejected(every: Any) -> None:
     with pytest.raises(ValueError, match="must be at least 1 step, or a duration such as '30s'"):
         SaveSchedule(every)

@@ -99,11 +99,11 @@ class Snapshots:
         stopping = is_requested and is_stopping()
         if not in_a_run():
             return stopping
-        self._schedule.check_time()
+        is_time = self._schedule.check_time()
         if not self._prepared and self._schedule.is_periodic:
             self._prepared = True
             self._host_copy.prepare(leaves_to_write(state))
-        due = is_requested or self._schedule.is_due(n)
+        due = is_requested or is_time or self._schedule.is_due(n)
         if stopping:
             self._save(n, state, metrics, urgent=True)
         elif due or self._postponed is not None:

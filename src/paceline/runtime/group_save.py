@@ -2,7 +2,16 @@
 
 All tasks of a group call `should_save` once per step. When a snapshot is requested, the captain collects the number of
 calls of each task and proposes a number that none has reached yet. A task that reaches it waits until the captain
-confirms that all tasks agree.
+confirms that all tasks agree ("go"), or withdraws the proposal ("no").
+
+A task that has waited for AGREE_S says that it is late, and the captain decides: it withdraws the proposal, or repeats
+"go" if it has said so to others. Either way, all tasks do the same. A task stops waiting without an answer only after
+another ANSWER_S, which is longer than the lease of its host: if its agent cannot reach the captain, it has ended the
+task by then. So one task saves and another does not only if a message between an agent and its own task is lost, or if
+a captain dies after its "go" has reached some of the tasks. If they then wait for each other, the group is restarted as
+after any other hang.
+
+Messages may arrive twice: after a connection was lost, the captain repeats the last one.
 """
 
 from __future__ import annotations
@@ -16,6 +25,8 @@ from typing import Any
 from paceline.runtime import report
 
 AGREE_S = 10.0  # how long a task waits at the proposed call for the others to agree
+ANSWER_S = 40.0  # how long it then waits for the captain's decision; longer than any lease
+REPEAT_S = 1.0  # between its messages meanwhile: its agent drops them while it is not connected
 
 
 class _Agreement:
@@ -23,7 +34,8 @@ class _Agreement:
         self.count = 0  # calls of should_save
         self.save_at: int | None = None  # the call that returns True, if all tasks agree
         self.proposal = 0  # number of the captain's proposal
-        self.is_agreed: bool | None = None  # None: not decided yet
+        self.is_agreed = False  # whether the captain has confirmed the proposal
+        self.saved: tuple[int, int | None] | None = None  # the proposal at which this task has saved last, and its step
         self.is_stopping = False  # why the last snapshot was requested: a task is about to be stopped
 
     def should_save(self, step: int | None) -> bool:
@@ -36,13 +48,25 @@ class _Agreement:
         self._receive(descriptor, 0.0)
         if self.save_at is None or self.count < self.save_at:
             return False
-        deadline = time.monotonic() + AGREE_S
-        while self.is_agreed is None and self.save_at is not None and (wait := deadline - time.monotonic()) > 0:
-            self._receive(descriptor, wait)
-        is_agreed, self.save_at, self.is_agreed = bool(self.is_agreed), None, None
+        self._wait(descriptor)
+        if self.save_at is None or self.count < self.save_at:
+            return False  # withdrawn; the captain may have proposed another call
+        is_agreed, self.save_at, self.is_agreed = self.is_agreed, None, False
         if is_agreed:
+            self.saved = self.proposal, step
             self._reply("saves", self.proposal, step=step)
         return is_agreed
+
+    def _wait(self, descriptor: int) -> None:
+        """Waits at the proposed call until the captain has confirmed or withdrawn the proposal."""
+        now = time.monotonic()
+        late_at, deadline = now + AGREE_S, now + AGREE_S + ANSWER_S
+        while self.save_at == self.count and not self.is_agreed and now < deadline:
+            if now >= late_at:
+                self._reply("late", self.proposal)
+                late_at = now + REPEAT_S
+            self._receive(descriptor, late_at - now)
+            now = time.monotonic()
 
     def _receive(self, descriptor: int, wait: float) -> None:
         if wait:
@@ -61,13 +85,25 @@ class _Agreement:
         if kind == "where":
             self._reply("here", proposal)
         elif kind == "at":
-            is_ahead = int(message["count"]) > self.count
-            self.proposal, self.save_at, self.is_agreed = proposal, int(message["count"]) if is_ahead else None, None
-            self._reply("yes" if is_ahead else "late", proposal)
-        elif proposal == self.proposal and kind == "go":
+            self._consider(proposal, int(message["count"]))
+        elif kind == "go" and self.saved is not None and proposal == self.saved[0]:
+            self._reply("saves", proposal, step=self.saved[1])
+        elif kind == "go" and proposal == self.proposal and self.save_at is not None:
             self.is_agreed, self.is_stopping = True, bool(message.get("stop", True))
-        elif proposal == self.proposal and kind == "no":
-            self.save_at = self.is_agreed = None
+        elif kind == "no" and proposal == self.proposal and not self.is_agreed:
+            self.save_at = None
+
+    def _consider(self, proposal: int, count: int) -> None:
+        is_known = (proposal, count) == (self.proposal, self.save_at)  # this task may be waiting at that call
+        if not is_known and self.is_agreed:
+            self._reply("late", proposal)  # others may have saved at the call that was confirmed
+            return
+        if is_known or count > self.count:
+            self.proposal, self.save_at, self.saved = proposal, count, None
+            self._reply("yes", proposal)
+        else:
+            self.proposal, self.save_at = proposal, None
+            self._reply("late", proposal)
 
     def _reply(self, kind: str, proposal: int, **fields: Any) -> None:
         report.send_to_agent({"_": "agree", "say": kind, "which": proposal, "count": self.count, **fields})

@@ -1,29 +1,38 @@
 """When a helper takes snapshots: every so many steps, or every so many seconds.
 
 Clocks differ between tasks, but all must take a snapshot at the same step. So when the time is up, the first task
-requests one, and `should_save` returns True in all of them a few steps later.
+requests one, and `should_save` returns True in all of them a few steps later. A task that saves alone takes it at once.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import time
-from typing import Callable, Union
+import warnings
+from typing import Callable, SupportsIndex, Union
 
+from paceline.runtime import report
 from paceline.runtime.group_save import save_now
+from paceline.runtime.snapshot_folders import in_a_run
 
-Every = Union[int, str, None]  # steps, or a duration such as "30s"; None: only on request
+Every = Union[SupportsIndex, str, None]  # steps, or a duration such as "30s"; None: only on request
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _DURATION = re.compile(rf"(?=.)(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?", re.ASCII)
 
 
 class SaveSchedule:
     def __init__(self, every: Every, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps = None if isinstance(every, str) else every
+        self.steps = None if every is None or isinstance(every, str) else _steps(every)
         self._seconds = _seconds(every) if isinstance(every, str) else None
-        if self.steps is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ValueError(f"every={every!r}: must be at least 1 step, or a duration such as '30s'")
+        if self._seconds is not None and in_a_run() and report.descriptor() < 0:
+            # Paceline's own warnings need the same connection. The level is that of the program that uses a helper.
+            warnings.warn(
+                f"every={every!r}: this process has no connection to Paceline, because a launcher such as torchrun has "
+                "closed it, so snapshots cannot be taken by time: give a number of steps, such as every=100",
+                stacklevel=3,
+            )
         self._clock = clock
         self._since: float | None = None  # when the last snapshot was taken or requested, or the first step was done
 
@@ -37,16 +46,20 @@ class SaveSchedule:
             return False
         return n // self.steps > (n - 1 if previous is None else previous) // self.steps
 
-    def check_time(self) -> None:
-        """Call it after every step: requests a snapshot of all tasks if the time is up."""
+    def check_time(self) -> bool:
+        """Call it after every step: requests a snapshot of all tasks if the time is up. If this task saves alone,
+        returns True instead: take one now."""
         if self._seconds is None or not _is_first():
-            return
+            return False
         now = self._clock()
         if self._since is None:
             self._since = now
         elif now - self._since >= self._seconds:
             self._since = now
+            if _is_alone():
+                return True
             save_now()
+        return False
 
     def taken(self) -> None:
         """A snapshot was taken, for whatever reason."""
@@ -57,6 +70,27 @@ class SaveSchedule:
 def _is_first() -> bool:
     """Whether this task requests snapshots for all: rank 0, or the chief of a parameter-server job."""
     return os.environ.get("PACELINE_RANK") == "0" or os.environ.get("PACELINE_ROLE") == "chief"
+
+
+def _is_alone() -> bool:
+    """Whether the first task is the only one that saves: it is the only one, or the chief of a parameter-server job,
+    which has no rank. Without a connection to the agent, it may consist of several processes of a launcher."""
+    is_only_one = os.environ.get("PACELINE_WORLD_SIZE") == "1" or os.environ.get("PACELINE_RANK") != "0"
+    return is_only_one and report.descriptor() >= 0
+
+
+def _steps(every: SupportsIndex) -> int:
+    """
+    >>> _steps(10)
+    10
+    """
+    try:
+        steps = 0 if isinstance(every, bool) else operator.index(every)
+    except TypeError:
+        steps = 0
+    if steps < 1:
+        raise ValueError(f"every={every!r}: must be at least 1 step, or a duration such as '30s'")
+    return steps
 
 
 def _seconds(text: str) -> float:

@@ -177,8 +177,8 @@ class Snapshots:
         report_step(n, metrics)
         is_requested = should_save(n)
         stopping = is_requested and is_stopping()
-        self._schedule.check_time()
-        due_now = is_requested or self._schedule.is_due(n, self._step)
+        is_time = self._schedule.check_time()
+        due_now = is_requested or is_time or self._schedule.is_due(n, self._step)
         self._step, self._metrics = n, metrics
         self.due = self.due or due_now
         if stopping:

@@ -143,7 +143,7 @@ class Snapshots:
         stopping = is_requested and is_stopping()
         if not in_a_run():
             return stopping
-        self._schedule.check_time()
+        is_time = self._schedule.check_time()
         if stopping:
             self._save(n, metrics, urgent=True)
             return True
@@ -151,7 +151,7 @@ class Snapshots:
             self._prepared = True  # not earlier: now the optimizer has its state, too
             states = [group.state()] * group.rank_and_size()[1]
             self._host_copy.prepare(self._own_files(self._tree(n, states))[0])
-        due = is_requested or self._schedule.is_due(n)
+        due = is_requested or is_time or self._schedule.is_due(n)
         if due or self._postponed is not None:
             gathered = group.gather_if_ready(not self._background.busy())
             if gathered is None:

@@ -228,6 +228,7 @@ class Captain:
         self._emit("member-joined", host=event.host)
         self._add_saved_parts(event, now)
         self._shutdown.on_joined(event.host)
+        self._group_snapshot.on_joined(event.host)
 
     def _add_saved_parts(self, event: ev.MemberJoined, now: float) -> None:
         """Record the snapshots on a host that has joined."""
@@ -388,7 +389,7 @@ class Captain:
         elif self.phase == CLOSING and self.evaluations.is_unfinished(now):
             self.failures.advance(now)
             self._generations.restart_evaluators(now)
-        self._group_snapshot.advance()
+        self._group_snapshot.advance(now)
         if self.phase != OVER:
             self.commits.advance(now, self.phase != RETURNING, self._needs_commit())
             self.evaluations.advance(now)

@@ -26,6 +26,8 @@ class GroupSnapshot:
         self._ledger, self._contents = ledger, contents
         self._rate, self._instruct = rate, instruct
         self._agreement: StepAgreement | None = None
+        self._since: tuple[bool | None, float] | None = None  # whether tasks have agreed, and since when
+        self._served: set[str] = set()  # hosts that were leaving when it began
         self._proposals = 1
         self._polling: set[str] = set()  # tasks that check at each step whether to save
         self._is_requested = False  # a task requested a snapshot, and it has not begun
@@ -53,13 +55,21 @@ class GroupSnapshot:
         self._leaving.add(host)
         self._agree()
 
+    def on_joined(self, host: str) -> None:
+        if self._agreement is not None:
+            self._agreement.on_joined(host)
+
     def on_reply(self, event: ev.AgreementReply) -> None:
-        if self._agreement is None or self._ledger.running_on(event.host).get(event.task) is None:
+        if self._ledger.running_on(event.host).get(event.task) is None:
             return
-        if event.say == "saves" and event.which == self._agreement.proposal:
-            self._saving_steps[event.task] = event.step
-            if self._is_requested:
-                self._agree()
+        if self._agreement is None:
+            if event.say == "late":  # it waits at a step that a previous captain proposed, or that was withdrawn
+                self._instruct(ins.AgreeOnStep(event.host, (event.task,), {"say": "no", "which": event.which}))
+        elif event.say == "saves":
+            if event.which == self._agreement.proposal and self._agreement.agreed:
+                self._saving_steps[event.task] = event.step
+                if self._is_requested and not self._leaving:  # a leaving host waits for this snapshot, not for another
+                    self._agree()
         else:
             self._agreement.on_reply(event.task, event.say, event.which, event.count)
 
@@ -73,13 +83,14 @@ class GroupSnapshot:
     def _agree(self) -> None:
         """Have all tasks that train together (in a parameter-server job: the chief) save at the same step. If they are
         about to, wait until each of them has."""
-        if self._agreement is not None and not self._saving_steps.keys() >= self._agreement.tasks:
+        if self._agreement is not None and not self._have_all_saved(self._agreement):
             return
         for unit in self._ledger.units:
             tasks = [task.name for task in unit.tasks if task.rank >= 0 or task.role == "chief"]
             if unit.kind != ALONE and unit.phase == RUNNING and tasks and self._polling.issuperset(tasks):
                 host_of = {task.name: task.host for task in unit.tasks}
                 self._is_requested, self._saving_steps, self._snapshot = False, {}, None
+                self._since, self._served = None, set(self._leaving)
                 self._agreement = StepAgreement(
                     self._proposals, tasks, host_of.__getitem__, self._rate(tasks[0]), lambda: bool(self._leaving),
                     self._instruct,
@@ -87,17 +98,28 @@ class GroupSnapshot:
                 return
         self._release_hosts()
 
-    def advance(self) -> None:
-        """Once the snapshot of the group is committed, let the hosts that wait for it shut down."""
-        if self._agreement is None:
+    def _have_all_saved(self, agreement: StepAgreement) -> bool:
+        return self._saving_steps.keys() >= agreement.tasks
+
+    def advance(self, now: float) -> None:
+        """Once the snapshot of the group is committed, let the hosts that wait for it shut down. If tasks do not agree,
+        or do not save in time, try again for hosts that have begun to shut down since."""
+        agreement = self._agreement
+        if agreement is None:
             return
-        self._proposals = self._agreement.proposal + 1
-        is_live = all(name in self._ledger.live for name in self._agreement.tasks)
+        self._proposals = agreement.proposal + 1
+        if self._since is None or self._since[0] is not agreement.agreed:
+            self._since = agreement.agreed, now
+        is_live = all(name in self._ledger.live for name in agreement.tasks)
         is_committed = self._snapshot is not None and self._contents.chain[:1] >= [self._snapshot]
-        if self._agreement.agreed is False or not is_live or is_committed:
+        is_overdue = now - self._since[1] > agreement.limit_s and not self._have_all_saved(agreement)
+        if agreement.agreed is False or not is_live or is_committed or is_overdue:
+            agreement.withdraw()
             self._agreement, self._saving_steps, self._snapshot = None, {}, None
-            self._release_hosts()
-            if self._is_requested:
+            must_try_again = not is_committed and not self._leaving <= self._served
+            if not must_try_again:
+                self._release_hosts()
+            if must_try_again or self._is_requested:
                 self._agree()
 
     def _release_hosts(self) -> None:
