@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
 from paceline.agent.transfers import requests as req
 from paceline.plan import Snapshots
 from paceline.storage.snapshots.manifest import SnapshotId
@@ -127,6 +128,23 @@ def test_a_store_that_fails_is_tried_less_and_less_often_and_reported_once(every
     assert attempts == 5  # after 2, 4, 8, 16 and 32 s
     assert warnings(world) == ["the snapshot of step 1 is not committed yet: the bucket does not answer"]
     assert notes(world) == [], "the store is the reason"
+
+
+def test_an_older_snapshot_is_not_sent_before_the_one_that_the_group_takes_for_a_host_that_shuts_down() -> None:
+    world = up(3600.0)
+    save(world, 10, 20)
+    hosts = [f"worker-host-{number}" for number in range(2)]
+    for number, host in enumerate(hosts):
+        world.tell(ev.Heartbeat(host, 1, {}, asking=(f"worker-{number}",)))
+    world.tell(ev.HostLeaving(hosts[1], "SIGTERM"))
+    for say in ("here", "yes", "saves"):
+        for number, host in enumerate(hosts):
+            world.tell(ev.AgreementReply(host, f"worker-{number}", say, 1, 3, 26))
+    world.tell(ev.Tick())
+    assert not [each for each in world.machines[hosts[0]].inbox if isinstance(each, ins.StorePart)]
+    world.save("worker-0", 26)
+    world.deliver_all()
+    assert steps(world) == [10, 26]
 
 
 def test_a_host_that_vanished_while_it_shut_down_does_not_hurry_commits() -> None:

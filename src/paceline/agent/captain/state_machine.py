@@ -400,7 +400,7 @@ class Captain:
         about to end."""
         if self.phase == RETURNING:
             return False
-        is_leaving = any(self.members[host].connected for host in self.leaving)
+        is_leaving = any(self.members[host].connected for host in self.leaving) and not self._group_snapshot.is_pending
         group = [unit for unit in self.units if unit.kind not in (ALONE, BEFORE)]
         return is_leaving or self.phase != LIVE or any(unit.phase != RUNNING for unit in group)
 

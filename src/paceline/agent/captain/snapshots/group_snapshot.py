@@ -78,6 +78,11 @@ class GroupSnapshot:
         if self._snapshot is None and self._saving_steps and snapshot.step >= max(self._saving_steps.values()):
             self._snapshot = snapshot
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether tasks are about to save: sending an older snapshot now would delay that one."""
+        return self._agreement is not None and self._agreement.agreed is not False and self._snapshot is None
+
     # ---- agreement
 
     def _agree(self) -> None:
