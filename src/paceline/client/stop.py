@@ -31,7 +31,7 @@ def is_running(run: Run) -> bool:
 
     try:
         running = local_folder.reopen(run.folder)
-        return local_folder.is_running(running.cluster, run.folder) and running.has_captain()
+        return local_folder.is_running(running.cluster, run.folder) and running.is_undecided()
     except PacelineError:
         return False
 
@@ -68,7 +68,7 @@ def _stop_on_cluster(run: Run, now: bool) -> bool:
         elif not running.stop(_REASON):
             raise PacelineError(
                 f"{run.name} was not stopped: the cluster cannot be reached, or rejects it",
-                remedy="try again, or use --now",
+                remedy="try again",
             )
         while not has_ended():
             if time.monotonic() > deadline:

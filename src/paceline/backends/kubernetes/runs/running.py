@@ -101,7 +101,7 @@ class Running:
             (self.folder / STOP_REASON).unlink()
         return is_accepted
 
-    def has_captain(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether the captain has not reported how the run ended."""
         return self._captain_report() is None
 
