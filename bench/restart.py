@@ -22,7 +22,8 @@ COMPILE_LIMIT = 300.0
 LENGTH = 64  # of sequences: the model then takes about 20 s to compile
 IDLE = 1.0  # seconds without CPU time after which a spare is considered ready
 SETTLED = 5  # steps of every worker before a kill
-CHECKPOINTS = {"torch": "checkpoint.pt", "tensorflow": "checkpoint"}  # of the peer
+CHECKPOINTS = {"torchrun": "checkpoint.pt", "dcp": "checkpoint", "cold": "checkpoint"}  # of the peer
+NEWEST = {"dcp": "newest", "cold": "newest"}  # the file in a folder of checkpoints that names the newest
 EVERY, AFTER_SAVE = 40, 10  # with a large state: steps between two saves, and steps between a save and the kill
 
 
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--program", choices=sorted(example_restart.JOBS), help="an example, with its own job file")
     parser.add_argument("--gpu", action="store_true", help="torch: one nccl rank on a GPU")
     parser.add_argument("--state-gib", type=float, default=0.0, help="a state of this size, saved and restored")
+    parser.add_argument("--dcp", action="store_true", help="torchrun with async_save of torch.distributed.checkpoint")
     parser.add_argument("--compile", action="store_true", help="jax: a model that takes about 20 s to compile")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--kills", type=int, default=2, help="kills in each run")
@@ -62,7 +64,9 @@ def main() -> None:
         parser.error("--state-gib requires --framework torch or tensorflow")
     if args.compile != (args.framework == "jax"):
         parser.error("--framework jax requires --compile, and the reverse")
-    case = _case(args.framework, args.gpu, args.state_gib)
+    if args.dcp and not (args.state_gib and args.framework == "torch"):
+        parser.error("--dcp requires --framework torch and --state-gib")
+    case = _case(args.framework, args.gpu, args.state_gib, args.dcp)
     machine_info = measure.machine("tensorflow-cpu" if case.framework == "tensorflow" else case.framework)
     if case.gpu:
         machine_info["gpu"] = _gpu_name()
@@ -89,7 +93,7 @@ def main() -> None:
     _report(case, machine_info, times, hangs, warm)
 
 
-def _case(framework: str, gpu: bool, gib: float) -> Case:
+def _case(framework: str, gpu: bool, gib: float, dcp: bool) -> Case:
     if framework == "tensorflow":
         about = "bench/programs/launch.py kills the other worker with SIGKILL and restarts both"
         if gib:
@@ -101,9 +105,8 @@ def _case(framework: str, gpu: bool, gib: float) -> Case:
     about = "torchrun --max-restarts with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     if gib:
         goal, goal_s = (0.2, 2.5 if gib <= 4 else 5.0) if gpu else (0.4, 2.0)
-        return Case(
-            framework, 1 if gpu else 2, gpu, "torchrun", f"{about}, torch.save and torch.load", goal, goal_s, gib
-        )
+        peer, how = ("dcp", "DCP async_save") if dcp else ("torchrun", "torch.save and torch.load")
+        return Case(framework, 1 if gpu else 2, gpu, peer, f"{about}, {how}", goal, goal_s, gib)
     if gpu:
         return Case(framework, 1, True, "torchrun", about, 0.4, 3.0)
     return Case(framework, 2, False, "torchrun", about, 0.5, None)
@@ -146,7 +149,7 @@ def _run(parent: Path, case: Case, side: str, kills: int) -> tuple[list[float], 
                 if side == "paceline":
                     _wait_for_spares(process.pid, case.workers, frozenset(workers.values()))
                 if case.gib:
-                    _wait_for_save(folder, stamps, workers, side, case.framework)
+                    _wait_for_save(folder, stamps, workers, side)
                 old |= frozenset(workers.values())
                 restarts.append(_kill(workers[case.workers - 1 - number % case.workers], old, stamps, case, side))
         except measure.MeasurementFailed as error:
@@ -163,7 +166,8 @@ def _start(folder: Path, case: Case, side: str, stamps: Path) -> subprocess.Pope
     program = f"{case.framework}_state_steps.py" if case.gib else f"{case.framework}_steps.py"
     arguments = ["--steps", "1000000", "--sleep", "0.05", *(["--gpu"] if case.gpu else [])]
     if case.gib:
-        checkpoint = [] if side == "paceline" else ["--checkpoint", str(folder / CHECKPOINTS[case.framework])]
+        checkpoint = [] if side == "paceline" else ["--checkpoint", str(folder / CHECKPOINTS[side])]
+        checkpoint += ["--dcp"] if side == "dcp" else []
         arguments += ["--gib", str(case.gib), "--every", str(EVERY), *checkpoint]
     arguments += ["--length", str(LENGTH)] if case.compiles else []
     task = [str(measure.PROGRAMS / program), *arguments]
@@ -213,12 +217,12 @@ def _wait_for_spares(launcher: int, count: int, workers: frozenset[int]) -> None
     measure.wait_until(idle, START_LIMIT, f"{count} spares", every=0.1)
 
 
-def _wait_for_save(folder: Path, path: Path, workers: dict[int, int], side: str, framework: str) -> None:
+def _wait_for_save(folder: Path, path: Path, workers: dict[int, int], side: str) -> None:
     """Wait until a state is saved, and every worker has done some steps since the next save began."""
 
     def is_saved() -> bool:
         if side != "paceline":
-            return (folder / CHECKPOINTS[framework] / ("newest" if framework == "tensorflow" else "")).exists()
+            return (folder / CHECKPOINTS[side] / NEWEST.get(side, "")).exists()
         events = "".join(file.read_text() for file in folder.glob("home/runs/*/events.jsonl"))
         generation = max((event["generation"] for event in map(json.loads, events.splitlines())), default=0)
         return f'"event": "saved", "generation": {generation}' in events

@@ -1,15 +1,18 @@
 """A torch program with a large state: AdamW on gloo or, with --gpu, nccl. It saves every --every steps: under Paceline
-with its helper, otherwise with torch.save. Each step has a stamp, with the step that was restored before the first.
+with its helper, otherwise with torch.save or, with --dcp, async_save of torch.distributed.checkpoint. Each step has a
+stamp.
 """
 
 import argparse
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import stamps
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 from paceline.torch import Snapshots
 
@@ -19,14 +22,15 @@ parser.add_argument("--sleep", type=float, default=0.0, help="seconds between tw
 parser.add_argument("--gpu", action="store_true")
 parser.add_argument("--gib", type=float, default=1.0, help="parameters and optimizer state")
 parser.add_argument("--every", type=int, default=40)
-parser.add_argument("--checkpoint", default="", help="a file for torch.save; default: snapshots of Paceline")
+parser.add_argument("--checkpoint", default="", help="for torch.save or DCP; default: snapshots of Paceline")
+parser.add_argument("--dcp", action="store_true", help="the checkpoint is a folder of torch.distributed.checkpoint")
 args = parser.parse_args()
 
 local = int(os.environ["LOCAL_RANK"])
 device = torch.device("cuda", local) if args.gpu else torch.device("cpu")
 if args.gpu:
     torch.cuda.set_device(device)
-dist.init_process_group("nccl" if args.gpu else "gloo")
+dist.init_process_group("cpu:gloo,cuda:nccl" if args.gpu else "gloo")  # async_save needs gloo
 rank = dist.get_rank()
 
 tensors = 48
@@ -41,8 +45,23 @@ for parameter in model:  # AdamW creates its state in the first step
     }
 
 before = 0
-snapshots = None
-if args.checkpoint:
+snapshots = saving = None
+newest = Path(args.checkpoint, "newest")
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+
+
+if args.dcp:
+    if newest.exists():
+        before = int(newest.read_text())
+        restored = state_at(before)
+        dcp.load(restored, checkpoint_id=f"{args.checkpoint}/{before}")
+        model.load_state_dict(restored["model"])
+        optimizer.load_state_dict(restored["optimizer"])
+        del restored
+elif args.checkpoint:
     if Path(args.checkpoint).exists():
         saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
@@ -65,9 +84,16 @@ for step in range(before + 1, before + args.steps + 1):
     stamps.stamp(rank, step)
     if snapshots is not None:
         snapshots.step(step)
+    elif args.dcp:
+        if saving is not None and saving[1].done():
+            saving[1].result()
+            newest.with_suffix(".partial").write_text(str(saving[0]))
+            newest.with_suffix(".partial").rename(newest)
+            saving = None
+        if step % args.every == 0 and saving is None:  # the last one may still be written
+            saving = step, dcp.async_save(state_at(step), checkpoint_id=f"{args.checkpoint}/{step}")
     elif step % args.every == 0 and rank == 0:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state, args.checkpoint + ".partial")
+        torch.save(state_at(step), args.checkpoint + ".partial")
         Path(args.checkpoint + ".partial").rename(args.checkpoint)
     time.sleep(args.sleep)
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline import Shards
-from paceline.torch import SnapshotMismatch, SnapshotRefused, Snapshots, SnapshotUnsafe
+from paceline.torch import SnapshotMismatch, SnapshotRefused, Snapshots, SnapshotUnsafe, gpu_load
 from support.snapshots import group, other_positions
 
 PROGRAM = "torch_snapshots.py"
@@ -334,3 +334,17 @@ def test_mistakes_are_reported_immediately() -> None:
         Snapshots({"paceline": nn.Linear(1, 1)})
     with pytest.raises(ValueError, match="every=0: must be at least 1"):
         Snapshots({}, every=0)
+
+
+def test_values_are_copied_in_pieces_by_several_threads() -> None:
+    """To host memory: this machine may have no GPU."""
+    sources = [torch.randn(3), torch.arange(5_000_003), torch.randn(7, 1_000_001).to(torch.bfloat16), torch.randn(())]
+    targets = [torch.zeros_like(source) for source in sources]
+    gpu_load.copy_in_threads(list(zip(targets, sources, strict=True)), torch.device("cpu"))
+    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+
+
+def test_what_threads_cannot_copy_is_copied_plainly() -> None:
+    target, source = torch.zeros(3, 2, dtype=torch.float64), torch.randn(2, 3).T
+    gpu_load.copy_all([(target, source)])
+    assert torch.equal(target, source.to(torch.float64))

@@ -7,6 +7,7 @@ from typing import Any, Callable
 import torch
 
 from paceline.runtime.snapshot_mismatches import Mismatches
+from paceline.torch import gpu_load
 from paceline.torch.snapshot_files import Saved, is_dtensor, local_pieces, shape_of
 
 
@@ -89,13 +90,15 @@ def _restore_module(module: torch.nn.Module, names: list[str], saved: Saved, the
     ours = module.state_dict()
     fitting: Any = type(ours)()
     fitting._metadata = getattr(theirs, "_metadata", {})
+    copies: list[gpu_load.Pair] = []
     for key in names:
         if is_dtensor(ours[key]):
-            fitting[key] = _filled(ours[key], saved, theirs[key])
+            fitting[key] = _filled(ours[key], saved, theirs[key], copies)
         elif isinstance(theirs[key], torch.Tensor):
-            fitting[key] = theirs[key]  # the module copies
+            fitting[key] = _on_gpu(ours[key], theirs[key], copies)  # the module copies
         else:
             fitting[key] = saved.whole(theirs[key])
+    gpu_load.copy_all(copies)
     module.load_state_dict(fitting, strict=False)
 
 
@@ -117,25 +120,44 @@ def _restore_optimizer(item: Any, saved: Saved, theirs: Any) -> bool:
     parameters = [one for group in item.param_groups for one in group["params"]]
     numbers = [one for group in theirs["param_groups"] for one in group["params"]]
     state: dict[Any, Any] = {}
+    copies: list[gpu_load.Pair] = []
     for number, parameter in zip(numbers, parameters):
         if number in theirs["state"]:
             values = theirs["state"][number]
-            state[number] = {key: _sharded_like(parameter, saved, value) for key, value in values.items()}
+            state[number] = {key: _placed_like(parameter, saved, value, copies) for key, value in values.items()}
+    gpu_load.copy_all(copies)
     others = {number: saved.whole(value) for number, value in theirs["state"].items() if number not in state}
     without_state = {key: saved.whole(value) for key, value in theirs.items() if key != "state"}
     item.load_state_dict({**without_state, "state": {**state, **others}})
     return True
 
 
-def _sharded_like(parameter: torch.Tensor, saved: Saved, value: Any) -> Any:
-    """A value of an optimizer's state; sharded like its parameter if it has the same shape."""
-    if is_dtensor(parameter) and shape_of(value) == list(parameter.shape):
-        return _filled(torch.zeros_like(parameter.detach(), dtype=saved.dtype(value)), saved, value)
+def _placed_like(parameter: torch.Tensor, saved: Saved, value: Any, copies: list[gpu_load.Pair]) -> Any:
+    """A value of an optimizer's state: if it has the shape of its parameter, sharded or on a GPU as well."""
+    if shape_of(value) == list(parameter.shape):
+        if is_dtensor(parameter):
+            target = torch.zeros_like(parameter.detach(), dtype=saved.dtype(value))
+            return _filled(target, saved, value, copies)
+        if isinstance(value, torch.Tensor):
+            placed = _on_gpu(parameter, value, copies)
+            return saved.whole(value) if placed is value else placed
     return saved.whole(value)
 
 
-def _filled(target: torch.Tensor, saved: Saved, value: Any) -> torch.Tensor:
-    with torch.no_grad():
-        for offset, local in local_pieces(target):
-            local.copy_(saved.region(value, offset, local.shape))
+def _on_gpu(like: torch.Tensor, source: torch.Tensor, copies: list[gpu_load.Pair]) -> torch.Tensor:
+    """A tensor on the GPU of `like`, to be filled by `copies`; the source itself if that would not be faster.
+
+    There is memory for it: the gradients, which are as large, do not exist yet.
+    """
+    if not gpu_load.is_fast(like, source):
+        return source
+    target = torch.empty_like(source, device=like.device)
+    copies.append((target, source))
+    return target
+
+
+def _filled(target: torch.Tensor, saved: Saved, value: Any, copies: list[gpu_load.Pair]) -> torch.Tensor:
+    """A sharded tensor, whose part of this rank is to be filled by `copies`."""
+    for offset, local in local_pieces(target):
+        copies.append((local, saved.region(value, offset, local.shape)))
     return target
