@@ -32,8 +32,7 @@ def test_it_reads_digits_and_is_tried_and_exported(example: Begin) -> None:
 
 @pytest.mark.long
 def test_a_kill_does_not_change_a_bit(example: Begin) -> None:
-    whole = example("mnist-loop", *OPTIONS, "--epochs", 2, sets={"restart.warm": "false"})
-    killed = example("mnist-loop", *OPTIONS, "--epochs", 2)
+    whole, killed = (example("mnist-loop", *OPTIONS, "--epochs", 2, sets={"restart.warm": "false"}) for _ in range(2))
     kill_at(killed, KILL)
     assert whole.succeeds(LIMIT_S)["restarts"] == []
     # On a busy machine the error of its peer may be detected before the kill: the cause does not matter here.

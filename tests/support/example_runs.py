@@ -14,7 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from support.environment import without
-from support.runs import SOURCE, Event, Run, Starter, causes, eventually, kill
+from support.runs import SOURCE, TENSORFLOW_PATH, Event, Run, Starter, causes, eventually, kill
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 300.0  # enough for a framework to start a few times on a busy machine
@@ -51,9 +51,10 @@ def by_hand(name: str, *arguments: object, **env: object) -> subprocess.Complete
     """Runs a Python program in the folder of an example, without Paceline."""
     inherited = without("PACELINE", "PYTEST", "TF_")
     extra = {name: str(value) for name, value in env.items()}
+    path = TENSORFLOW_PATH if job(name)["framework"] == "tensorflow" else str(SOURCE)
     return subprocess.run(
         [sys.executable, *map(str, arguments)], cwd=EXAMPLES / name, capture_output=True, text=True, timeout=LIMIT_S,
-        env={**inherited, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", **extra}, check=False,
+        env={**inherited, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2", **extra}, check=False,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.runs import PROGRAMS, SOURCE
+from support.runs import PROGRAMS, TENSORFLOW_PATH
 
 LIMIT_S = 180.0
 
@@ -22,7 +22,7 @@ def start(program: str, *arguments: object, env: Mapping[str, str], **more: Any)
     }
     return subprocess.Popen(
         [sys.executable, str(PROGRAMS / program), *map(str, arguments)], text=True,
-        env={**inherited, "PYTHONPATH": str(SOURCE), "TF_CPP_MIN_LOG_LEVEL": "2", **env},
+        env={**inherited, "PYTHONPATH": TENSORFLOW_PATH, "TF_CPP_MIN_LOG_LEVEL": "2", **env},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
     )  # fmt: skip
 

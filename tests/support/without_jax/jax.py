@@ -1,0 +1,3 @@
+"""For PYTHONPATH: hides JAX."""
+
+raise ImportError("tests/support/without_jax hides JAX from TensorFlow")
