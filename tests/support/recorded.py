@@ -85,6 +85,7 @@ LIFE = [
     event(11.25, "spare-ready", 2, host="worker-host-0", took_s=4.2),
     STARTED_WARM,
     event(11.3, "captain-returned", 2, adopted=True),
+    event(11.35, "rotated", 2),
     event(11.4, "note", 2, text="kubernetes is not used here"),
     event(11.5, "warning", 2, text="the disk is full"),
     EVALUATED,

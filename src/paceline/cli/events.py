@@ -34,7 +34,7 @@ def main(
     from paceline.view.wording import clock, describe
 
     target = readable(run, on, context, namespace, follow)
-    file = events.EventFile(target.folder)
+    file = events.EventFile(target.folder, old=True)
     with followed(target.folder, follow) as has_ended:
         while True:
             is_last = not follow or has_ended()

@@ -1,4 +1,4 @@
-"""Reads the events of a run from events.jsonl, even while they are written."""
+"""Reads the events of a run from events.jsonl, even while they are written, and the file is replaced."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from paceline.agent.event_file import NAME, OLD, ROTATED
 from paceline.view.run_files import is_count, is_number, is_time, parse_json
 from paceline.view.tail import Tail
 
@@ -16,7 +17,7 @@ KINDS = (
     "run-started", "member-joined", "member-lost", "waiting", "ingest-started", "ingest-done", "ingest-skipped",
     "ingest-failed", "generation-formed", "task-started", "start-times", "step", "saved", "committed", "evaluated",
     "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready", "captain-returned", "note", "warning",
-    "ending", "run-ended",
+    "ending", "run-ended", ROTATED,
 )  # fmt: skip
 # Fields that are numbers, or null, in every kind of event that has them.
 _NUMBERS = frozenset(
@@ -77,13 +78,43 @@ def _parsed(line: bytes | str) -> Event | str:
     return Event(at, kind, generation, data)
 
 
+class EventTail(Tail):
+    """Reads events.jsonl incrementally. If it is replaced, reading continues after the events that the new file repeats
+    (see agent/event_file.py)."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / NAME)
+
+    def read(self) -> list[bytes]:
+        lines = super().read()
+        if lines or not self.is_replaced():
+            return lines
+        if lines := super().read():  # written just before it was replaced
+            return lines
+        self.close()
+        self.rest()
+        return self.skip_repeated()
+
+    def skip_repeated(self) -> list[bytes]:
+        """The first lines after those that repeat earlier events."""
+        skipped: list[bytes] = []
+        while lines := super().read():
+            skipped += lines
+        marks = [number for number, line in enumerate(skipped) if _MARK in line]
+        return skipped[marks[-1] + 1 :] if marks else skipped
+
+
+_MARK = f'"event": "{ROTATED}"'.encode()
+
+
 def follow(folder: Path) -> Tail:
-    return Tail(folder / "events.jsonl")
+    return EventTail(folder)
 
 
 def read(folder: Path, report_damage: Callable[[str], None] = lambda problem: None) -> Iterator[Event]:
-    """All events so far, oldest first. `report_damage`: called once, if lines were skipped or the file cannot be read.
-    An incomplete last line is not damage: it is being written, or its writer was killed."""
+    """The events in events.jsonl, oldest first: they determine the state of the run. `report_damage`: called once, if
+    lines were skipped or the file cannot be read. An incomplete last line is not damage: it is being written, or its
+    writer was killed."""
     with closing(EventFile(folder)) as file:
         while lines := file.read():
             yield from (event for event, _ in lines)
@@ -94,18 +125,29 @@ def read(folder: Path, report_damage: Callable[[str], None] = lambda problem: No
 class EventFile:
     """Reads events.jsonl incrementally, and skips lines that are not events."""
 
-    def __init__(self, folder: Path) -> None:
-        self._tail = follow(folder)
+    def __init__(self, folder: Path, old: bool = False) -> None:
+        """`old`: first those of events.old.jsonl."""
+        self._tail = EventTail(folder)
+        self._old = Tail(folder / OLD) if old and (folder / OLD).exists() else None
         self._line = self._skipped = 0
         self._first = ""  # what is wrong with the first line that was skipped
 
     def read(self) -> list[tuple[Event, bytes]]:
         """The next events with their lines; [] if there are none yet."""
-        while lines := self._tail.read():
+        while lines := self._read_lines():
             events = [(event, line) for line in lines if (event := self._event(line)) is not None]
             if events:
                 return events
         return []
+
+    def _read_lines(self) -> list[bytes]:
+        if self._old is None:
+            return self._tail.read()
+        if lines := self._old.read():
+            return lines
+        self._old.close()
+        self._old = None
+        return self._tail.skip_repeated()
 
     def _event(self, line: bytes) -> Event | None:
         self._line += 1
@@ -125,6 +167,8 @@ class EventFile:
 
     def close(self) -> None:
         self._tail.close()
+        if self._old is not None:
+            self._old.close()
 
 
 def seconds(at: str | None) -> float | None:

@@ -59,6 +59,15 @@ class Tail:
             self._file.readline()
         self._partial = b""
 
+    def is_replaced(self) -> bool:
+        """Whether another file is at the path now."""
+        if self._file is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False  # it was deleted
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

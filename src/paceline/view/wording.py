@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -152,7 +152,7 @@ def _ended(event: Event) -> str:
     return f"the run {outcome(event.text('status'))}" + (f": {event.text('reason')}" if event.text("reason") else "")
 
 
-_SENTENCES = {
+_SENTENCES: dict[str, Callable[[Event], str]] = {
     "run-started": _run_started,
     "member-joined": lambda event: f"{event.text('host')} joined",
     "member-lost": lambda event: f"{event.text('host')} was lost: {event.text('reason')}",
@@ -181,6 +181,7 @@ _SENTENCES = {
     "warning": lambda event: f"warning: {event.text('text')}",
     "ending": lambda event: f"ending: {event.text('reason')} (tasks have {span(event.number('grace_s'))} to exit)",
     "run-ended": _ended,
+    "rotated": lambda event: f"all events before {clock(event.at)} are in events.old.jsonl",
 }
 
 

@@ -23,6 +23,7 @@ from paceline.agent.captain.ledger import (
 )
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.evaluations import Evaluations
+from paceline.agent.state_events import RESTARTS_KEPT
 from paceline.plan import ALONE, BEFORE, LEAD, Plan
 
 UNKILLABLE = 120.0  # seconds after which a task that survives SIGKILL ends the run
@@ -71,7 +72,7 @@ class Failures:
         self._evaluations = evaluations
         self._lease, self._wall_offset = lease, wall_offset
         self._instruct, self._emit = instruct, emit
-        self.restarts: list[Restart] = []
+        self.restarts: list[Restart] = []  # the newest
         self.recovering: list[Restart] = []  # restarts after which no step was reported yet
         self.stacks: dict[str, str] = {}
         self._highest_step = -1
@@ -230,7 +231,7 @@ class Failures:
         unit.not_before = now + verdict.delay
         wall = failure.at + self._wall_offset
         restart = Restart(failure.cause, failure.task, failure.detail, failure.at, wall)
-        self.restarts.append(restart)
+        self.restarts = [*self.restarts, restart][-RESTARTS_KEPT:]
         if unit.kind != BEFORE and (unit.kind != ALONE or self._plan.strategy == "parameter-server"):
             self.recovering.append(restart)
         scope = [task.name for each in [unit, *self._workers_of(unit)] for task in each.tasks]

@@ -1,26 +1,33 @@
-"""Writes events.jsonl, and reserves disk space for the end of the run."""
+"""Writes events.jsonl, a second file with what is uploaded of it, and reserves disk space for the end of the run."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
+from paceline.agent.event_file import EventFile
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Appender, Echo, stamp
 
 RESERVE = 256 * 1024  # bytes
 MOST_UNWRITTEN = 500  # events
+UPLOADED = "events.uploaded.jsonl"  # only grows, as an upload requires
+STEP_EVERY_S = 600.0  # seconds between two steps of a task that are uploaded
 
 
 class EventLog:
     def __init__(
         self, folder: str, echo: Echo | None, print_error: Callable[[str], None], redact: Redactor | None = None
     ) -> None:
-        self._file = Appender(f"{folder}/events.jsonl", print_error)
+        """`echo`: the run is on a cluster; its files may be uploaded."""
+        self._file = EventFile(folder, print_error)
+        self._uploaded = None if echo is None else Appender(f"{folder}/{UPLOADED}", print_error)
+        self._uploaded_steps: dict[Any, float] = {}  # task -> when its last step was added to that file
         self._reserve_path = f"{folder}/.reserve"
-        self._unwritten: list[bytes] = []  # events that did not fit on the disk
+        self._unwritten: list[tuple[bytes, Mapping[str, Any]]] = []  # events that did not fit on the disk
         self._echo = echo
         self._redact = redact or Redactor()
 
@@ -28,18 +35,30 @@ class EventLog:
         event = {"at": stamp(), "event": kind, "generation": generation, **self._redact.texts(fields)}
         line = json.dumps(event).encode() + b"\n"
         if kind == "step":
-            self._file.write(line)
+            self._file.write(line, event)
         else:
-            self._write_or_keep(line)
+            self._write_or_keep(line, event)
         if self._echo is not None:
             self._echo.write(line)
+        if self._uploaded is not None and self._is_uploaded(event):
+            self._uploaded.write(line)
 
-    def _write_or_keep(self, line: bytes) -> None:
+    def _is_uploaded(self, event: Mapping[str, Any]) -> bool:
+        """Everything but most of the steps, of which there may be one per second and task, for weeks."""
+        if event["event"] != "step":
+            return True
+        now, last = time.monotonic(), self._uploaded_steps.get(event.get("task"))
+        if last is not None and now - last < STEP_EVERY_S:
+            return False
+        self._uploaded_steps[event.get("task")] = now
+        return True
+
+    def _write_or_keep(self, line: bytes, event: Mapping[str, Any]) -> None:
         """Unlike steps, other events are written later if the disk is full now: `status` shows what they tell."""
         if self._unwritten:
             self._file.try_again()  # the disk may have space again
-        lines = [*self._unwritten, line]
-        while lines and self._file.write(lines[0]):
+        lines = [*self._unwritten, (line, event)]
+        while lines and self._file.write(*lines[0]):
             del lines[0]
         self._unwritten = lines[:MOST_UNWRITTEN]
 

@@ -15,7 +15,7 @@ from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process.connections import Connections
-from paceline.agent.captain_process.event_log import EventLog
+from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.captain_process.saved_notes import CaptainNotes
 from paceline.agent.net import messages
 from paceline.agent.net.dns import Address, NameLookup
@@ -56,7 +56,7 @@ class CaptainProcess:
         self._porter = PorterClient(settings, environment, self.loop)
         if settings.serve:
             self._porter.start()
-        files = {name: f"{options.folder}/{name}" for name in ("events.jsonl", "report.json")}
+        files = {"events.jsonl": f"{options.folder}/{UPLOADED}", "report.json": f"{options.folder}/report.json"}
         self._upload = LogUpload(
             plan, options, {"plan.json": options.plan, **files}, self._porter, self.loop,
             lambda text: self._handle(ev.Notice(options.host, text, warning=True)),

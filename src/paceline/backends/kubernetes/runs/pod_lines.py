@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.agent.event_file import EventFile
 from paceline.agent.run_files import stamp
 from paceline.storage.run_archive import TASK_NAME
 
 LOCK = "following"  # locked by the process that updates the folder or submits the run
+EVENTS = "events.jsonl"
 COMMAND_LINE = "command-line"  # the author of events that the captain did not write
 _OUTPUT = re.compile(rf"({TASK_NAME}) (\d{{4}}-\d\d-\d\dT\S+Z g\d{{1,9}} [|~] ?.*)")
 _TAIL_BYTES = 64 * 1024
@@ -39,6 +41,7 @@ class Inbox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._events = EventFile(str(folder), lambda problem: None)
         self._last: dict[str, tuple[str, set[str]]] = {}  # by file: the newest time, and its lines with that time
         self.formed = False  # a generation has been formed
         self.complete = False  # a generation has been formed, and no host has been lost since
@@ -51,7 +54,7 @@ class Inbox:
         """Write an event that this process, not the captain, reports about the cluster."""
         line = json.dumps({"at": stamp(), "event": "note", "generation": 0, "by": COMMAND_LINE, "text": text})
         with self._lock:
-            self._write("events.jsonl", line)
+            self._write(EVENTS, line)
 
     def since(self, name: str) -> str:
         """The time of the newest line in a file."""
@@ -93,6 +96,9 @@ class Inbox:
             return []
 
     def _write(self, name: str, line: str) -> None:
+        if name == EVENTS:
+            self._events.write(f"{line}\n".encode("utf-8", "surrogateescape"), json.loads(line))
+            return
         with (self._folder / name).open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(line + "\n")
 
@@ -127,7 +133,7 @@ class Reader:
             self._inbox.complete = kind == "generation-formed"
         if kind == "member-joined":
             self._inbox.joined.add(str(event.get("host")))
-        return ("events.jsonl", line) if isinstance(kind, str) else ("", "")
+        return (EVENTS, line) if isinstance(kind, str) else ("", "")
 
 
 def stamp_of(line: str) -> str:

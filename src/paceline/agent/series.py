@@ -1,0 +1,174 @@
+"""Steps and reported numbers of a run over time: every report for an hour, means of 10 s for a day, of 5 min for ever.
+
+<folder>/series/<seconds>/<first>.jsonl, where <seconds> is 1, 10 or 300, and <first> the time of the first line, in
+seconds since 1970. A line is a JSON object: `at` (seconds since 1970), `task`, `generation`, and numbers: `step`,
+`steps_per_s`, and `metrics` by name. In the folders 10 and 300, `at` is the beginning of an interval, and each number
+is a list [least, mean, largest]. Each report is in one folder only: what is too old for a folder is summed up in the
+next one. The first line of each file has the version of this format.
+"""
+
+from __future__ import annotations
+
+import calendar
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paceline.agent.run_files import Appender
+
+FOLDER = "series"
+VERSION = 1
+PART = 1024 * 1024  # bytes of a file; summing one up takes about 0.1 s
+TIERS = (1, 10, 300)  # seconds
+_KEPT_S = {1: 3600, 10: 24 * 3600}
+_KEPT_PARTS = {1: 64, 10: 64, 300: 256}  # of the last tier, the oldest are deleted
+
+
+class Series:
+    def __init__(self, folder: str) -> None:
+        self._folder = f"{folder}/{FOLDER}"
+        self._file: Appender | None = None
+        self._size = 0
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """`event`: of the kind `step`. What cannot be written is dropped: training does not depend on it."""
+        at = seconds(event.get("at"))
+        if at is None:
+            return
+        line = {name: event.get(name) for name in ("task", "generation", "step", "steps_per_s", "metrics")}
+        data = json.dumps({"at": at, **line}).encode() + b"\n"
+        try:
+            if self._file is None:
+                self._open(at)
+        except OSError:
+            return
+        assert self._file is not None
+        if self._file.write(data):
+            self._size += len(data)
+        if self._size >= PART:
+            self._file.close()
+            self._file = None
+            self._sum_up(at)
+
+    def _open(self, at: float) -> None:
+        """The newest file is continued, unless it is large."""
+        folder = f"{self._folder}/{TIERS[0]}"
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        files = parts(self._folder, TIERS[0])
+        path = files[-1] if files else ""
+        if not path or os.stat(path).st_size >= PART:
+            path = _begin(folder, at)
+        self._file, self._size = Appender(path, lambda problem: None), os.stat(path).st_size
+
+    def _sum_up(self, now: float) -> None:
+        """Moves the oldest file of each tier on, if it is too old or there are too many."""
+        for tier, longer in zip(TIERS, (*TIERS[1:], 0)):
+            files = parts(self._folder, tier)
+            is_old = tier in _KEPT_S and len(files) > 1 and _first(files[1]) < now - _KEPT_S[tier]
+            if not is_old and len(files) <= _KEPT_PARTS[tier]:
+                continue
+            try:
+                if longer:
+                    self._append(longer, summed_up(read_part(files[0]), longer))
+                os.unlink(files[0])
+            except OSError:
+                return  # the disk is full: again at the next part
+
+    def _append(self, tier: int, lines: list[dict[str, Any]]) -> None:
+        if not lines:
+            return
+        folder = f"{self._folder}/{tier}"
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        files = parts(self._folder, tier)
+        path = files[-1] if files and os.stat(files[-1]).st_size < PART else _begin(folder, lines[0]["at"])
+        with open(path, "ab") as file:
+            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def parts(folder: str, tier: int) -> list[str]:
+    """The files of a tier, oldest first. `folder`: of the series."""
+    try:
+        names = os.listdir(f"{folder}/{tier}")
+    except OSError:
+        return []
+    numbers = sorted(int(name[:-6]) for name in names if name.endswith(".jsonl") and name[:-6].isdigit())
+    return [f"{folder}/{tier}/{number}.jsonl" for number in numbers]
+
+
+def read_part(path: str) -> list[dict[str, Any]]:
+    """The lines of a file; damaged lines are left out."""
+    lines = []
+    with open(path, "rb") as file:
+        for data in file:
+            try:
+                line = json.loads(data)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, dict) and is_number(line.get("at")) and isinstance(line.get("task"), str):
+                lines.append(line)
+    return lines
+
+
+def summed_up(lines: Iterable[Mapping[str, Any]], tier: int) -> list[dict[str, Any]]:
+    """One line for each interval, task and generation."""
+    groups: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        generation = line.get("generation")
+        key = int(line["at"]) // tier * tier, line["task"], generation if isinstance(generation, int) else 0
+        groups.setdefault(key, []).append(line)
+    return [
+        {
+            "at": at, "task": task, "generation": generation,
+            "step": _range(line.get("step") for line in group),
+            "steps_per_s": _range(line.get("steps_per_s") for line in group),
+            "metrics": _metrics(group),
+        }
+        for (at, task, generation), group in sorted(groups.items())
+    ]  # fmt: skip
+
+
+def _metrics(lines: list[Mapping[str, Any]]) -> dict[str, list[float] | None]:
+    reported = [line["metrics"] for line in lines if isinstance(line.get("metrics"), dict)]
+    names = sorted({name for metrics in reported for name in metrics})
+    return {name: _range(metrics.get(name) for metrics in reported) for name in names}
+
+
+def _range(values: Iterable[Any]) -> list[float] | None:
+    """The least, the mean and the largest of numbers, or of such ranges."""
+    ranges = [value if isinstance(value, list) else [value] * 3 for value in values]
+    ranges = [value for value in ranges if len(value) == 3 and all(map(is_number, value))]
+    if not ranges:
+        return None
+    mean = sum(value[1] for value in ranges) / len(ranges)
+    return [min(value[0] for value in ranges), mean, max(value[2] for value in ranges)]
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -1e308 <= value <= 1e308
+
+
+def seconds(at: Any) -> float | None:
+    """Of a time in an event, such as 2026-11-15T04:30:11.123Z, since 1970.
+
+    >>> seconds("1970-01-01T00:01:00.500Z")
+    60.5
+    """
+    try:
+        return calendar.timegm(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S")) + float(at[19:23])
+    except (TypeError, ValueError, IndexError):
+        return None
+
+
+def _first(path: str) -> int:
+    return int(os.path.basename(path)[:-6])
+
+
+def _begin(folder: str, at: float) -> str:
+    """A new file: its name is later than that of any other."""
+    names = [int(name[:-6]) for name in os.listdir(folder) if name.endswith(".jsonl") and name[:-6].isdigit()]
+    path = f"{folder}/{max([int(at), *(number + 1 for number in names)])}.jsonl"
+    with open(path, "xb") as file:
+        file.write(json.dumps({"version": VERSION}).encode() + b"\n")
+    return path

@@ -1,0 +1,135 @@
+"""events.jsonl stays small however long a run lasts, and nothing that a user is shown is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.agent import state_events
+from paceline.agent.event_file import NAME, OLD, EventFile
+from paceline.view import events, run_state
+from support import recorded
+from support.recorded import event
+
+TASKS = ("worker-0", "worker-1")
+
+
+def fold(lines: list[dict[str, Any]]) -> run_state.State:
+    return run_state.fold(filter(None, (events.parse(json.dumps(line)) for line in lines)))
+
+
+def shown(state: run_state.State) -> dict[str, Any]:
+    """What `status` shows of it."""
+    data = {name: value for name, value in vars(state).items() if name not in ("pace", "waiting", "speed")}
+    return {**data, "waiting": state.waiting and state.waiting.data, "steps_per_s": state.steps_per_s}
+
+
+def write(file: EventFile, line: dict[str, Any]) -> None:
+    assert file.write(json.dumps(line).encode() + b"\n", line)
+
+
+def written(folder: Path, name: str = NAME) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> EventFile:
+    return EventFile(str(tmp_path), pytest.fail, limit=20_000)
+
+
+# ---- what determines the state
+
+
+@given(st.lists(st.sampled_from(recorded.LIFE), max_size=60))
+def test_the_state_follows_from_the_events_that_are_kept(life: list[dict[str, Any]]) -> None:
+    """In any order, and any number of times. Each moment is later than the one before."""
+    stream = [{**each, "at": recorded.at(number)} for number, each in enumerate(life)]
+    kept = state_events.needed(stream)
+    state, expected = shown(fold(kept)), shown(fold(stream))
+    # Start times and speed: of the newest generations only. The generation is in the mark.
+    for name in ("starts", "steps_per_s", "generation", "last_metrics"):
+        state.pop(name), expected.pop(name)
+    state["saved"], expected["saved"] = bool(state["saved"]), bool(expected["saved"])
+    assert state == expected
+    assert state_events.needed(kept) == kept
+
+
+def test_the_whole_life_is_kept() -> None:
+    assert shown(fold(state_events.needed(recorded.LIFE))) == shown(fold(recorded.LIFE))
+
+
+def test_few_events_of_a_long_run_are_needed() -> None:
+    life = list(recorded.LIFE)
+    for number in range(20_000):
+        life.append(event(number % 60, "step", 1 + number // 20, task=TASKS[number % 2], step=number, metrics={"n": 1}))
+        if number % 20 == 0:
+            life += [{**recorded.RESTART, "generation": 1 + number // 20}, event(1, "note", text="x")]
+    assert len(state_events.needed(life)) < 1000
+    assert fold(state_events.needed(life)).steps == 19_999
+
+
+# ---- the file
+
+
+def test_the_file_stays_small_and_its_state_is_right(file: EventFile, tmp_path: Path) -> None:
+    for line in recorded.LIFE[:-1]:
+        write(file, line)
+    for number in range(2000):
+        write(
+            file, event(13, "step", 2, task=TASKS[number % 2], step=number, metrics={"loss": number}, steps_per_s=1.0)
+        )
+    size = (tmp_path / NAME).stat().st_size
+    assert size < 25_000
+    state = fold(written(tmp_path))
+    assert (state.generation, state.steps, state.tasks["worker-1"].step) == (2, 1999, 1999)
+    assert state.committed == fold(recorded.LIFE).committed
+
+
+def test_what_happened_is_kept_once_in_order(file: EventFile, tmp_path: Path) -> None:
+    for number in range(3000):
+        write(file, event(1, "step", task="worker-0", step=number, metrics={}, steps_per_s=None))
+        if number % 10 == 0:
+            write(file, event(1, "note", text=str(number)))
+    reader = events.EventFile(tmp_path, old=True)
+    notes = []
+    while lines := reader.read():
+        notes += [each.text("text") for each, _ in lines if each.kind == "note"]
+    reader.close()
+    assert notes == [str(number) for number in range(0, 3000, 10)]
+    assert "step" not in {each["event"] for each in written(tmp_path, OLD)}
+
+
+def test_a_reader_that_follows_sees_each_event_once(file: EventFile, tmp_path: Path) -> None:
+    tail, seen = events.follow(tmp_path), []
+    for number in range(3000):
+        write(file, event(1, "step", task="worker-0", step=number, metrics={}, steps_per_s=None))
+        if number % 7 == 0:
+            seen += [each.number("step") for each in filter(None, map(events.parse, tail.read()))]
+    while lines := tail.read():
+        seen += [each.number("step") for each in filter(None, map(events.parse, lines))]
+    tail.close()
+    assert seen == list(range(3000))
+
+
+def test_old_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.agent.event_file.OLD_LIMIT", 50_000)
+    file = EventFile(str(tmp_path), pytest.fail, limit=5_000)
+    for number in range(3000):
+        write(file, event(1, "note", text=str(number)))
+    assert (tmp_path / OLD).stat().st_size <= 50_000 + 5_000
+    assert written(tmp_path, OLD)[-1]["text"] > "2900"
+    assert written(tmp_path)[-1]["text"] == "2999"
+
+
+def test_a_file_of_an_earlier_process_is_continued(tmp_path: Path) -> None:
+    for _ in range(10):
+        file = EventFile(str(tmp_path), pytest.fail, limit=5_000)
+        for number in range(100):
+            write(file, event(1, "step", task="worker-0", step=number, metrics={}, steps_per_s=None))
+        file.close()
+    assert (tmp_path / NAME).stat().st_size < 6_000

@@ -1,0 +1,98 @@
+"""Steps and numbers over time: exact for an hour, summed up for a day and for ever, in a bounded amount of files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.agent import series
+from paceline.agent.run_files import stamp
+from paceline.agent.series import TIERS, Series
+from paceline.view import series as reader
+
+BEGIN = 1_700_000_000
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "PART", 20_000)
+
+
+def report(writer: Series, at: float, step: int, task: str = "worker-0", **metrics: float) -> None:
+    fields = {"task": task, "generation": 1, "step": step, "steps_per_s": 2.0, "metrics": metrics}
+    writer.add({"at": stamp(at), "event": "step", **fields})
+
+
+def sizes(folder: Path) -> dict[int, int]:
+    return {tier: sum(Path(path).stat().st_size for path in series.parts(f"{folder}/series", tier)) for tier in TIERS}
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    report(Series(str(tmp_path)), BEGIN + 0.5, 7, loss=0.25)
+    report(Series(str(tmp_path)), BEGIN + 1.5, 8, loss=0.125)
+    assert [(point.at, point.mean) for point in reader.read(tmp_path, "loss")] == [
+        (BEGIN + 0.5, 0.25),
+        (BEGIN + 1.5, 0.125),
+    ]
+    assert [point.mean for point in reader.read(tmp_path, "step")] == [7, 8]
+    assert reader.read(tmp_path, "accuracy") == [] == reader.read(tmp_path, "loss", "worker-1")
+
+
+def test_days_are_summed_up(tmp_path: Path) -> None:
+    writer, days = Series(str(tmp_path)), 3
+    for second in range(0, days * 86_400, 5):
+        report(writer, BEGIN + second, second, loss=float(second % 100))
+    points = reader.read(tmp_path, "step")
+    assert points[0].at <= BEGIN and points[-1].at == BEGIN + days * 86_400 - 5
+    assert all(before.at <= after.at for before, after in itertools.pairwise(points))
+    first = next(point for point in points if point.largest > point.least)
+    assert first.least < first.mean < first.largest
+    last_hour = [point for point in points if point.at >= BEGIN + days * 86_400 - 3600]
+    assert len(last_hour) == 3600 / 5
+    assert max(point.largest for point in reader.read(tmp_path, "loss")) == 95
+
+
+def test_each_report_is_in_one_folder(tmp_path: Path) -> None:
+    writer = Series(str(tmp_path))
+    for second in range(20_000):
+        report(writer, BEGIN + second, second)
+    exact = [line for path in series.parts(f"{tmp_path}/series", 1) for line in series.read_part(path)]
+    summed = [line for path in series.parts(f"{tmp_path}/series", 10) for line in series.read_part(path)]
+    assert summed[-1]["step"][2] == exact[0]["step"] - 1
+    assert summed[0]["step"][0] == 0
+
+
+def test_nothing_grows_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "_KEPT_PARTS", {1: 3, 10: 3, 300: 3})
+    writer = Series(str(tmp_path))
+    for second in range(60_000):
+        report(writer, BEGIN + 60 * second, second)
+    assert all(size <= 4 * 20_000 + 5_000 for size in sizes(tmp_path).values())
+
+
+def test_a_line_has_the_documented_form(tmp_path: Path) -> None:
+    report(Series(str(tmp_path)), BEGIN, 1, loss=0.5)
+    version, line = (json.loads(each) for each in (tmp_path / "series/1" / f"{BEGIN}.jsonl").read_text().splitlines())
+    assert version == {"version": 1}
+    fields = {"task": "worker-0", "generation": 1, "step": 1, "steps_per_s": 2.0, "metrics": {"loss": 0.5}}
+    assert line == {"at": BEGIN, **fields}
+
+
+def test_damaged_files_are_skipped(tmp_path: Path) -> None:
+    report(Series(str(tmp_path)), BEGIN, 1)
+    folder = tmp_path / "series" / "1"
+    (folder / f"{BEGIN + 5}.jsonl").write_bytes(b'{"version": 1}\n{"at": NaN}\n\xff\n[]\n{"at": 1, "task": 2}\n')
+    (folder / "x.jsonl").mkdir()
+    report(Series(str(tmp_path)), BEGIN + 9, 2)
+    assert [point.mean for point in reader.read(tmp_path, "step")] == [1, 2]
+
+
+def test_a_disk_that_cannot_be_written_to_costs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "series").write_text("a file")
+    begin = time.monotonic()
+    report(Series(str(tmp_path)), BEGIN, 1)
+    assert reader.read(tmp_path, "step") == [] and time.monotonic() - begin < 5
