@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.agent import state_events
+from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.event_file import NAME, OLD, EventFile
+from paceline.agent.run_files import Echo
 from paceline.view import events, run_state
 from support import recorded
 from support.recorded import event
@@ -133,3 +135,16 @@ def test_a_file_of_an_earlier_process_is_continued(tmp_path: Path) -> None:
             write(file, event(1, "step", task="worker-0", step=number, metrics={}, steps_per_s=None))
         file.close()
     assert (tmp_path / NAME).stat().st_size < 6_000
+
+
+def test_the_first_and_the_last_step_of_a_task_are_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.agent.captain_process.event_log.Echo.write", lambda *_: None)
+    log = EventLog(str(tmp_path), Echo.__new__(Echo), pytest.fail)
+    for number in range(5):
+        for task in TASKS:
+            log.write("step", 1, {"task": task, "step": number})
+    log.write("task-exited", 1, {"task": "worker-1"})
+    uploaded = [(each["event"], each.get("task"), each.get("step")) for each in written(tmp_path, UPLOADED)]
+    assert uploaded == [
+        ("step", "worker-0", 0), ("step", "worker-1", 0), ("step", "worker-1", 4), ("task-exited", "worker-1", None),
+    ]  # fmt: skip

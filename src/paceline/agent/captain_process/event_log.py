@@ -25,7 +25,8 @@ class EventLog:
         """`echo`: the run is on a cluster; its files may be uploaded."""
         self._file = EventFile(folder, print_error)
         self._uploaded = None if echo is None else Appender(f"{folder}/{UPLOADED}", print_error)
-        self._uploaded_steps: dict[Any, float] = {}  # task -> when its last step was added to that file
+        self._uploaded_at: dict[Any, float] = {}  # task -> when a step of it was added to that file
+        self._last_steps: dict[Any, bytes] = {}  # task -> its last step, if it is not in that file
         self._reserve_path = f"{folder}/.reserve"
         self._unwritten: list[tuple[bytes, Mapping[str, Any]]] = []  # events that did not fit on the disk
         self._echo = echo
@@ -40,18 +41,23 @@ class EventLog:
             self._write_or_keep(line, event)
         if self._echo is not None:
             self._echo.write(line)
-        if self._uploaded is not None and self._is_uploaded(event):
-            self._uploaded.write(line)
+        if self._uploaded is not None:
+            for each in self._to_upload(line, event):
+                self._uploaded.write(each)
 
-    def _is_uploaded(self, event: Mapping[str, Any]) -> bool:
+    def _to_upload(self, line: bytes, event: Mapping[str, Any]) -> list[bytes]:
         """Everything but most of the steps, of which there may be one per second and task, for weeks."""
+        task, now = event.get("task"), time.monotonic()
+        if event["event"] == "task-exited":
+            return [*filter(None, [self._last_steps.pop(task, b"")]), line]
         if event["event"] != "step":
-            return True
-        now, last = time.monotonic(), self._uploaded_steps.get(event.get("task"))
-        if last is not None and now - last < STEP_EVERY_S:
-            return False
-        self._uploaded_steps[event.get("task")] = now
-        return True
+            return [line]
+        if now - self._uploaded_at.get(task, -STEP_EVERY_S) < STEP_EVERY_S:
+            self._last_steps[task] = line
+            return []
+        self._uploaded_at[task] = now
+        self._last_steps.pop(task, None)
+        return [line]
 
     def _write_or_keep(self, line: bytes, event: Mapping[str, Any]) -> None:
         """Unlike steps, other events are written later if the disk is full now: `status` shows what they tell."""
