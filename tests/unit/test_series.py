@@ -43,7 +43,7 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_days_are_summed_up(tmp_path: Path) -> None:
-    writer, days = Series(str(tmp_path)), 3
+    writer, days = Series(str(tmp_path)), 2
     for second in range(0, days * 86_400, 5):
         report(writer, BEGIN + second, second, loss=float(second % 100))
     points = reader.read(tmp_path, "step")
@@ -58,20 +58,20 @@ def test_days_are_summed_up(tmp_path: Path) -> None:
 
 def test_each_report_is_in_one_folder(tmp_path: Path) -> None:
     writer = Series(str(tmp_path))
-    for second in range(20_000):
-        report(writer, BEGIN + second, second)
+    for second in range(40_000):
+        report(writer, BEGIN + second / 2, second)
     exact = [line for path in series.parts(f"{tmp_path}/series", 1) for line in series.read_part(path)]
     summed = [line for path in series.parts(f"{tmp_path}/series", 10) for line in series.read_part(path)]
-    assert summed[-1]["step"][2] == exact[0]["step"] - 1
-    assert summed[0]["step"][0] == 0
+    assert max(summed[-1]["step"]) == exact[0]["step"] - 1
+    assert min(summed[0]["step"]) == 0
 
 
 def test_nothing_grows_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(series, "_KEPT_PARTS", {1: 3, 10: 3, 300: 3})
     writer = Series(str(tmp_path))
-    for second in range(60_000):
+    for second in range(30_000):
         report(writer, BEGIN + 60 * second, second)
-    assert all(size <= 4 * 20_000 + 5_000 for size in sizes(tmp_path).values())
+    assert max(sizes(tmp_path).values()) <= 4 * 1.3 * 20_000
 
 
 def test_a_line_has_the_documented_form(tmp_path: Path) -> None:

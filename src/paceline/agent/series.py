@@ -3,8 +3,8 @@
 <folder>/series/<seconds>/<first>.jsonl, where <seconds> is 1, 10 or 300, and <first> the time of the first line, in
 seconds since 1970. A line is a JSON object: `at` (seconds since 1970), `task`, `generation`, and numbers: `step`,
 `steps_per_s`, and `metrics` by name. In the folders 10 and 300, `at` is the beginning of an interval, and each number
-is a list [least, mean, largest]. Each report is in one folder only: what is too old for a folder is summed up in the
-next one. The first line of each file has the version of this format.
+is a list [least, mean, largest], unless all were equal. Each report is in one folder only: what is too old for a folder
+is summed up in the next one. The first line of each file has the version of this format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = 1
 PART = 1024 * 1024  # bytes of a file; summing one up takes about 0.1 s
 TIERS = (1, 10, 300)  # seconds
 _KEPT_S = {1: 3600, 10: 24 * 3600}
-_KEPT_PARTS = {1: 64, 10: 64, 300: 256}  # of the last tier, the oldest are deleted
+_KEPT_PARTS = {1: 64, 10: 96, 300: 256}  # of the last tier, the oldest are deleted
 
 
 class Series:
@@ -38,7 +38,7 @@ class Series:
         if at is None:
             return
         line = {name: event.get(name) for name in ("task", "generation", "step", "steps_per_s", "metrics")}
-        data = json.dumps({"at": at, **line}).encode() + b"\n"
+        data = _encode({"at": at, **line})
         try:
             if self._file is None:
                 self._open(at)
@@ -63,28 +63,30 @@ class Series:
         self._file, self._size = Appender(path, lambda problem: None), os.stat(path).st_size
 
     def _sum_up(self, now: float) -> None:
-        """Moves the oldest file of each tier on, if it is too old or there are too many."""
+        """Moves the oldest files of each tier on, if they are too old or too many."""
         for tier, longer in zip(TIERS, (*TIERS[1:], 0)):
             files = parts(self._folder, tier)
-            is_old = tier in _KEPT_S and len(files) > 1 and _first(files[1]) < now - _KEPT_S[tier]
-            if not is_old and len(files) <= _KEPT_PARTS[tier]:
-                continue
-            try:
-                if longer:
-                    self._append(longer, summed_up(read_part(files[0]), longer))
-                os.unlink(files[0])
-            except OSError:
-                return  # the disk is full: again at the next part
+            while len(files) > 1:
+                is_old = tier in _KEPT_S and _first(files[1]) < now - _KEPT_S[tier]
+                if not is_old and len(files) <= _KEPT_PARTS[tier]:
+                    break
+                path = files.pop(0)
+                try:
+                    if longer:
+                        self._append(longer, summed_up(read_part(path), longer))
+                    os.unlink(path)
+                except OSError:
+                    return  # the disk is full: again at the next part
 
     def _append(self, tier: int, lines: list[dict[str, Any]]) -> None:
         if not lines:
             return
-        folder = f"{self._folder}/{tier}"
+        folder, data = f"{self._folder}/{tier}", b"".join(map(_encode, lines))
         os.makedirs(folder, mode=0o700, exist_ok=True)
         files = parts(self._folder, tier)
-        path = files[-1] if files and os.stat(files[-1]).st_size < PART else _begin(folder, lines[0]["at"])
-        with open(path, "ab") as file:
-            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        has_room = bool(files) and os.stat(files[-1]).st_size + len(data) <= PART
+        with open(files[-1] if has_room else _begin(folder, lines[0]["at"]), "ab") as file:
+            file.write(data)
 
 
 def parts(folder: str, tier: int) -> list[str]:
@@ -129,20 +131,25 @@ def summed_up(lines: Iterable[Mapping[str, Any]], tier: int) -> list[dict[str, A
     ]  # fmt: skip
 
 
-def _metrics(lines: list[Mapping[str, Any]]) -> dict[str, list[float] | None]:
+def _encode(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _metrics(lines: list[Mapping[str, Any]]) -> dict[str, Any]:
     reported = [line["metrics"] for line in lines if isinstance(line.get("metrics"), dict)]
     names = sorted({name for metrics in reported for name in metrics})
     return {name: _range(metrics.get(name) for metrics in reported) for name in names}
 
 
-def _range(values: Iterable[Any]) -> list[float] | None:
-    """The least, the mean and the largest of numbers, or of such ranges."""
+def _range(values: Iterable[Any]) -> Any:
+    """The least, the mean and the largest of numbers, or of such ranges; one number if all are equal."""
     ranges = [value if isinstance(value, list) else [value] * 3 for value in values]
     ranges = [value for value in ranges if len(value) == 3 and all(map(is_number, value))]
     if not ranges:
         return None
-    mean = sum(value[1] for value in ranges) / len(ranges)
-    return [min(value[0] for value in ranges), mean, max(value[2] for value in ranges)]
+    least, largest = min(value[0] for value in ranges), max(value[2] for value in ranges)
+    mean = sum(value[1] / len(ranges) for value in ranges)
+    return least if least == largest else [least, float(f"{mean:.8g}"), largest]
 
 
 def is_number(value: Any) -> bool:
@@ -170,5 +177,5 @@ def _begin(folder: str, at: float) -> str:
     names = [int(name[:-6]) for name in os.listdir(folder) if name.endswith(".jsonl") and name[:-6].isdigit()]
     path = f"{folder}/{max([int(at), *(number + 1 for number in names)])}.jsonl"
     with open(path, "xb") as file:
-        file.write(json.dumps({"version": VERSION}).encode() + b"\n")
+        file.write(_encode({"version": VERSION}))
     return path
