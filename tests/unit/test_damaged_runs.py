@@ -329,14 +329,17 @@ def parsed_or_refused(read: Callable[[bytes], object], data: bytes) -> None:
 
 def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
     """Each kind of file, and its reader."""
+    from paceline.agent import state_events
     from paceline.agent.net import messages
     from paceline.agent.net.frames import Decoder, WireError, encode
+    from paceline.agent.series import read_part, summed_up
     from paceline.agent.tensorboard.generation_notes import GenerationNotes
     from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
     from paceline.backends.kubernetes.runs import pod_records
     from paceline.storage.ingested import dataset, lease
     from paceline.storage.snapshots import chain, evaluation, manifest
     from paceline.storage.watched import restore
+    from paceline.view import series
 
     done = SOURCE / "recorded-done"
     snapshot = done / "snapshots/recorded-done/step-4-g1"
@@ -362,6 +365,12 @@ def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
     yield (done / "plan.json").read_bytes(), in_file("plan.json", run_files.planned)
     notes = in_file(".curves.json", lambda folder: GenerationNotes(str(folder / ".curves.json")).read())
     yield (done / ".curves.json").read_bytes(), notes
+    report = {"at": 1.5, "task": "worker-0", "generation": 1, "step": [1, 2, 3], "metrics": {"loss": [0.1, 0.2, 0.3]}}
+    (scratch / "series/10").mkdir(parents=True)
+    lines = f'{{"version": 1}}\n{json.dumps(report)}\n{json.dumps(report)}\n'.encode()
+    yield lines, in_file("series/10/1.jsonl", lambda folder: series.read(folder, "loss"))
+    yield lines, in_file("series/10/1.jsonl", lambda folder: summed_up(read_part(f"{folder}/series/10/1.jsonl"), 300))
+    yield (done / "events.jsonl").read_bytes(), lambda data: state_events.needed(state_events.parse(data.splitlines()))
     pods = {"host": "worker-host-0", "pod": "p", "node": "n", "phase": "Running", "restarts": 0, "leaving": False}
     reasons = [{"what": "w", "cause": "c", "text": "t", "final": True}]
     pods_json = json.dumps({"at": "x", "pods": [pods], "reasons": reasons}).encode()
