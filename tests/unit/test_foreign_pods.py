@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from lightkube.resources.batch_v1 import Job
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Event, Pod
 
 from paceline import plan as plans
 from paceline.agent.run_files import replace
@@ -77,6 +77,18 @@ def test_pods_that_no_job_of_the_run_has_created_are_ignored(mirror: Mirror, fol
     mirror.update_pods([*own, foreign])
     mirror.save_pods()
     assert {each["pod"] for each in json.loads((folder / "pods.json").read_text())["pods"]} == {"c", "w"}
+
+
+def test_a_secret_of_the_run_that_somebody_deleted_is_named_as_the_runs_own(mirror: Mirror) -> None:
+    waiting = pod("c", "captain", RUN, UID)
+    waiting.status.containerStatuses = None
+    mirror.update_pods([waiting])
+    message = f'MountVolume.SetUp failed for volume "paceline-tls" : secret "{RUN}" not found'
+    subject = {"kind": "Pod", "uid": "c", "name": "c"}
+    fields = {"metadata": {"name": "e"}, "involvedObject": subject, "reason": "FailedMount", "message": message}
+    mirror.update_events([Event.from_dict(fields)])
+    [reason] = mirror.waiting
+    assert str(reason).startswith(f"captain: the run's Secret {RUN} was deleted: stop the run with `paceline stop")
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ class Mirror:
                 elif event.reason == "SuccessfulCreate":
                     self._jobs.pop(subject.uid, None)
             elif subject.kind == "Pod" and subject.uid in self._pods:
-                reason = pending_reasons.of_mount(fields, self._pods[subject.uid].host)
+                reason = pending_reasons.of_mount(fields, self._pods[subject.uid].host, self._run)
                 if reason is not None:
                     self._mounts[subject.uid] = reason
 
