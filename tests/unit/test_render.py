@@ -146,6 +146,14 @@ def test_certificates_are_included_on_request_without_the_key_that_signed_them(t
     assert [name for name in generated if name.endswith(".key")] == ["captain.key", "member.key", "tensorboard.key"]
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_what_pods_mount_is_immutable(name: str, tmp_path: Path) -> None:
+    """Nothing updates these objects, so nobody else can: a pod that is replaced gets what the first one got."""
+    objects = rendered(name, tmp_path, code=[b"part"], library=[b"part"])
+    mounted = [each for each in objects if each["kind"] in ("Secret", "ConfigMap")]
+    assert len(mounted) >= 4 and all(each["immutable"] is True for each in mounted)
+
+
 def test_the_captains_job_comes_first_and_decides_the_outcome_of_the_run(tmp_path: Path) -> None:
     objects = rendered("mirrored", tmp_path)
     captain = objects[0]

@@ -175,8 +175,9 @@ def _network_policy(plan: Plan, run: str) -> Object:
 
 
 def _secret(plan: Plan, run: str, certificates: Mapping[str, str]) -> Object:
+    """Immutable, as are the ConfigMaps: nothing updates them, and pods of the run must all get the same."""
     data = {name: in_base64(text.encode()) for name, text in sorted(certificates.items())}
-    return {**_head("v1", "Secret", run, plan, run), "type": "Opaque", "data": data}
+    return {**_head("v1", "Secret", run, plan, run), "type": "Opaque", "immutable": True, "data": data}
 
 
 def plan_content(plan: Plan) -> Object:
