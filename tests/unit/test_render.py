@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +205,21 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
         assert LABEL.fullmatch(f"{names.job_of(run, group)}-{len(group.hosts) - 1}")
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_no_object_shows_the_folder_of_the_code_on_the_submitters_machine(name: str, tmp_path: Path) -> None:
+    """Others can read the ConfigMap of the plan. In pods, the code is in another folder."""
+    objects = rendered(name, tmp_path, code=[b"part"])
+    assert str(tmp_path) not in json.dumps(objects)
+    plan = json.loads(find_object(objects, "ConfigMap", "digits-3f9a-plan")["data"]["plan.json"])
+    assert plan["code"] == ("image" if "code: image" in JOBS[name] else plan["kubernetes"]["work"])
+
+
 def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
     plan = plan_of(JOBS["mirrored"].replace("replicas: 3", "replicas: 5000"), tmp_path)
     objects = run_objects.render(plan, "digits-3f9a", AGENT, certificates=certificates.generate())
     config = find_object(objects, "ConfigMap", "digits-3f9a-plan")
     packed = base64.b64decode(config["binaryData"]["plan.json.gz"])
-    assert plans.from_data(json.loads(gzip.decompress(packed))) == plan
+    assert plans.from_data(json.loads(gzip.decompress(packed))) == replace(plan, code="/paceline/work")
     assert max(len(json.dumps(each)) for each in objects) < 400_000
 
 

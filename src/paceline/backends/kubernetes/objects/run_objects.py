@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.agent.options import FAILED, PAGE_PORT
@@ -181,8 +182,9 @@ def _secret(plan: Plan, run: str, certificates: Mapping[str, str]) -> Object:
 
 
 def plan_content(plan: Plan) -> Object:
-    """The fields of the ConfigMap with the plan: readable text, or compressed if that is too long."""
-    text = to_json(plan)
+    """The fields of the ConfigMap with the plan: readable text, or compressed if that is too long. Its `code` is the
+    folder in the pods: the one on this machine is of no use there, and others can read the ConfigMap."""
+    text = to_json(plan if plan.code_in_image else replace(plan, code=plan.kubernetes["work"]))
     if len(text) > CHUNK:
         return binary_content({"plan.json.gz": gzip.compress(text.encode(), mtime=0)})
     return {"immutable": True, "data": {"plan.json": text}}
