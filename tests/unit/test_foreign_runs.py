@@ -7,6 +7,7 @@ import base64
 import gzip
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,12 +23,13 @@ from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.runs import local_folder
 from paceline.cli import app
 from paceline.client import job_programs
+from paceline.client.stop import grace_of
 from paceline.plan import Plan, Program, Snapshots
 from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.protocol import StoreError
-from paceline.view import run_folders, snapshot_locations
+from paceline.view import run_files, run_folders, snapshot_locations
 from paceline.view.run_folders import NoRun, Run
 from support.recording_server import Recorder, recording
 from support.worlds import make_plan
@@ -372,3 +374,56 @@ def test_a_plan_that_cannot_be_read_is_an_error_and_leaves_nothing(data: dict[st
     with pytest.raises(NoRun, match="cannot read the plan of theirs-3f9a"):
         local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
     assert run_folders.every() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        (("limits", "grace"), -5, "-5"),
+        (("limits", "grace"), float("nan"), "NaN"),
+        (("limits", "grace"), float("inf"), "Infinity"),
+        (("limits", "start"), 1e18, "1e+18"),
+        (("limits", "runtime"), -1.0, "-1.0"),
+        (("limits", "keep_finished"), float("-inf"), "-Infinity"),
+        (("limits", "commit"), -1, "-1"),
+        (("limits", "evaluation"), -1, "-1"),
+        (("restart", "limit"), -1, "-1"),
+        (("restart", "hang_after"), -0.5, "-0.5"),
+        (("snapshots", "keep"), -1, "-1"),
+        (("snapshots", "rate"), -1, "-1"),
+        (("snapshots", "commit_every"), float("inf"), "Infinity"),
+        (("hosts", 0, "index"), -1, "-1"),
+        (("hosts", 0, "gpus"), -8, "-8"),
+        (("hosts", 0, "cpu"), float("nan"), "NaN"),
+        (("hosts", 0, "memory"), -1, "-1"),
+        (("tasks", 0, "index"), -1, "-1"),
+        (("tasks", 0, "rank"), -2, "-2"),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_job_can_have_are_damage_and_their_field_is_named(
+    field: tuple[str | int, ...], value: float, shown: str
+) -> None:
+    data: Any = plans.to_data(make_plan(1))
+    inner = data
+    for key in field[:-1]:
+        inner = inner[key]
+    inner[field[-1]] = value
+
+    class Bad(Client):
+        def get(self, kind: Any, name: str) -> Any:
+            plan = SimpleNamespace(data={"plan.json": json.dumps(data)}, binaryData=None)
+            return super().get(kind, name) if kind.__name__ == "Job" else plan
+
+    label = ".".join(str(key) for key in field if isinstance(key, str))
+    with pytest.raises(NoRun, match=re.escape(f"plan.json: is damaged: `{label}` cannot be {shown}")):
+        local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
+    assert run_folders.every() == []
+
+
+def test_a_negative_grace_period_in_a_folder_is_damage(adopted: Callable[..., Run]) -> None:
+    run = adopted({})
+    plan = json.loads((run.folder / "plan.json").read_text())
+    (run.folder / "plan.json").write_text(json.dumps({**plan, "limits": {**plan["limits"], "grace": -5}}))
+    assert "`limits` cannot be" in run_files.plan(run.folder).problem
+    assert grace_of(run) == 30.0
