@@ -20,10 +20,11 @@ import pytest
 from paceline import plan as plans
 from paceline.backends import archive_import, snapshot_origin
 from paceline.backends.kubernetes.api.cluster import Cluster
-from paceline.backends.kubernetes.runs import local_folder
+from paceline.backends.kubernetes.runs import local_folder, snapshot_reader
 from paceline.cli import app
 from paceline.client import job_programs
 from paceline.client.stop import grace_of
+from paceline.job import load_text
 from paceline.plan import Plan, Program, Snapshots
 from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged
@@ -427,3 +428,31 @@ def test_a_negative_grace_period_in_a_folder_is_damage(adopted: Callable[..., Ru
     (run.folder / "plan.json").write_text(json.dumps({**plan, "limits": {**plan["limits"], "grace": -5}}))
     assert "`limits` cannot be" in run_files.plan(run.folder).problem
     assert grace_of(run) == 30.0
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_pod_that_reads_the_claim_of_another_users_run_has_no_account_and_no_priority_of_its_plan(
+    is_own: bool, adopted: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Created(Exception):
+        pass
+
+    class Claims(Client):
+        def create(self, job: Any) -> None:
+            raise Created(job.to_dict())
+
+    settings = {**make_cluster_settings(), "service_account": "admin", "priority_class": "high", "namespace": "other"}
+    run = adopted({}, snapshots=Snapshots("claim://kept/x"), kubernetes=settings)
+    (run.folder / "run.json").write_text(json.dumps({**run_folders.info(run.folder), "adopted": not is_own}))
+    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster_with(make_plan(1), Claims(make_plan(1))))
+    with pytest.raises(Created) as created:
+        snapshot_reader.SnapshotPod(run.folder, print).dial()
+    job = created.value.args[0]
+    pod = job["spec"]["template"]["spec"]
+    expected = ("admin", "high", "other") if is_own else (None, None, None)
+    assert (pod.get("serviceAccountName"), pod.get("priorityClassName"), job["metadata"].get("namespace")) == expected
+
+
+def make_cluster_settings() -> dict[str, Any]:
+    text = "name: a\nframework: none\ncommand: [python, -V]\nkubernetes: {image: any}\n"
+    return plans.make(load_text(text, "job.yaml", Path(), cluster=True).job).kubernetes

@@ -225,7 +225,7 @@ def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
 
 def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -> None:
     for name in JOBS:
-        visit = run_objects.visit(plan_of(JOBS[name], tmp_path), "digits-3f9a", "paceline-visit-0123")
+        visit = run_objects.visit(plan_of(JOBS[name], tmp_path), "digits-3f9a", "paceline-visit-0123", is_own=True)
         for job in [*rendered(name, tmp_path), visit]:
             if job["kind"] not in ("Job", "Deployment"):
                 continue
@@ -239,11 +239,42 @@ def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -
             assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 
 
+def test_a_visit_of_another_users_run_takes_only_image_and_user_from_its_plan(tmp_path: Path) -> None:
+    text = JOBS["everything"].replace(
+        "        kubernetes:", "        snapshots: {to: 'claim://kept/x'}\n        kubernetes:"
+    )
+    plan = plan_of(text, tmp_path)
+    own, other = (run_objects.visit(plan, "digits-3f9a", "paceline-visit-0123", is_own) for is_own in (True, False))
+    kubernetes_validate.validate(other, VERSION, strict=True)
+    template = other["spec"]["template"]
+    pod = template["spec"]
+    assert {"serviceAccountName", "priorityClassName", "nodeSelector"} <= set(own["spec"]["template"]["spec"])
+    assert set(pod) == {
+        "automountServiceAccountToken", "enableServiceLinks", "terminationGracePeriodSeconds", "securityContext",
+        "tolerations", "containers", "volumes", "restartPolicy", "imagePullSecrets",
+    }  # fmt: skip
+    assert all(each["key"].startswith("node.kubernetes.io/") for each in pod["tolerations"])
+    assert "fsGroup" not in pod["securityContext"] and pod["automountServiceAccountToken"] is False
+    assert template["metadata"]["annotations"] == {"linkerd.io/inject": "disabled"}
+    assert "team" not in template["metadata"]["labels"] and "namespace" not in other["metadata"]
+    container = own["spec"]["template"]["spec"]["containers"]
+    assert pod["containers"] == container and pod["volumes"] == own["spec"]["template"]["spec"]["volumes"]
+
+
+@pytest.mark.parametrize("user", [0, -1, True, "root", None, 2**40])
+def test_a_visit_of_another_users_run_does_not_fail_with_any_settings(user: Any, tmp_path: Path) -> None:
+    plan = replace(
+        plan_of(JOBS["mirrored"], tmp_path), kubernetes={"image": 3, "user": user, "image_pull_secrets": "x"}
+    )
+    visit = run_objects.visit(plan, "digits-3f9a", "paceline-visit-0123", is_own=False)
+    assert "runAsUser" not in visit["spec"]["template"]["spec"]["securityContext"]
+
+
 def test_a_visit_mounts_the_claim_is_not_part_of_the_run_and_is_deleted_automatically(tmp_path: Path) -> None:
     text = JOBS["everything"].replace(
         "        kubernetes:", "        snapshots: {to: 'claim://kept/x'}\n        kubernetes:"
     )
-    visit = run_objects.visit(plan_of(text, tmp_path), "digits-3f9a", "paceline-visit-0123")
+    visit = run_objects.visit(plan_of(text, tmp_path), "digits-3f9a", "paceline-visit-0123", is_own=True)
     kubernetes_validate.validate(visit, VERSION, strict=True)
     spec, pod = visit["spec"], visit["spec"]["template"]["spec"]
     assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 86400, 0)

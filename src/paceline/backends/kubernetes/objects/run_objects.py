@@ -74,9 +74,10 @@ def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, su
     return {**_head("batch/v1", "Job", name, plan, run, role), "spec": spec}
 
 
-def visit(plan: Plan, run: str, name: str) -> Object:
+def visit(plan: Plan, run: str, name: str, is_own: bool) -> Object:
     """A short-lived Job whose pod mounts the claim of a run that has ended. It does not belong to the run. If it is not
-    deleted, it ends on its own."""
+    deleted, it ends on its own. `is_own`: this user has submitted the run."""
+    plan = plan if is_own else pods.for_visit_of_others(plan)
     metadata = pods.metadata(plan, run, pods.VISIT)
     for label in (names.RUN_LABEL, names.ROLE_LABEL):
         del metadata["labels"][label]
@@ -84,7 +85,7 @@ def visit(plan: Plan, run: str, name: str) -> Object:
         "backoffLimit": 0,
         "activeDeadlineSeconds": VISIT_S,
         "ttlSecondsAfterFinished": 0,
-        "template": {"metadata": metadata, "spec": pods.visit(plan)},
+        "template": {"metadata": metadata, "spec": pods.visit(plan, is_own)},
     }
     head = _head("batch/v1", "Job", name, plan, run)
     return {**head, "metadata": {**head["metadata"], "labels": metadata["labels"]}, "spec": spec}

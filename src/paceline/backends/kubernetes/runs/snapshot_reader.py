@@ -111,7 +111,8 @@ class SnapshotPod:
         if self._visit and not any(map(_is_running, self._pods_of_visit())):
             self.close()  # it was idle for so long that it has ended
         if not self._visit:
-            job = run_objects.visit(plan, self._run, f"paceline-visit-{secrets.token_hex(4)}")
+            is_own = run_folders.is_own(self._folder)
+            job = run_objects.visit(plan, self._run, f"paceline-visit-{secrets.token_hex(4)}", is_own)
             self._visit = str(job["metadata"]["name"])
             create = partial(self._cluster.client.create, codecs.from_dict(job))
             self._cluster.request(f"create the Job {self._visit}, whose pod reads {plan.snapshots.to}", create)
