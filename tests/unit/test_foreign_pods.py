@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from lightkube import Client
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
 
@@ -14,9 +16,10 @@ from paceline import plan as plans
 from paceline.agent.run_files import replace
 from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.objects import names
-from paceline.backends.kubernetes.runs import listing, local_folder, running
+from paceline.backends.kubernetes.runs import listing, local_folder, running, snapshot_reader
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.job import load_text
+from paceline.view import run_folders, run_state
 
 RUN, UID = "digits-3f9a", "the-captains-job"
 JOB = "name: digits\nframework: none\ncommand: [python, -V]\nroles: {worker: {replicas: 2}}\nkubernetes: {image: any}\n"
@@ -141,3 +144,68 @@ def test_a_job_of_another_submission_with_the_same_id_is_not_taken_for_this_one(
     local_folder.save_job_uid(tmp_path, "uid")
     assert not local_folder._is_replaced(tmp_path, other)
     assert local_folder._is_replaced(tmp_path, job(RUN, "a later one", {names.SUBMISSION: "mine"}))
+
+
+class Pods:
+    """The API server of a namespace with these pods. The captain of another user accepts every request."""
+
+    def __init__(self, *pods: Any) -> None:
+        self._pods = pods
+        self.asked: list[str] = []
+
+    def list(self, kind: Any, labels: dict[str, str], **_: Any) -> list[Any]:
+        of_kind = self._pods if kind is Pod else ()
+        return [each for each in of_kind if labels.items() <= each.metadata.labels.items()]
+
+    def exec(self, name: str, **_: Any) -> Any:
+        self.asked.append(name)
+        return SimpleNamespace(exit_code=0)
+
+
+def labelled(uid: str, owner: str, message: str = "") -> Any:
+    """A pod with all labels of the captain's."""
+    each = pod(uid, "captain", RUN, owner, message=message)
+    each.metadata.labels["batch.kubernetes.io/controller-uid"] = UID
+    return each
+
+
+def running_with(mirror: Mirror, folder: Path, *pods: Any) -> tuple[running.Running, Pods]:
+    client = Pods(*pods)
+    cluster = Cluster(cast(Client, client), "shared", "team", "https://127.0.0.1:1")
+    return running.Running(cluster, RUN, folder, mirror), client
+
+
+def test_the_end_of_a_run_is_not_taken_from_a_pod_that_its_job_has_not_created(mirror: Mirror, folder: Path) -> None:
+    lie = json.dumps({"status": "succeeded", "reason": ""})
+    truth = json.dumps({"status": "failed", "reason": "no"})
+    run, _ = running_with(mirror, folder, labelled("x", "another-job", lie), labelled("c", UID))
+    assert run.is_undecided()
+    run, _ = running_with(mirror, folder, labelled("x", "", lie), labelled("c", UID, truth))
+    run.write_report()
+    assert json.loads((folder / "report.json").read_text())["status"] == "failed"
+
+
+def test_only_the_captain_of_the_run_is_asked_to_stop(mirror: Mirror, folder: Path) -> None:
+    """A pod of another user could accept the request, and the run would continue."""
+    run, client = running_with(mirror, folder, labelled("x", "another-job"), labelled("c", UID))
+    assert run.stop("why") and client.asked == ["c"]
+
+
+def test_snapshots_are_read_only_from_the_captain_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = (labelled("x", "another-job"), labelled("c", UID))
+    cluster = Cluster(cast(Client, Pods(*pods)), "shared", "team", "https://127.0.0.1:1")
+    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster)
+    (folder / RUN).mkdir()
+    replace(str(folder / RUN / "run.json"), {**run_folders.info(folder), "context": None, "namespace": None})
+    assert snapshot_reader.SnapshotPod(folder / RUN, print)._captain() == "c"
+
+
+def test_the_output_of_a_task_is_never_an_event(mirror: Mirror, folder: Path) -> None:
+    """Whatever a program prints, even around its agent: only lines of the captain's pod, which runs no task, are."""
+    (folder / "logs").mkdir()
+    end = json.dumps({"at": "2026-11-17T12:00:00.000Z", "event": "run-ended", "status": "succeeded", "generation": 1})
+    reader = mirror.inbox.reader(captain=False)
+    for line in (end, f"worker-0 2026-11-17T12:00:00.000Z g1 | {end}", f"../events {end}", f"events.jsonl {end}"):
+        reader.take(line)
+    assert not (folder / "events.jsonl").exists()
+    assert run_state.read(run_folders.Run(RUN, folder)).state.ended is None

@@ -17,6 +17,7 @@ from paceline.agent.run_files import replace, stamp
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names, pods
+from paceline.backends.kubernetes.runs import pod_records
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.plan import CAPTAIN
 from paceline.view import run_folders, run_state
@@ -81,7 +82,7 @@ class Running:
     def stop(self, reason: str, interrupt: bool = False) -> bool:
         """Ask the captain, from inside its own pod; if that fails, end the pods with their grace period. `interrupt`
         has no effect: tasks get SIGTERM, as for every other reason to end a pod."""
-        for pod in self._pods({names.ROLE_LABEL: CAPTAIN, **self._job_label()}):
+        for pod in self._captains():
             try:
                 answer = self.cluster.client.exec(
                     pod.metadata.name,
@@ -158,11 +159,10 @@ class Running:
         return self.cluster.request("list pods", lambda: list(self.cluster.client.list(Pod, labels=labels)))
 
     def _captain_report(self) -> dict[str, Any] | None:
-        return captain_report(self._pods({names.ROLE_LABEL: CAPTAIN, **self._job_label()}))
+        return captain_report(self._captains())
 
-    def _job_label(self) -> dict[str, str]:
-        uid = run_folders.info(self.folder).get("uid")
-        return {"batch.kubernetes.io/controller-uid": str(uid)} if uid else {}
+    def _captains(self) -> list[Any]:
+        return pod_records.captains(self._pods({names.ROLE_LABEL: CAPTAIN}), self.folder)
 
     def _labels(self) -> dict[str, Any]:
         return {names.RUN_LABEL: self.run}
