@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx2
 import pytest
-from lightkube import Client
+from lightkube import ApiError, Client
+from lightkube.core.websocket import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, ExecAccumulator
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
 
 from paceline import plan as plans
 from paceline.agent.run_files import replace
-from paceline.backends.kubernetes.api.cluster import Cluster
+from paceline.backends.kubernetes.api.cluster import Cluster, Refused
 from paceline.backends.kubernetes.objects import names
-from paceline.backends.kubernetes.runs import listing, local_folder, running, snapshot_reader
+from paceline.backends.kubernetes.runs import listing, local_folder, running, snapshot_reader, tensorboard
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.job import load_text
 from paceline.view import run_folders, run_state
@@ -209,3 +212,62 @@ def test_the_output_of_a_task_is_never_an_event(mirror: Mirror, folder: Path) ->
         reader.take(line)
     assert not (folder / "events.jsonl").exists()
     assert run_state.read(run_folders.Run(RUN, folder)).state.ended is None
+
+
+def test_the_output_of_a_captain_that_is_asked_to_stop_is_not_kept(
+    mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its image may be of another user, and write until the request times out."""
+    peaks: list[int] = []
+
+    def execute(name: str, stdout: Any = False, stderr: Any = False, **_: Any) -> Any:
+        received = ExecAccumulator(stdout=stdout, stderr=stderr, raise_on_error=False, decode="utf-8")
+        tracemalloc.start()
+        for _ in range(32):
+            received.feed(STDOUT_CHANNEL, bytes(1024 * 1024))
+            received.feed(STDERR_CHANNEL, bytes(1024 * 1024))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        return received.feed(ERROR_CHANNEL, b'{"kind": "Status", "status": "Success"}')
+
+    run, client = running_with(mirror, folder, labelled("c", UID))
+    monkeypatch.setattr(client, "exec", execute)
+    assert run.stop("why")
+    assert len(peaks) == 1 and peaks[0] < 8 * 1024 * 1024
+
+
+# ---- TensorBoard
+
+
+def board_pod(name: str, owner: str, uid: str) -> Any:
+    labels = {names.RUN_LABEL: RUN, names.ROLE_LABEL: "tensorboard"}
+    reference = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": uid, "controller": True}
+    metadata = {"name": name, "labels": labels, "ownerReferences": [reference] if owner else []}
+    return Pod.from_dict({"metadata": metadata, "status": {"phase": "Running"}})
+
+
+def owned(uid: str, owner: str) -> Any:
+    owners = [SimpleNamespace(uid=owner, controller=True)]
+    return SimpleNamespace(metadata=SimpleNamespace(uid=uid, ownerReferences=owners))
+
+
+@pytest.mark.parametrize("owner", [("", ""), ("theirs", "2"), ("own", "other"), ("none", "1")])
+def test_a_pod_of_another_user_is_not_shown_as_tensorboard(owner: tuple[str, str]) -> None:
+    class Boards(Pods):
+        def get(self, kind: Any, name: str) -> Any:
+            objects = {
+                f"{RUN}-tensorboard": owned("board", "captain"),
+                "own": owned("1", "board"),
+                "theirs": owned("2", "another"),
+            }
+            if name not in objects:
+                status = {"code": 404, "reason": "NotFound", "message": "not found"}
+                raise ApiError(response=httpx2.Response(404, json=status))
+            return objects[name]
+
+    def cluster_of(*pods: Any) -> Cluster:
+        return Cluster(cast(Client, Boards(*pods)), "shared", "team", "https://127.0.0.1:1")
+
+    assert tensorboard.pod(cluster_of(board_pod("x", *owner), board_pod("c", "own", "1")), RUN) == "c"
+    with pytest.raises(Refused, match="no pod of"):
+        tensorboard.pod(cluster_of(board_pod("x", *owner)), RUN)

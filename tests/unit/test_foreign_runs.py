@@ -353,6 +353,10 @@ def test_a_plan_cannot_claim_to_be_of_this_user(monkeypatch: pytest.MonkeyPatch)
     assert not run_folders.is_own(run_folders.runs_folder() / "second-3f9a")
 
 
+def compressed(plan: bytes) -> str:
+    return base64.b64encode(gzip.compress(plan)).decode()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -361,7 +365,7 @@ def test_a_plan_cannot_claim_to_be_of_this_user(monkeypatch: pytest.MonkeyPatch)
         {"data": {"plan.json": json.dumps({"version": 1, "roles": 3})}},
         {"data": {}, "binaryData": {}},
         {"data": {}, "binaryData": {"plan.json.gz": "bm90IGd6aXA="}},
-        {"data": {}, "binaryData": {"plan.json.gz": base64.b64encode(gzip.compress(b" " * (80 << 20))).decode()}},
+        {"data": {}, "binaryData": {"plan.json.gz": compressed(b" " * (80 << 20))}},
     ],
     ids=["list", "nested", "fields", "nothing", "not-gzip", "bomb"],
 )
@@ -375,6 +379,21 @@ def test_a_plan_that_cannot_be_read_is_an_error_and_leaves_nothing(data: dict[st
     with pytest.raises(NoRun, match="cannot read the plan of theirs-3f9a"):
         local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
     assert run_folders.every() == []
+
+
+def test_a_plan_of_millions_of_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed, it fits into a ConfigMap; parsed, it would take gigabytes."""
+    data = {"plan.json.gz": compressed(b'{"roles": [' + b"{}," * 7_000_000 + b"{}]}")}
+    assert len(data["plan.json.gz"]) < 1 << 20
+
+    class Bad(Client):
+        def get(self, kind: Any, name: str) -> Any:
+            plan = SimpleNamespace(data={}, binaryData=data)
+            return super().get(kind, name) if kind.__name__ == "Job" else plan
+
+    monkeypatch.setattr(run_files.json, "loads", lambda text: pytest.fail("it was parsed"))
+    with pytest.raises(NoRun, match="is damaged: it has more than 6000000 values"):
+        local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from paceline.errors import PacelineError
 from paceline.storage.regular_files import open_regular
 
 LARGEST_FILE = 128 * 1024 * 1024  # bytes: more than any file of a run has, and no problem for this machine
+MAX_VALUES = 6_000_000  # a plan of 100,000 tasks has 2 million; many small ones use gigabytes
 DEEPEST = 50  # levels of nesting: more than any file of a run has, and no problem for recursive readers
 LARGEST_COUNT = 2**31 - 1  # also of seconds: small enough for every timer
 _LARGEST = 2**63
@@ -66,8 +67,10 @@ def load_object(path: Path) -> dict[str, Any] | None:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """ValueError: it is not JSON, or nested too deeply for its readers."""
+    """ValueError: it is not JSON, or too large or nested too deeply for its readers."""
     raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+    if len(raw) > MAX_VALUES and sum(map(raw.count, (b"[", b"{", b","))) > MAX_VALUES:
+        raise ValueError(f"is damaged: it has more than {MAX_VALUES} values")
     try:
         value = json.loads(data)
         # Strings contain brackets, too: only a value with many of them is inspected.

@@ -67,7 +67,7 @@ def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) 
 
 
 def controller(pod: Any) -> str:
-    """The uid of the Job that has created the pod. Labels can be set by anybody who may create pods."""
+    """The uid of the object that has created the pod. Labels can be set by anybody who may create pods."""
     owners = pod.metadata.ownerReferences or []
     return next((str(owner.uid) for owner in owners if owner.controller), "")
 
