@@ -31,7 +31,7 @@ EXPECTED_TESTS = (  # names of tests, as pytest truncates them
 def test_a_claim_works_like_any_other_snapshot_location(person: Person) -> None:
     claim_folder = person.cluster.local_volume(person.namespace, "kept", person.cluster.nodes[0])
     plan = plans.make(load(person.job(snapshots={"to": "claim://kept/of tests"}), cluster=True).job)
-    job = run_objects.visit(plan, "suite", "suite")
+    job = run_objects.visit(plan, "suite", "suite", is_own=True)
     pod = job["spec"]["template"]["spec"]
     for name, folder in MOUNTED.items():
         person.cluster.apply(*objects.volume(person.namespace, name, folder, "1Gi"))

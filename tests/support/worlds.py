@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,6 +213,11 @@ class World:
         self.data_is_there = False
         self._instances = 0
         self.started: list[tuple[str, int]] = []  # tasks and their generations in start order
+        # Tasks that agree on a step (support.polling): when the captain sends a message, when it arrives, and which
+        # tasks of a host take part.
+        self.on_agreement: Callable[[ins.AgreeOnStep], None] = lambda instruction: None
+        self.on_agreement_delivered: Callable[[Machine, ins.AgreeOnStep], None] = lambda machine, instruction: None
+        self.asking: Callable[[Machine], tuple[str, ...]] = lambda machine: ()
 
     # ---- the captain
 
@@ -235,6 +240,8 @@ class World:
                     )
                     self.machines[host].inbox.append(start)
             else:
+                if isinstance(instruction, ins.AgreeOnStep):
+                    self.on_agreement(instruction)
                 self.machines[instruction.host].inbox.append(instruction)
 
     def restart_captain(
@@ -435,6 +442,8 @@ class World:
             self.tell(ev.HostPrepared(machine.host, message.snapshot, error, bool(message.sources)))
         elif isinstance(message, ins.AnnounceCommit):
             machine.shown = message.snapshot
+        elif isinstance(message, ins.AgreeOnStep):
+            self.on_agreement_delivered(machine, message)
 
     def _check_source(self, machine: Machine, task: str, address: str, snapshot: SnapshotId) -> None:
         """A host gets a part from itself, or from a host that serves its parts."""
@@ -555,7 +564,7 @@ class World:
                     name: ev.TaskProgress(p.step, self.now - p.step_at, self.now - p.output_at)
                     for name, p in machine.processes.items()
                 }
-                self.tell(ev.Heartbeat(machine.host, 1, progress))
+                self.tell(ev.Heartbeat(machine.host, 1, progress, asking=self.asking(machine)))
 
     # ---- time
 

@@ -637,15 +637,18 @@ def test_an_early_request_for_a_group_snapshot_is_agreed_on_once_all_tasks_liste
     assert hosts_asked_to_agree(world) == {"worker-host-0", "worker-host-1"}
 
 
-def agree_on_a_step(world: World, reason: ev.Event) -> None:
-    """All tasks listen, a snapshot is needed, and all tasks have agreed on a step."""
+def agree_on_a_step(world: World, reason: ev.Event) -> int:
+    """All tasks listen, a snapshot is needed, and all tasks have agreed on a step. Returns the number of the
+    proposal."""
     for number in range(2):
         world.tell(ev.Heartbeat(f"worker-host-{number}", 1, {}, asking=(f"worker-{number}",)))
     world.tell(reason)
+    proposal = int(received(world, ins.AgreeOnStep)[-1].words["which"])
     for say in ("here", "yes"):
         for number in range(2):
-            world.tell(ev.AgreementReply(f"worker-host-{number}", f"worker-{number}", say, 1, 3))
+            world.tell(ev.AgreementReply(f"worker-host-{number}", f"worker-{number}", say, proposal, 3))
     assert received(world, ins.AgreeOnStep)[-1].words["say"] == "go"
+    return proposal
 
 
 def received(world: World, kind: type[Kind]) -> list[Kind]:
@@ -662,8 +665,8 @@ def commit_step(world: World, step: int) -> None:
 
 def test_a_leaving_host_waits_for_the_agreed_snapshot_and_not_for_an_earlier_one() -> None:
     world = up(make_plan(2))
-    agree_on_a_step(world, ev.HostLeaving("worker-host-1", "SIGTERM"))
-    world.tell(ev.AgreementReply("worker-host-0", "worker-0", "saves", 1, 9, step=105))
+    proposal = agree_on_a_step(world, ev.HostLeaving("worker-host-1", "SIGTERM"))
+    world.tell(ev.AgreementReply("worker-host-0", "worker-0", "saves", proposal, 9, step=105))
     commit_step(world, 100)
     assert received(world, ins.ReleaseHost) == []
     commit_step(world, 105)
@@ -673,13 +676,13 @@ def test_a_leaving_host_waits_for_the_agreed_snapshot_and_not_for_an_earlier_one
 def test_no_other_step_is_agreed_on_until_all_tasks_have_saved_at_the_first() -> None:
     """A task that is past the first step would save at the first, and others at the second."""
     world = up(make_plan(2))
-    agree_on_a_step(world, ev.SaveRequested("worker-host-0", "worker-0"))
+    proposal = agree_on_a_step(world, ev.SaveRequested("worker-host-0", "worker-0"))
     count_before = len(received(world, ins.AgreeOnStep))
     world.tell(ev.SaveRequested("worker-host-0", "worker-0"))
-    world.tell(ev.AgreementReply("worker-host-0", "worker-0", "saves", 1, 9, step=105))
+    world.tell(ev.AgreementReply("worker-host-0", "worker-0", "saves", proposal, 9, step=105))
     assert len(received(world, ins.AgreeOnStep)) == count_before
-    world.tell(ev.AgreementReply("worker-host-1", "worker-1", "saves", 1, 9, step=105))
-    assert received(world, ins.AgreeOnStep)[count_before:][0].words == {"say": "where", "which": 2}
+    world.tell(ev.AgreementReply("worker-host-1", "worker-1", "saves", proposal, 9, step=105))
+    assert received(world, ins.AgreeOnStep)[count_before:][0].words == {"say": "where", "which": proposal + 1}
 
 
 def hosts_asked_to_agree(world: World) -> set[str]:

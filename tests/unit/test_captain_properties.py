@@ -13,14 +13,71 @@ from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers.requests import STORE, Failure
 from paceline.plan import GROUP, INGEST, LEAD
 from paceline.storage.snapshots.manifest import parse_id
+from support.polling import PollingTasks
 from support.worlds import LEASE, World, make_plan
 
 LIMIT = 4
 
 
-class AnyOrder(RuleBasedStateMachine):
-    world: World
+class SavesTogether:
+    """Tasks of a group agree on steps at which all of them save. PollingTasks checks whatever the captain says."""
 
+    world: World
+    polling: PollingTasks
+    step: int
+
+    def _train(self, steps: int) -> None:
+        """All messages arrive at once."""
+        for _ in range(steps):
+            for name in self.polling.names():
+                self.polling.call(name, self.step)
+            for name in self.polling.names():
+                self.polling.answer(name)
+            self.world.beat_all()
+            self.world.deliver_all()
+
+    @precondition(lambda self: self.polling.names())
+    @rule(data=st.data(), times=st.integers(1, 5), all_tasks=st.booleans())
+    def tasks_ask_whether_to_save(self, data: Any, times: int, all_tasks: bool) -> None:
+        names = self.polling.names()
+        for _ in range(times):
+            for name in names if all_tasks else [data.draw(st.sampled_from(names))]:
+                self.polling.call(name, self.step)
+        self.world.beat_all()
+
+    @precondition(lambda self: self.polling.names())
+    @rule(data=st.data())
+    def a_task_requests_a_snapshot_of_the_group(self, data: Any) -> None:
+        task = data.draw(st.sampled_from(self.polling.names()))
+        host = self.world.plan.host(next(each.host for each in self.world.plan.tasks if each.name == task)).name
+        if self.world.machines[host].connected:
+            self.world.tell(ev.SaveRequested(host, task))
+
+    @precondition(lambda self: self.polling.names())
+    @rule(data=st.data(), all_tasks=st.booleans())
+    def replies_of_tasks_arrive(self, data: Any, all_tasks: bool) -> None:
+        """Also those to a captain that has died since."""
+        names = self.polling.names()
+        for name in names if all_tasks else [data.draw(st.sampled_from(names))]:
+            self.polling.answer(name)
+
+    @precondition(lambda self: self.polling.names())
+    @rule(steps=st.integers(1, 8))
+    def tasks_train_undisturbed(self, steps: int) -> None:
+        self._train(steps)
+
+    @precondition(lambda self: self.polling.waiting())
+    @rule(data=st.data())
+    def a_task_has_waited_for_too_long(self, data: Any) -> None:
+        self.polling.be_late(data.draw(st.sampled_from(self.polling.waiting())))
+
+    @invariant()
+    def all_tasks_that_save_for_one_proposal_save_at_the_same_call(self) -> None:
+        if hasattr(self, "polling"):
+            assert all(len(calls) == 1 for calls in self.polling.saves.values()), self.polling.saves
+
+
+class AnyOrder(SavesTogether, RuleBasedStateMachine):
     @initialize(
         workers=st.integers(1, 3),
         evaluator=st.integers(0, 2),
@@ -29,6 +86,7 @@ class AnyOrder(RuleBasedStateMachine):
         watch=st.sampled_from(["", "ckpt"]),
         ingest=st.booleans(),
         serves=st.sampled_from([SHARED_FOLDER, "", "10.0.0.1:7000"]),
+        has_begun=st.booleans(),
     )
     def begin(
         self,
@@ -39,12 +97,22 @@ class AnyOrder(RuleBasedStateMachine):
         watch: str,
         ingest: bool,
         serves: str,
+        has_begun: bool,
     ) -> None:
+        """`has_begun`: all tasks run, and ask at each step whether to save."""
         ps, chief = servers
         kinds = {"evaluator": evaluator, "ps": ps, "chief": chief, "per_host": per_host, "ingest": ingest}
         plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch)  # type: ignore[arg-type]
         self.world = World(plan, serves)
+        self.polling = PollingTasks(self.world)
         self.step = 0
+        if has_begun:
+            self.world.join_all()
+            self.world.deliver_all()
+            if ingest:
+                self.world.exit(INGEST, "")
+            self.world.deliver_all()
+            self._train(1)
 
     def _host(self, data: Any) -> str:
         return str(data.draw(st.sampled_from(sorted(self.world.machines))))
@@ -261,3 +329,58 @@ AnyOrder.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestAnyOrder = AnyOrder.TestCase
+
+
+class GroupSaves(SavesTogether, RuleBasedStateMachine):
+    """Only what matters to an agreement, so that many are reached: tasks train, and messages and captains get lost."""
+
+    @initialize(workers=st.integers(2, 3))
+    def begin(self, workers: int) -> None:
+        self.world = World(make_plan(workers, limit=LIMIT, start=1e6, hang_after=None))
+        self.polling = PollingTasks(self.world)
+        self.step = 0
+        self.world.join_all()
+        self.world.deliver_all()
+        self._train(1)
+
+    @rule(data=st.data())
+    def connection_ends(self, data: Any) -> None:
+        self.world.disconnect(data.draw(st.sampled_from(sorted(self.world.machines))))
+
+    @rule()
+    def all_members_join(self) -> None:
+        self.world.join_all()
+
+    @rule(data=st.data())
+    def messages_arrive(self, data: Any) -> None:
+        self.world.deliver(data.draw(st.sampled_from(sorted(self.world.machines))))
+
+    @rule(notes=st.booleans())
+    def captain_dies_and_returns(self, notes: bool) -> None:
+        self.world.restart_captain(notes)
+        self.world.join_all()
+        self.world.answer()
+        self.world.beat_all()
+
+    @rule(seconds=st.sampled_from([0.5, 62.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.join_all()
+        self.world.pass_time(seconds)
+
+    def teardown(self) -> None:
+        """Whatever has happened: the next request leads to a snapshot of all tasks."""
+        if not hasattr(self, "polling") or self.world.is_over or not self.polling.names():
+            return
+        self.world.join_all()
+        self.world.deliver_all()
+        self._train(30)
+        self.world.pass_time(62)
+        self._train(2)
+        saves = len(self.polling.saves)
+        self.world.tell(ev.SaveRequested("worker-host-0", "worker-0"))
+        self._train(40)
+        assert len(self.polling.saves) > saves
+
+
+GroupSaves.TestCase.settings = AnyOrder.TestCase.settings
+TestGroupSaves = GroupSaves.TestCase

@@ -137,9 +137,10 @@ def test_an_older_snapshot_is_not_sent_before_the_one_that_the_group_takes_for_a
     for number, host in enumerate(hosts):
         world.tell(ev.Heartbeat(host, 1, {}, asking=(f"worker-{number}",)))
     world.tell(ev.HostLeaving(hosts[1], "SIGTERM"))
+    [where] = [each for each in world.machines[hosts[0]].inbox if isinstance(each, ins.AgreeOnStep)]
     for say in ("here", "yes", "saves"):
         for number, host in enumerate(hosts):
-            world.tell(ev.AgreementReply(host, f"worker-{number}", say, 1, 3, 26))
+            world.tell(ev.AgreementReply(host, f"worker-{number}", say, where.words["which"], 3, 26))
     world.tell(ev.Tick())
     assert not [each for each in world.machines[hosts[0]].inbox if isinstance(each, ins.StorePart)]
     world.save("worker-0", 26)

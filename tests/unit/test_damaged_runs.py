@@ -421,9 +421,7 @@ def _captain(folder: Path) -> object:
 
     plan = plan_files.read_plan(SOURCE / "recorded-lost")
     notes = CaptainNotes(str(folder), 100.0)
-    captain = notes.restored(
-        lambda saved: Captain(plan, "recorded-lost", 10.0, 100.0, 0.0, saved, True, notes.clock_offset)
-    )
+    captain = notes.restored(lambda saved: Captain(plan, "recorded-lost", 10.0, 100.0, 0.0, saved, notes.clock_offset))
     return captain.handle(ev.Tick(), 101.0)
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx2
 import pytest
+from lightkube import ApiError, Client
+from lightkube.core.websocket import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, ExecAccumulator
 from lightkube.resources.batch_v1 import Job
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Event, Pod
 
 from paceline import plan as plans
 from paceline.agent.run_files import replace
-from paceline.backends.kubernetes.api.cluster import Cluster
+from paceline.backends.kubernetes.api.cluster import Cluster, Refused
 from paceline.backends.kubernetes.objects import names
-from paceline.backends.kubernetes.runs import listing, local_folder, running
+from paceline.backends.kubernetes.runs import listing, local_folder, running, snapshot_reader, tensorboard
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.job import load_text
+from paceline.view import run_folders, run_state
 
 RUN, UID = "digits-3f9a", "the-captains-job"
 JOB = "name: digits\nframework: none\ncommand: [python, -V]\nroles: {worker: {replicas: 2}}\nkubernetes: {image: any}\n"
@@ -79,6 +85,18 @@ def test_pods_that_no_job_of_the_run_has_created_are_ignored(mirror: Mirror, fol
     assert {each["pod"] for each in json.loads((folder / "pods.json").read_text())["pods"]} == {"c", "w"}
 
 
+def test_a_secret_of_the_run_that_somebody_deleted_is_named_as_the_runs_own(mirror: Mirror) -> None:
+    waiting = pod("c", "captain", RUN, UID)
+    waiting.status.containerStatuses = None
+    mirror.update_pods([waiting])
+    message = f'MountVolume.SetUp failed for volume "paceline-tls" : secret "{RUN}" not found'
+    subject = {"kind": "Pod", "uid": "c", "name": "c"}
+    fields = {"metadata": {"name": "e"}, "involvedObject": subject, "reason": "FailedMount", "message": message}
+    mirror.update_events([Event.from_dict(fields)])
+    [reason] = mirror.waiting
+    assert str(reason).startswith(f"captain: the run's Secret {RUN} was deleted: stop the run with `paceline stop")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -129,3 +147,127 @@ def test_a_job_of_another_submission_with_the_same_id_is_not_taken_for_this_one(
     local_folder.save_job_uid(tmp_path, "uid")
     assert not local_folder._is_replaced(tmp_path, other)
     assert local_folder._is_replaced(tmp_path, job(RUN, "a later one", {names.SUBMISSION: "mine"}))
+
+
+class Pods:
+    """The API server of a namespace with these pods. The captain of another user accepts every request."""
+
+    def __init__(self, *pods: Any) -> None:
+        self._pods = pods
+        self.asked: list[str] = []
+
+    def list(self, kind: Any, labels: dict[str, str], **_: Any) -> list[Any]:
+        of_kind = self._pods if kind is Pod else ()
+        return [each for each in of_kind if labels.items() <= each.metadata.labels.items()]
+
+    def exec(self, name: str, **_: Any) -> Any:
+        self.asked.append(name)
+        return SimpleNamespace(exit_code=0)
+
+
+def labelled(uid: str, owner: str, message: str = "") -> Any:
+    """A pod with all labels of the captain's."""
+    each = pod(uid, "captain", RUN, owner, message=message)
+    each.metadata.labels["batch.kubernetes.io/controller-uid"] = UID
+    return each
+
+
+def running_with(mirror: Mirror, folder: Path, *pods: Any) -> tuple[running.Running, Pods]:
+    client = Pods(*pods)
+    cluster = Cluster(cast(Client, client), "shared", "team", "https://127.0.0.1:1")
+    return running.Running(cluster, RUN, folder, mirror), client
+
+
+def test_the_end_of_a_run_is_not_taken_from_a_pod_that_its_job_has_not_created(mirror: Mirror, folder: Path) -> None:
+    lie = json.dumps({"status": "succeeded", "reason": ""})
+    truth = json.dumps({"status": "failed", "reason": "no"})
+    run, _ = running_with(mirror, folder, labelled("x", "another-job", lie), labelled("c", UID))
+    assert run.is_undecided()
+    run, _ = running_with(mirror, folder, labelled("x", "", lie), labelled("c", UID, truth))
+    run.write_report()
+    assert json.loads((folder / "report.json").read_text())["status"] == "failed"
+
+
+def test_only_the_captain_of_the_run_is_asked_to_stop(mirror: Mirror, folder: Path) -> None:
+    """A pod of another user could accept the request, and the run would continue."""
+    run, client = running_with(mirror, folder, labelled("x", "another-job"), labelled("c", UID))
+    assert run.stop("why") and client.asked == ["c"]
+
+
+def test_snapshots_are_read_only_from_the_captain_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = (labelled("x", "another-job"), labelled("c", UID))
+    cluster = Cluster(cast(Client, Pods(*pods)), "shared", "team", "https://127.0.0.1:1")
+    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster)
+    (folder / RUN).mkdir()
+    replace(str(folder / RUN / "run.json"), {**run_folders.info(folder), "context": None, "namespace": None})
+    assert snapshot_reader.SnapshotPod(folder / RUN, print)._captain() == "c"
+
+
+def test_the_output_of_a_task_is_never_an_event(mirror: Mirror, folder: Path) -> None:
+    """Whatever a program prints, even around its agent: only lines of the captain's pod, which runs no task, are."""
+    (folder / "logs").mkdir()
+    end = json.dumps({"at": "2026-11-17T12:00:00.000Z", "event": "run-ended", "status": "succeeded", "generation": 1})
+    reader = mirror.inbox.reader(captain=False)
+    for line in (end, f"worker-0 2026-11-17T12:00:00.000Z g1 | {end}", f"../events {end}", f"events.jsonl {end}"):
+        reader.take(line)
+    assert not (folder / "events.jsonl").exists()
+    assert run_state.read(run_folders.Run(RUN, folder)).state.ended is None
+
+
+def test_the_output_of_a_captain_that_is_asked_to_stop_is_not_kept(
+    mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its image may be of another user, and write until the request times out."""
+    peaks: list[int] = []
+
+    def execute(name: str, stdout: Any = False, stderr: Any = False, **_: Any) -> Any:
+        received = ExecAccumulator(stdout=stdout, stderr=stderr, raise_on_error=False, decode="utf-8")
+        tracemalloc.start()
+        for _ in range(32):
+            received.feed(STDOUT_CHANNEL, bytes(1024 * 1024))
+            received.feed(STDERR_CHANNEL, bytes(1024 * 1024))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        return received.feed(ERROR_CHANNEL, b'{"kind": "Status", "status": "Success"}')
+
+    run, client = running_with(mirror, folder, labelled("c", UID))
+    monkeypatch.setattr(client, "exec", execute)
+    assert run.stop("why")
+    assert len(peaks) == 1 and peaks[0] < 8 * 1024 * 1024
+
+
+# ---- TensorBoard
+
+
+def board_pod(name: str, owner: str, uid: str) -> Any:
+    labels = {names.RUN_LABEL: RUN, names.ROLE_LABEL: "tensorboard"}
+    reference = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": uid, "controller": True}
+    metadata = {"name": name, "labels": labels, "ownerReferences": [reference] if owner else []}
+    return Pod.from_dict({"metadata": metadata, "status": {"phase": "Running"}})
+
+
+def owned(uid: str, owner: str) -> Any:
+    owners = [SimpleNamespace(uid=owner, controller=True)]
+    return SimpleNamespace(metadata=SimpleNamespace(uid=uid, ownerReferences=owners))
+
+
+@pytest.mark.parametrize("owner", [("", ""), ("theirs", "2"), ("own", "other"), ("none", "1")])
+def test_a_pod_of_another_user_is_not_shown_as_tensorboard(owner: tuple[str, str]) -> None:
+    class Boards(Pods):
+        def get(self, kind: Any, name: str) -> Any:
+            objects = {
+                f"{RUN}-tensorboard": owned("board", "captain"),
+                "own": owned("1", "board"),
+                "theirs": owned("2", "another"),
+            }
+            if name not in objects:
+                status = {"code": 404, "reason": "NotFound", "message": "not found"}
+                raise ApiError(response=httpx2.Response(404, json=status))
+            return objects[name]
+
+    def cluster_of(*pods: Any) -> Cluster:
+        return Cluster(cast(Client, Boards(*pods)), "shared", "team", "https://127.0.0.1:1")
+
+    assert tensorboard.pod(cluster_of(board_pod("x", *owner), board_pod("c", "own", "1")), RUN) == "c"
+    with pytest.raises(Refused, match="no pod of"):
+        tensorboard.pod(cluster_of(board_pod("x", *owner)), RUN)

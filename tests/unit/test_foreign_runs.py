@@ -7,6 +7,7 @@ import base64
 import gzip
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,15 +20,17 @@ import pytest
 from paceline import plan as plans
 from paceline.backends import archive_import, snapshot_origin
 from paceline.backends.kubernetes.api.cluster import Cluster
-from paceline.backends.kubernetes.runs import local_folder
+from paceline.backends.kubernetes.runs import local_folder, snapshot_reader
 from paceline.cli import app
 from paceline.client import job_programs
+from paceline.client.stop import grace_of
+from paceline.job import load_text
 from paceline.plan import Plan, Program, Snapshots
 from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.protocol import StoreError
-from paceline.view import run_folders, snapshot_locations
+from paceline.view import run_files, run_folders, snapshot_locations
 from paceline.view.run_folders import NoRun, Run
 from support.recording_server import Recorder, recording
 from support.worlds import make_plan
@@ -350,6 +353,10 @@ def test_a_plan_cannot_claim_to_be_of_this_user(monkeypatch: pytest.MonkeyPatch)
     assert not run_folders.is_own(run_folders.runs_folder() / "second-3f9a")
 
 
+def compressed(plan: bytes) -> str:
+    return base64.b64encode(gzip.compress(plan)).decode()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -358,7 +365,7 @@ def test_a_plan_cannot_claim_to_be_of_this_user(monkeypatch: pytest.MonkeyPatch)
         {"data": {"plan.json": json.dumps({"version": 1, "roles": 3})}},
         {"data": {}, "binaryData": {}},
         {"data": {}, "binaryData": {"plan.json.gz": "bm90IGd6aXA="}},
-        {"data": {}, "binaryData": {"plan.json.gz": base64.b64encode(gzip.compress(b" " * (80 << 20))).decode()}},
+        {"data": {}, "binaryData": {"plan.json.gz": compressed(b" " * (80 << 20))}},
     ],
     ids=["list", "nested", "fields", "nothing", "not-gzip", "bomb"],
 )
@@ -372,3 +379,99 @@ def test_a_plan_that_cannot_be_read_is_an_error_and_leaves_nothing(data: dict[st
     with pytest.raises(NoRun, match="cannot read the plan of theirs-3f9a"):
         local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
     assert run_folders.every() == []
+
+
+def test_a_plan_of_millions_of_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed, it fits into a ConfigMap; parsed, it would take gigabytes."""
+    data = {"plan.json.gz": compressed(b'{"roles": [' + b"{}," * 7_000_000 + b"{}]}")}
+    assert len(data["plan.json.gz"]) < 1 << 20
+
+    class Bad(Client):
+        def get(self, kind: Any, name: str) -> Any:
+            plan = SimpleNamespace(data={}, binaryData=data)
+            return super().get(kind, name) if kind.__name__ == "Job" else plan
+
+    monkeypatch.setattr(run_files.json, "loads", lambda text: pytest.fail("it was parsed"))
+    with pytest.raises(NoRun, match="is damaged: it has more than 6000000 values"):
+        local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        (("limits", "grace"), -5, "-5"),
+        (("limits", "grace"), float("nan"), "NaN"),
+        (("limits", "grace"), float("inf"), "Infinity"),
+        (("limits", "start"), 1e18, "1e+18"),
+        (("limits", "runtime"), -1.0, "-1.0"),
+        (("limits", "keep_finished"), float("-inf"), "-Infinity"),
+        (("limits", "commit"), -1, "-1"),
+        (("limits", "evaluation"), -1, "-1"),
+        (("restart", "limit"), -1, "-1"),
+        (("restart", "hang_after"), -0.5, "-0.5"),
+        (("snapshots", "keep"), -1, "-1"),
+        (("snapshots", "rate"), -1, "-1"),
+        (("snapshots", "commit_every"), float("inf"), "Infinity"),
+        (("hosts", 0, "index"), -1, "-1"),
+        (("hosts", 0, "gpus"), -8, "-8"),
+        (("hosts", 0, "cpu"), float("nan"), "NaN"),
+        (("hosts", 0, "memory"), -1, "-1"),
+        (("tasks", 0, "index"), -1, "-1"),
+        (("tasks", 0, "rank"), -2, "-2"),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_job_can_have_are_damage_and_their_field_is_named(
+    field: tuple[str | int, ...], value: float, shown: str
+) -> None:
+    data: Any = plans.to_data(make_plan(1))
+    inner = data
+    for key in field[:-1]:
+        inner = inner[key]
+    inner[field[-1]] = value
+
+    class Bad(Client):
+        def get(self, kind: Any, name: str) -> Any:
+            plan = SimpleNamespace(data={"plan.json": json.dumps(data)}, binaryData=None)
+            return super().get(kind, name) if kind.__name__ == "Job" else plan
+
+    label = ".".join(str(key) for key in field if isinstance(key, str))
+    with pytest.raises(NoRun, match=re.escape(f"plan.json: is damaged: `{label}` cannot be {shown}")):
+        local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
+    assert run_folders.every() == []
+
+
+def test_a_negative_grace_period_in_a_folder_is_damage(adopted: Callable[..., Run]) -> None:
+    run = adopted({})
+    plan = json.loads((run.folder / "plan.json").read_text())
+    (run.folder / "plan.json").write_text(json.dumps({**plan, "limits": {**plan["limits"], "grace": -5}}))
+    assert "`limits` cannot be" in run_files.plan(run.folder).problem
+    assert grace_of(run) == 30.0
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_pod_that_reads_the_claim_of_another_users_run_has_no_account_and_no_priority_of_its_plan(
+    is_own: bool, adopted: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Created(Exception):
+        pass
+
+    class Claims(Client):
+        def create(self, job: Any) -> None:
+            raise Created(job.to_dict())
+
+    settings = {**make_cluster_settings(), "service_account": "admin", "priority_class": "high", "namespace": "other"}
+    run = adopted({}, snapshots=Snapshots("claim://kept/x"), kubernetes=settings)
+    (run.folder / "run.json").write_text(json.dumps({**run_folders.info(run.folder), "adopted": not is_own}))
+    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster_with(make_plan(1), Claims(make_plan(1))))
+    with pytest.raises(Created) as created:
+        snapshot_reader.SnapshotPod(run.folder, print).dial()
+    job = created.value.args[0]
+    pod = job["spec"]["template"]["spec"]
+    expected = ("admin", "high", "other") if is_own else (None, None, None)
+    assert (pod.get("serviceAccountName"), pod.get("priorityClassName"), job["metadata"].get("namespace")) == expected
+
+
+def make_cluster_settings() -> dict[str, Any]:
+    text = "name: a\nframework: none\ncommand: [python, -V]\nkubernetes: {image: any}\n"
+    return plans.make(load_text(text, "job.yaml", Path(), cluster=True).job).kubernetes

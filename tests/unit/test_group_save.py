@@ -321,6 +321,27 @@ def test_a_task_does_not_wait_for_a_proposal_of_a_previous_captain(tasks: Agreei
     assert len(steps(tasks)) == 1
 
 
+def test_late_replies_to_a_previous_captain_are_not_taken_for_replies_to_the_next(tasks: AgreeingTasks) -> None:
+    """Both have accepted the first proposal of the previous captain, and the next one also makes its first."""
+    before = propose(tasks)
+    tasks.world.restart_captain()
+    tasks.world.pass_time(12)
+    tasks.world.join_all()
+    tasks.world.deliver_all()
+    tasks.announce()
+    request(tasks)
+    for task in tasks.saves:
+        tasks.answer(task)
+    assert tasks.messages[-2:] == ["yes", "yes"]
+    inboxes = [machine.inbox for machine in tasks.world.machines.values()]
+    assert [each.words["say"] for inbox in inboxes for each in inbox if isinstance(each, ins.AgreeOnStep)] == [
+        "where",
+        "where",
+    ]
+    tasks.train(before, before + 20)
+    assert len(steps(tasks)) == 1
+
+
 def test_a_task_stops_waiting_for_a_captain_that_cannot_be_reached(tasks: AgreeingTasks) -> None:
     before = propose(tasks)
     tasks.world.disconnect("worker-host-0")
@@ -332,9 +353,10 @@ def test_a_task_stops_waiting_for_a_captain_that_cannot_be_reached(tasks: Agreei
 def test_a_task_that_waits_continues_as_soon_as_another_step_is_proposed(tasks: AgreeingTasks) -> None:
     before = propose(tasks)
     tasks.answer("worker-0")
+    proposal = tasks._agreements["worker-0"].proposal
 
     def other_is_late() -> None:
-        tasks.world.tell(ev.AgreementReply("worker-host-1", "worker-1", "late", 1, 20))
+        tasks.world.tell(ev.AgreementReply("worker-host-1", "worker-1", "late", proposal, 20))
         tasks.hear("worker-0")
 
     tasks.while_waiting.append(other_is_late)

@@ -135,7 +135,7 @@ def test_a_captain_continues_from_the_notes_of_an_older_one(home: Path) -> None:
     plan = plan_files.read_plan(folder)
     notes = CaptainNotes(str(folder), 100.0)
     assert not notes.is_new
-    captain = notes.restored(lambda saved: Captain(plan, DONE, 10.0, 100.0, 0.0, saved, True, notes.clock_offset))
+    captain = notes.restored(lambda saved: Captain(plan, DONE, 10.0, 100.0, 0.0, saved, notes.clock_offset))
     assert not notes.is_new and not notes.problem
     assert (captain.generation, captain.watch.steps, len(captain.failures.restarts)) == (2, 4, 1)
 
@@ -155,7 +155,7 @@ def test_a_captain_starts_an_older_member(home: Path, recorded: Path) -> None:
     """A join and a heartbeat as an older agent sends them, up to the start of its tasks."""
     wire = json.loads((recorded / "wire.json").read_text())
     plan = plan_files.read_plan(home / "runs" / DONE)
-    captain = Captain(plan, DONE, 10.0, 0.0, 0.0, None, False, 0.0)
+    captain = Captain(plan, DONE, 10.0, 0.0, 0.0)
     empty: dict[str, Any] = {"running": {}, "exits": [], "held": [], "follows": {}, "evaluated": [], "generation": 0}
     requests = []
     for host in plan.hosts:

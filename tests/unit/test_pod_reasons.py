@@ -269,6 +269,35 @@ def test_a_pod_that_waits_for_a_volume_says_which(message: str, text: str) -> No
     assert reason is None or not reason.final
 
 
+AGAIN = "stop the run with `paceline stop loop-1`, and submit it again"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (f'{MOUNT} "paceline-tls" : secret "loop-1" not found', f"the run's Secret loop-1 was deleted: {AGAIN}"),
+        (
+            f'{MOUNT} "paceline-agent" : configmap "loop-1-agent-00" not found',
+            f"the run's ConfigMap loop-1-agent-00 was deleted: {AGAIN}",
+        ),
+        (
+            f'{MOUNT} "paceline-plan" : configmap "loop-1-plan" not found',
+            f"the run's ConfigMap loop-1-plan was deleted: {AGAIN}",
+        ),
+        (
+            f'{MOUNT} "paceline-tls" : references non-existent secret key: ca.pem',
+            f"the run's Secret loop-1 has no key ca.pem: it is not the one that was submitted; {AGAIN}",
+        ),
+        (f'{MOUNT} "volume-0" : secret "loop-1-plan" not found', f"there is no Secret loop-1-plan {CREATE}"),
+        (f'{MOUNT} "volume-0" : configmap "loop-1" not found', f"there is no ConfigMap loop-1 {CREATE}"),
+        (f'{MOUNT} "volume-0" : secret "loop-10" not found', f"there is no Secret loop-10 {CREATE}"),
+    ],
+)
+def test_an_object_of_the_run_that_was_deleted_cannot_be_created_by_the_user(message: str, text: str) -> None:
+    reason = pending_reasons.of_mount({"reason": "FailedMount", "message": message}, "worker-host-0", "loop-1")
+    assert reason == Reason("worker-host-0", "missing", text)
+
+
 def test_an_agent_that_cannot_find_its_captain_is_recognized_by_its_output() -> None:
     message = (
         "cannot find the captain: no name server answers for loop-1-0.loop-1; check that the cluster's DNS is running"

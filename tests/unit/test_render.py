@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,14 @@ def test_certificates_are_included_on_request_without_the_key_that_signed_them(t
     assert [name for name in generated if name.endswith(".key")] == ["captain.key", "member.key", "tensorboard.key"]
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_what_pods_mount_is_immutable(name: str, tmp_path: Path) -> None:
+    """Nothing updates these objects, so nobody else can: a pod that is replaced gets what the first one got."""
+    objects = rendered(name, tmp_path, code=[b"part"], library=[b"part"])
+    mounted = [each for each in objects if each["kind"] in ("Secret", "ConfigMap")]
+    assert len(mounted) >= 4 and all(each["immutable"] is True for each in mounted)
+
+
 def test_the_captains_job_comes_first_and_decides_the_outcome_of_the_run(tmp_path: Path) -> None:
     objects = rendered("mirrored", tmp_path)
     captain = objects[0]
@@ -196,18 +205,27 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
         assert LABEL.fullmatch(f"{names.job_of(run, group)}-{len(group.hosts) - 1}")
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_no_object_shows_the_folder_of_the_code_on_the_submitters_machine(name: str, tmp_path: Path) -> None:
+    """Others can read the ConfigMap of the plan. In pods, the code is in another folder."""
+    objects = rendered(name, tmp_path, code=[b"part"])
+    assert str(tmp_path) not in json.dumps(objects)
+    plan = json.loads(find_object(objects, "ConfigMap", "digits-3f9a-plan")["data"]["plan.json"])
+    assert plan["code"] == ("image" if "code: image" in JOBS[name] else plan["kubernetes"]["work"])
+
+
 def test_a_plan_of_thousands_of_tasks_still_fits(tmp_path: Path) -> None:
     plan = plan_of(JOBS["mirrored"].replace("replicas: 3", "replicas: 5000"), tmp_path)
     objects = run_objects.render(plan, "digits-3f9a", AGENT, certificates=certificates.generate())
     config = find_object(objects, "ConfigMap", "digits-3f9a-plan")
     packed = base64.b64decode(config["binaryData"]["plan.json.gz"])
-    assert plans.from_data(json.loads(gzip.decompress(packed))) == plan
+    assert plans.from_data(json.loads(gzip.decompress(packed))) == replace(plan, code="/paceline/work")
     assert max(len(json.dumps(each)) for each in objects) < 400_000
 
 
 def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -> None:
     for name in JOBS:
-        visit = run_objects.visit(plan_of(JOBS[name], tmp_path), "digits-3f9a", "paceline-visit-0123")
+        visit = run_objects.visit(plan_of(JOBS[name], tmp_path), "digits-3f9a", "paceline-visit-0123", is_own=True)
         for job in [*rendered(name, tmp_path), visit]:
             if job["kind"] not in ("Job", "Deployment"):
                 continue
@@ -221,11 +239,42 @@ def test_pods_pass_the_restricted_level_and_keep_out_of_a_mesh(tmp_path: Path) -
             assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 
 
+def test_a_visit_of_another_users_run_takes_only_image_and_user_from_its_plan(tmp_path: Path) -> None:
+    text = JOBS["everything"].replace(
+        "        kubernetes:", "        snapshots: {to: 'claim://kept/x'}\n        kubernetes:"
+    )
+    plan = plan_of(text, tmp_path)
+    own, other = (run_objects.visit(plan, "digits-3f9a", "paceline-visit-0123", is_own) for is_own in (True, False))
+    kubernetes_validate.validate(other, VERSION, strict=True)
+    template = other["spec"]["template"]
+    pod = template["spec"]
+    assert {"serviceAccountName", "priorityClassName", "nodeSelector"} <= set(own["spec"]["template"]["spec"])
+    assert set(pod) == {
+        "automountServiceAccountToken", "enableServiceLinks", "terminationGracePeriodSeconds", "securityContext",
+        "tolerations", "containers", "volumes", "restartPolicy", "imagePullSecrets",
+    }  # fmt: skip
+    assert all(each["key"].startswith("node.kubernetes.io/") for each in pod["tolerations"])
+    assert "fsGroup" not in pod["securityContext"] and pod["automountServiceAccountToken"] is False
+    assert template["metadata"]["annotations"] == {"linkerd.io/inject": "disabled"}
+    assert "team" not in template["metadata"]["labels"] and "namespace" not in other["metadata"]
+    container = own["spec"]["template"]["spec"]["containers"]
+    assert pod["containers"] == container and pod["volumes"] == own["spec"]["template"]["spec"]["volumes"]
+
+
+@pytest.mark.parametrize("user", [0, -1, True, "root", None, 2**40])
+def test_a_visit_of_another_users_run_does_not_fail_with_any_settings(user: Any, tmp_path: Path) -> None:
+    plan = replace(
+        plan_of(JOBS["mirrored"], tmp_path), kubernetes={"image": 3, "user": user, "image_pull_secrets": "x"}
+    )
+    visit = run_objects.visit(plan, "digits-3f9a", "paceline-visit-0123", is_own=False)
+    assert "runAsUser" not in visit["spec"]["template"]["spec"]["securityContext"]
+
+
 def test_a_visit_mounts_the_claim_is_not_part_of_the_run_and_is_deleted_automatically(tmp_path: Path) -> None:
     text = JOBS["everything"].replace(
         "        kubernetes:", "        snapshots: {to: 'claim://kept/x'}\n        kubernetes:"
     )
-    visit = run_objects.visit(plan_of(text, tmp_path), "digits-3f9a", "paceline-visit-0123")
+    visit = run_objects.visit(plan_of(text, tmp_path), "digits-3f9a", "paceline-visit-0123", is_own=True)
     kubernetes_validate.validate(visit, VERSION, strict=True)
     spec, pod = visit["spec"], visit["spec"]["template"]["spec"]
     assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 86400, 0)

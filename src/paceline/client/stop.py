@@ -27,11 +27,16 @@ def is_running(run: Run) -> bool:
     """Also asks the cluster: the events of a run on a cluster come from pods, which others may be able to create."""
     if run_folders.alive(run.folder) or not run_folders.on_cluster(run.folder):
         return run_folders.alive(run.folder)
+    from paceline.backends.kubernetes.api.cluster import Unreachable
     from paceline.backends.kubernetes.runs import local_folder
 
     try:
         running = local_folder.reopen(run.folder)
         return local_folder.is_running(running.cluster, run.folder) and running.is_undecided()
+    except Unreachable:
+        if run_folders.abandoned(run.folder):
+            raise  # its submission may have been interrupted after its Jobs had started
+        return False
     except PacelineError:
         return False
 
@@ -63,11 +68,9 @@ def _stop_on_cluster(run: Run, now: bool) -> bool:
     running = reopen(run.folder)
     deadline = time.monotonic() + grace_of(run) + CLUSTER_PATIENCE_S
     with followed(run.folder, follow=True) as has_ended:
-        if now:
-            running.kill()
-        elif not running.stop(_REASON):
+        if not (running.kill() if now else running.stop(_REASON)):
             raise PacelineError(
-                f"{run.name} was not stopped: the cluster cannot be reached, or rejects it",
+                f"{run.name} was not {'killed' if now else 'stopped'}: the cluster cannot be reached, or rejects it",
                 remedy="try again",
             )
         while not has_ended():

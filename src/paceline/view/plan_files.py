@@ -10,7 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from paceline.plan import VERSION, Plan
-from paceline.view.run_files import DamagedRun, is_number, load_object, newer_plan, parse_json
+from paceline.view.run_files import (
+    LARGEST_COUNT,
+    DamagedRun,
+    as_shown,
+    is_number,
+    load_object,
+    newer_plan,
+    parse_json,
+)
+
+# The least and the largest value of numbers, by field. Readers calculate, wait and count with them.
+_DURATIONS = (
+    "limits.start", "limits.runtime", "limits.grace", "limits.keep_finished", "limits.commit", "limits.evaluation",
+    "restart.hang_after", "snapshots.commit_every", "ingest.limit",
+)  # fmt: skip
+_COUNTS = (
+    "restart.limit", "snapshots.keep", "hosts.index", "hosts.group", "hosts.gpus", "hosts.cpu", "tasks.index",
+    "tasks.local_index",
+)  # fmt: skip
+_RANGES: dict[str, tuple[int, int]] = {
+    **dict.fromkeys((*_DURATIONS, *_COUNTS), (0, LARGEST_COUNT)),
+    **dict.fromkeys(("hosts.memory", "snapshots.rate"), (0, 2**63)),
+    "tasks.rank": (-1, LARGEST_COUNT),
+}
 
 
 def read_plan(folder: Path) -> Plan:
@@ -60,9 +83,12 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
             return tuple(_convert(each, argument, name) for each, argument in zip(value, arguments, strict=True))
     if origin is dict and isinstance(value, dict):
         return {key: _convert(each, arguments[1], f"{name}.{key}") for key, each in value.items()}
-    if kind is float and is_number(value):
+    if (kind is float and type(value) in (int, float)) or (kind is int and type(value) is int):
+        least, largest = _RANGES.get(name, (-(2**63), 2**63))
+        if not least <= value <= largest:  # also if it is not a number
+            raise _Mismatch(f"`{name}` cannot be {as_shown(value)}")
         return value
-    if kind in (str, int, bool) and type(value) is kind:
+    if kind in (str, bool) and type(value) is kind:
         return value
     raise _Mismatch(f"`{name}` has the wrong type")
 

@@ -15,7 +15,9 @@ from paceline.errors import PacelineError
 from paceline.storage.regular_files import open_regular
 
 LARGEST_FILE = 128 * 1024 * 1024  # bytes: more than any file of a run has, and no problem for this machine
+MAX_VALUES = 6_000_000  # a plan of 100,000 tasks has 2 million; many small ones use gigabytes
 DEEPEST = 50  # levels of nesting: more than any file of a run has, and no problem for recursive readers
+LARGEST_COUNT = 2**31 - 1  # also of seconds: small enough for every timer
 _LARGEST = 2**63
 
 Check = Callable[[Any], bool]
@@ -65,8 +67,10 @@ def load_object(path: Path) -> dict[str, Any] | None:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """ValueError: it is not JSON, or nested too deeply for its readers."""
+    """ValueError: it is not JSON, or too large or nested too deeply for its readers."""
     raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+    if len(raw) > MAX_VALUES and sum(map(raw.count, (b"[", b"{", b","))) > MAX_VALUES:
+        raise ValueError(f"is damaged: it has more than {MAX_VALUES} values")
     try:
         value = json.loads(data)
         # Strings contain brackets, too: only a value with many of them is inspected.
@@ -136,10 +140,14 @@ def _read(path: Path, checks: Mapping[str, Check]) -> Contents:
     wrong = [name for name, check in checks.items() if name in fields and not check(fields[name])]
     if not wrong:
         return Contents(fields)
-    value = json.dumps(fields[wrong[0]])
-    shown = value if len(value) <= 40 else f"{value[:37]}..."
-    error = DamagedRun(f"is damaged: `{wrong[0]}` cannot be {shown}", where=path.name)
+    error = DamagedRun(f"is damaged: `{wrong[0]}` cannot be {as_shown(fields[wrong[0]])}", where=path.name)
     return Contents({name: value for name, value in fields.items() if name not in wrong}, error)
+
+
+def as_shown(value: Any) -> str:
+    """A value in a message."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 # ---- checks of single fields
@@ -159,6 +167,10 @@ def is_measurement(value: Any) -> bool:
 
 def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+
+
+def _is_duration(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= LARGEST_COUNT
 
 
 def is_time(value: Any) -> bool:
@@ -241,7 +253,7 @@ _PLAN: dict[str, Check] = {
     "version": is_count,
     "tasks": _list_of(_object(("name",), name=_is_text, host=_is_text)),
     "roles": _list_of(_object(env=_map_of(_is_text), decides=_is_boolean)),
-    "limits": _object(grace=is_number),
+    "limits": _object(grace=_is_duration),
     "snapshots": _object(to=_is_text, origin=_is_text, best=_or_none(_is_criterion)),
     "tensorboard": lambda value: isinstance(value, dict),
     "kubernetes": _object(context=_text_or_none, namespace=_text_or_none),

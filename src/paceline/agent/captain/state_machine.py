@@ -59,7 +59,7 @@ class Captain:
         self._wall_offset = wall - now
         self.watch = ProgressWatch(plan)
         self.commits = Commits(plan, run, name, self.members, self._instruct, self._emit)
-        self._group_snapshot = GroupSnapshot(self.ledger, self.commits.contents, self.watch.rate, self._instruct)
+        self._group_snapshot = GroupSnapshot(self.ledger, self.commits.contents, self.watch.rate, self._instruct, name)
         self.evaluations = Evaluations(
             plan, self.ledger, self.commits, self.watch.add_metrics, self._instruct, self._emit
         )

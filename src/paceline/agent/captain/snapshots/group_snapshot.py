@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Callable
 
@@ -21,14 +22,15 @@ class GroupSnapshot:
         contents: StoreContents,
         rate: Callable[[str], float | None],
         instruct: Callable[[ins.Instruction], None],
+        captain: str,
     ) -> None:
-        """`rate`: steps per second of a task."""
+        """`rate`: steps per second of a task. `captain`: its name, different for each captain of a run."""
         self._ledger, self._contents = ledger, contents
         self._rate, self._instruct = rate, instruct
         self._agreement: StepAgreement | None = None
         self._since: tuple[bool | None, float] | None = None  # whether tasks have agreed, and since when
         self._served: set[str] = set()  # hosts that were leaving when it began
-        self._proposals = 1
+        self._proposals = _first_proposal(captain)
         self._polling: set[str] = set()  # tasks that check at each step whether to save
         self._is_requested = False  # a task requested a snapshot, and it has not begun
         self._leaving: set[str] = set()  # hosts that wait for the snapshot before they shut down
@@ -131,3 +133,9 @@ class GroupSnapshot:
         for host in sorted(self._leaving):
             self._instruct(ins.ReleaseHost(host))
         self._leaving = set()
+
+
+def _first_proposal(captain: str) -> int:
+    """Different for each captain: a late reply to a proposal of the previous captain must not be taken for a reply to
+    one of this captain. The numbers stay below 2**53."""
+    return (zlib.crc32(captain.encode()) << 20) + 1

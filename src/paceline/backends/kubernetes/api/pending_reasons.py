@@ -16,6 +16,8 @@ Object = dict[str, Any]
 LONGEST = 500  # characters of a message from the cluster
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable")
 _KINDS = {"secret": "Secret", "configmap": "ConfigMap", "persistentvolumeclaim": "PersistentVolumeClaim"}
+_NOT_FOUND = re.compile(r'\b(secret|configmap|persistentvolumeclaim) "([^"]+)" not found', re.IGNORECASE)
+_PART = re.compile(r"-plan|-(agent|code|library)-[0-9]+")  # how the names of a run's ConfigMaps end
 _ASK = "ask an administrator of the cluster"
 
 
@@ -152,20 +154,40 @@ def _cannot_start(message: str, what: str, image: str) -> Reason:
     return Reason(what, "refused", f"the container cannot be started: {_sentence(message)}")
 
 
-def of_mount(event: Object, what: str) -> Reason | None:
-    """From the event of a pod that waits for a volume."""
+def of_mount(event: Object, what: str, run: str = "") -> Reason | None:
+    """From the event of a pod that waits for a volume. `run`: the run that the pod belongs to, if any."""
     if event.get("reason") not in ("FailedMount", "FailedAttachVolume"):
         return None
     message = event.get("message") or ""
     if "failed to sync" in message:
         return None  # its node does not have the object yet, and retries
-    return _missing(message, what) or Reason(
-        what, "volume", f"a volume cannot be mounted: {_sentence(message)}; check the volumes in the job file"
+    return (
+        _deleted(message, what, run)
+        or _missing(message, what)
+        or Reason(
+            what, "volume", f"a volume cannot be mounted: {_sentence(message)}; check the volumes in the job file"
+        )
     )
 
 
+def _deleted(message: str, what: str, run: str) -> Reason | None:
+    """An object that the submission of the run created, before any pod: the user cannot create it again."""
+    submit_again = f"stop the run with `paceline stop {run}`, and submit it again"
+    if run and (match := re.search(r'volume "paceline-tls".*references non-existent secret key: (\S+)', message)):
+        text = f"the run's Secret {run} has no key {match[1]}: it is not the one that was submitted; {submit_again}"
+        return Reason(what, "missing", text)
+    match = _NOT_FOUND.search(message) if run else None
+    if match is None:
+        return None
+    kind, name = _KINDS[match[1].lower()], match[2]
+    part = name.removeprefix(run) if name.startswith(run) else None
+    if (kind == "Secret" and part == "") or (kind == "ConfigMap" and part and _PART.fullmatch(part)):
+        return Reason(what, "missing", f"the run's {kind} {name} was deleted: {submit_again}")
+    return None
+
+
 def _missing(message: str, what: str) -> Reason | None:
-    match = re.search(r'\b(secret|configmap|persistentvolumeclaim) "([^"]+)" not found', message, re.IGNORECASE)
+    match = _NOT_FOUND.search(message)
     if match:
         kind = _KINDS[match[1].lower()]
         text = f"there is no {kind} {match[2]} in this namespace: create it, or correct the job file"

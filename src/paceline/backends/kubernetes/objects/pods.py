@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
@@ -185,14 +186,34 @@ def board(plan: Plan, run: str, agent: list[str]) -> Object:
     return {**spec, "terminationGracePeriodSeconds": BOARD_TERMINATION_S}
 
 
-def visit(plan: Plan) -> Object:
-    """A pod that mounts the claim, to read it after the run has ended."""
+def visit(plan: Plan, is_own: bool) -> Object:
+    """A pod that mounts the claim, to read it after the run has ended. `is_own`: this user has submitted the run."""
     container = bare_container(plan, VISIT, {"requests": CAPTAIN_REQUESTS, "limits": CAPTAIN_LIMITS})
     volumes: list[Object] = [{"name": "paceline-tmp", "emptyDir": {}}]
     mounts: list[Object] = [{"name": "paceline-tmp", "mountPath": "/tmp"}]
     _mount_claim(plan, volumes, mounts)
     container |= {"command": ["/bin/sh", "-c", _VISIT], "volumeMounts": mounts}
-    return {**common_spec(plan, container, volumes, 0), "restartPolicy": "Never"}
+    spec = {**common_spec(plan, container, volumes, 0), "restartPolicy": "Never"}
+    if not is_own:
+        spec["securityContext"].pop("fsGroup", None)  # it would change the group of all files in the claim
+    return spec
+
+
+def for_visit_of_others(plan: Plan) -> Plan:
+    """The plan of a run that another user submitted, reduced to what a pod needs to read its files: everything else
+    would run with the rights of the user who reads them. Its fields may have any type."""
+    theirs = plan.kubernetes
+    image, user, policy = (theirs.get(name) for name in ("image", "user", "image_pull_policy"))
+    secrets = theirs.get("image_pull_secrets")
+    settings = {
+        "image": image if isinstance(image, str) else "",
+        "image_pull_policy": policy if policy in ("Always", "IfNotPresent", "Never") else None,
+        "image_pull_secrets": [name for name in secrets if isinstance(name, str)] if isinstance(secrets, list) else [],
+        "user": user if type(user) is int and 0 < user < 2**31 else "cluster",
+    }
+    unused: Object = dict.fromkeys(("namespace", "service_account", "priority_class"))
+    unused |= {"labels": {}, "annotations": {}, "tolerations": [], "node_selector": {}, "affinity": {}}
+    return replace(plan, kubernetes={**unused, **settings})
 
 
 def snapshots_folder(plan: Plan) -> str:

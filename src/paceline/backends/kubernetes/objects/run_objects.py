@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.agent.options import FAILED, PAGE_PORT
@@ -73,9 +74,10 @@ def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, su
     return {**_head("batch/v1", "Job", name, plan, run, role), "spec": spec}
 
 
-def visit(plan: Plan, run: str, name: str) -> Object:
+def visit(plan: Plan, run: str, name: str, is_own: bool) -> Object:
     """A short-lived Job whose pod mounts the claim of a run that has ended. It does not belong to the run. If it is not
-    deleted, it ends on its own."""
+    deleted, it ends on its own. `is_own`: this user has submitted the run."""
+    plan = plan if is_own else pods.for_visit_of_others(plan)
     metadata = pods.metadata(plan, run, pods.VISIT)
     for label in (names.RUN_LABEL, names.ROLE_LABEL):
         del metadata["labels"][label]
@@ -83,7 +85,7 @@ def visit(plan: Plan, run: str, name: str) -> Object:
         "backoffLimit": 0,
         "activeDeadlineSeconds": VISIT_S,
         "ttlSecondsAfterFinished": 0,
-        "template": {"metadata": metadata, "spec": pods.visit(plan)},
+        "template": {"metadata": metadata, "spec": pods.visit(plan, is_own)},
     }
     head = _head("batch/v1", "Job", name, plan, run)
     return {**head, "metadata": {**head["metadata"], "labels": metadata["labels"]}, "spec": spec}
@@ -175,13 +177,15 @@ def _network_policy(plan: Plan, run: str) -> Object:
 
 
 def _secret(plan: Plan, run: str, certificates: Mapping[str, str]) -> Object:
+    """Immutable, as are the ConfigMaps: nothing updates them, and pods of the run must all get the same."""
     data = {name: in_base64(text.encode()) for name, text in sorted(certificates.items())}
-    return {**_head("v1", "Secret", run, plan, run), "type": "Opaque", "data": data}
+    return {**_head("v1", "Secret", run, plan, run), "type": "Opaque", "immutable": True, "data": data}
 
 
 def plan_content(plan: Plan) -> Object:
-    """The fields of the ConfigMap with the plan: readable text, or compressed if that is too long."""
-    text = to_json(plan)
+    """The fields of the ConfigMap with the plan: readable text, or compressed if that is too long. Its `code` is the
+    folder in the pods: the one on this machine is of no use there, and others can read the ConfigMap."""
+    text = to_json(plan if plan.code_in_image else replace(plan, code=plan.kubernetes["work"]))
     if len(text) > CHUNK:
         return binary_content({"plan.json.gz": gzip.compress(text.encode(), mtime=0)})
     return {"immutable": True, "data": {"plan.json": text}}

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.agent.pod import CANNOT
@@ -43,11 +43,9 @@ def render(
 ) -> list[Object]:
     """The Deployment comes first: it owns the others, once it has a uid. ConfigMaps are named by their content, so that
     pods of the previous snapshot keep theirs for as long as they serve."""
-    # Independent of the local folder of the code: the same job renders the same pods.
-    portable = plan if plan.code == CODE_IN_IMAGE else replace(plan, code=plan.kubernetes["work"])
     config_maps = {
         "agent": _configs(plan, run, agent_parts(agent)),
-        "plan": [_config(plan, run, "plan", plan_content(portable))],
+        "plan": [_config(plan, run, "plan", plan_content(plan))],
         "code": _configs(plan, run, parts("code", code)),
         "library": _configs(plan, run, parts("library", library)),
     }

@@ -16,7 +16,7 @@ from lightkube import ApiError
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
 
-from paceline.backends.kubernetes.api import pending_reasons
+from paceline.backends.kubernetes.api import pending_reasons, pod_output
 from paceline.backends.kubernetes.api.cluster import LOG_IN_ERRORS, Cluster
 from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names
@@ -201,7 +201,7 @@ class Mirror:
                 elif event.reason == "SuccessfulCreate":
                     self._jobs.pop(subject.uid, None)
             elif subject.kind == "Pod" and subject.uid in self._pods:
-                reason = pending_reasons.of_mount(fields, self._pods[subject.uid].host)
+                reason = pending_reasons.of_mount(fields, self._pods[subject.uid].host, self._run)
                 if reason is not None:
                     self._mounts[subject.uid] = reason
 
@@ -365,7 +365,7 @@ class Mirror:
         return True
 
     def _lines(self, pod: PodRecord, since: int | None, follow: bool = False) -> Iterator[str]:
-        return self._cluster.client.log(pod.pod, container=pod.role, since=since, follow=follow, newlines=False)
+        return pod_output.read_lines(self._cluster, pod.pod, pod.role, since, follow)
 
 
 def finished(job: Any) -> bool:

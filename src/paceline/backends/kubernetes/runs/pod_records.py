@@ -13,7 +13,7 @@ from paceline.backends.kubernetes.api import pending_reasons
 from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names
 from paceline.plan import CAPTAIN
-from paceline.view.run_folders import read_object
+from paceline.view.run_folders import info, read_object
 
 FILE = "pods.json"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -67,9 +67,15 @@ def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) 
 
 
 def controller(pod: Any) -> str:
-    """The uid of the Job that has created the pod. Labels can be set by anybody who may create pods."""
+    """The uid of the object that has created the pod. Labels can be set by anybody who may create pods."""
     owners = pod.metadata.ownerReferences or []
     return next((str(owner.uid) for owner in owners if owner.controller), "")
+
+
+def captains(pods: Iterable[Any], folder: Path) -> list[Any]:
+    """Of pods with the labels of a captain, those that the captain's Job of this run has created."""
+    uid = info(folder).get("uid")
+    return [pod for pod in pods if not uid or controller(pod) == uid]
 
 
 def newest(pods: Iterable[PodRecord]) -> dict[str, PodRecord]:

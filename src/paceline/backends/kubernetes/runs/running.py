@@ -17,6 +17,7 @@ from paceline.agent.run_files import replace, stamp
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names, pods
+from paceline.backends.kubernetes.runs import pod_records
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.plan import CAPTAIN
 from paceline.view import run_folders, run_state
@@ -81,15 +82,10 @@ class Running:
     def stop(self, reason: str, interrupt: bool = False) -> bool:
         """Ask the captain, from inside its own pod; if that fails, end the pods with their grace period. `interrupt`
         has no effect: tasks get SIGTERM, as for every other reason to end a pod."""
-        for pod in self._pods({names.ROLE_LABEL: CAPTAIN, **self._job_label()}):
-            try:
+        for pod in self._captains():
+            try:  # its output is not kept: a pod can write any amount
                 answer = self.cluster.client.exec(
-                    pod.metadata.name,
-                    container=CAPTAIN,
-                    command=stop_command(reason),
-                    timeout=STOP_S,
-                    stdout=True,
-                    stderr=True,
+                    pod.metadata.name, container=CAPTAIN, command=stop_command(reason), timeout=STOP_S
                 )
                 if not answer.exit_code:
                     return True
@@ -105,24 +101,31 @@ class Running:
         """Whether the captain has not reported how the run ended."""
         return self._captain_report() is None
 
-    def kill(self, reason: str = "killed immediately, without a grace period") -> None:
-        """Kill all pods immediately, without their grace period."""
+    def kill(self, reason: str = "killed immediately, without a grace period") -> bool:
+        """Kill all pods immediately, without their grace period. Whether the cluster accepted it."""
         (self.folder / STOP_REASON).write_text(reason)
-        self.end_jobs()
-        self.kill_pods()
+        is_accepted = self.end_jobs()
+        if not is_accepted:
+            (self.folder / STOP_REASON).unlink()
+        return self.kill_pods() and is_accepted
 
-    def kill_pods(self) -> None:
-        """Also pods on lost nodes, which only a forced deletion removes."""
-        self._end_pods([pod.metadata.name for pod in self._pods()])
+    def kill_pods(self) -> bool:
+        """Also pods on lost nodes, which only a forced deletion removes. Whether the cluster accepted it."""
+        try:
+            return self._end_pods([pod.metadata.name for pod in self._list_pods(self._labels())])
+        except (Refused, Unreachable):
+            return False
 
-    def _end_pods(self, pods: list[str]) -> None:
+    def _end_pods(self, pods: list[str]) -> bool:
+        is_accepted = True
         for pod in pods:
             try:
                 self.cluster.request("end a pod", partial(self.cluster.client.delete, Pod, pod, grace_period=0))
-            except Refused:
-                continue  # deleted in the meantime
+            except Refused as refused:
+                is_accepted = is_accepted and refused.reason == "NotFound"  # deleted in the meantime
             except Unreachable:
-                return
+                return False
+        return is_accepted
 
     def end_jobs(self) -> bool:
         """End the Jobs by their deadline: pods get SIGTERM and their grace period. Whether the cluster accepted it."""
@@ -131,27 +134,30 @@ class Running:
             jobs = self.cluster.request("list Jobs", lambda: list(self.cluster.client.list(Job, labels=self._labels())))
             for job in jobs:
                 name = job.metadata.name if job.metadata else ""
-                self.cluster.request(
-                    f"end the Job {name}",
-                    partial(self.cluster.client.patch, Job, name, patch, patch_type=PatchType.MERGE),
-                )
+                end = partial(self.cluster.client.patch, Job, name, patch, patch_type=PatchType.MERGE)
+                try:
+                    self.cluster.request(f"end the Job {name}", end)
+                except Refused as refused:
+                    if refused.reason != "NotFound":  # not deleted in the meantime
+                        raise
         except (Refused, Unreachable):
             return False
         return True
 
     def _pods(self, more: dict[str, str] | None = None) -> list[Any]:
-        labels: dict[str, Any] = {**self._labels(), **(more or {})}
         try:
-            return self.cluster.request("list pods", lambda: list(self.cluster.client.list(Pod, labels=labels)))
+            return self._list_pods({**self._labels(), **(more or {})})
         except (Refused, Unreachable):
             return []
 
-    def _captain_report(self) -> dict[str, Any] | None:
-        return captain_report(self._pods({names.ROLE_LABEL: CAPTAIN, **self._job_label()}))
+    def _list_pods(self, labels: dict[str, Any]) -> list[Any]:
+        return self.cluster.request("list pods", lambda: list(self.cluster.client.list(Pod, labels=labels)))
 
-    def _job_label(self) -> dict[str, str]:
-        uid = run_folders.info(self.folder).get("uid")
-        return {"batch.kubernetes.io/controller-uid": str(uid)} if uid else {}
+    def _captain_report(self) -> dict[str, Any] | None:
+        return captain_report(self._captains())
+
+    def _captains(self) -> list[Any]:
+        return pod_records.captains(self._pods({names.ROLE_LABEL: CAPTAIN}), self.folder)
 
     def _labels(self) -> dict[str, Any]:
         return {names.RUN_LABEL: self.run}

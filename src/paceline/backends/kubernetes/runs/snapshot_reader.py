@@ -21,6 +21,7 @@ from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachab
 from paceline.backends.kubernetes.api.pod_exec import Program
 from paceline.backends.kubernetes.objects import names, pods, run_objects
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
+from paceline.backends.kubernetes.runs import pod_records
 from paceline.backends.kubernetes.runs.local_folder import is_running
 from paceline.plan import CAPTAIN
 from paceline.view import run_folders
@@ -102,16 +103,16 @@ class SnapshotPod:
     def _captain(self) -> str:
         """The running pod of the captain; empty: there is none."""
         labels: dict[str, Any] = {names.RUN_LABEL: self._run, names.ROLE_LABEL: CAPTAIN}
-        if uid := run_folders.info(self._folder).get("uid"):
-            labels["batch.kubernetes.io/controller-uid"] = str(uid)
-        return next((_name(pod) for pod in self._pods(labels) if _is_running(pod)), "")
+        captains = pod_records.captains(self._pods(labels), self._folder)
+        return next((_name(pod) for pod in captains if _is_running(pod)), "")
 
     def _visit_pod(self, plan: plans.Plan) -> str:
         """A running pod with the claim, created if there is none yet."""
         if self._visit and not any(map(_is_running, self._pods_of_visit())):
             self.close()  # it was idle for so long that it has ended
         if not self._visit:
-            job = run_objects.visit(plan, self._run, f"paceline-visit-{secrets.token_hex(4)}")
+            is_own = run_folders.is_own(self._folder)
+            job = run_objects.visit(plan, self._run, f"paceline-visit-{secrets.token_hex(4)}", is_own)
             self._visit = str(job["metadata"]["name"])
             create = partial(self._cluster.client.create, codecs.from_dict(job))
             self._cluster.request(f"create the Job {self._visit}, whose pod reads {plan.snapshots.to}", create)

@@ -11,7 +11,7 @@ from lightkube import ApiError
 from lightkube.resources.core_v1 import Event, Pod
 
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
-from paceline.backends.kubernetes.api import pending_reasons
+from paceline.backends.kubernetes.api import pending_reasons, pod_output
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused
 from paceline.backends.kubernetes.api.pending_reasons import Advice, Reason
 from paceline.backends.kubernetes.objects.serving_objects import EXPORT, SERVER
@@ -124,6 +124,6 @@ def lines(cluster: Cluster, pod: Object | None) -> list[str]:
 
 def _log(cluster: Cluster, pod: str, container: str) -> list[str]:
     try:
-        return list(cluster.client.log(pod, container=container, tail_lines=LINES, newlines=False))
+        return pod_output.last_lines(cluster, pod, container, LINES)
     except (ApiError, httpx2.HTTPError):
         return []
