@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +43,14 @@ def usual_mask() -> Iterator[None]:
     previous = os.umask(0o022)
     yield
     os.umask(previous)
+
+
+@pytest.fixture(autouse=True)
+def ignored_pipes() -> Iterator[None]:
+    """A test that calls the command line in this process changes what SIGPIPE does: it would end this process later."""
+    previous = signal.getsignal(signal.SIGPIPE)
+    yield
+    signal.signal(signal.SIGPIPE, previous)
 
 
 @pytest.fixture
