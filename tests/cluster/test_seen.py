@@ -87,6 +87,26 @@ def test_output_of_a_run_that_nobody_followed_is_available_after_its_end(person:
     assert person.cluster.get("jobs", "-n", person.namespace)["items"] == []
 
 
+def test_scripts_wait_for_a_run_even_if_the_one_that_follows_it_is_killed(person: Person) -> None:
+    run = run_detached(person, program=COUNTING, workers=1)
+    assert person.call("wait", run, "--for", "step=5", "--timeout", "2m").returncode == 0
+    assert person.call("wait", run, "--timeout", "1s").returncode == 124
+    command = [sys.executable, "-m", "paceline.cli", "wait", run, "--timeout", "4m"]
+    waiting = [subprocess.Popen(command, env=person.env, cwd=person.folder) for _ in range(2)]
+    try:
+        wait_for_steps(person, run)
+        waiting[0].kill()
+        person.finish()
+        assert waiting[1].wait(120) == 0
+    finally:
+        for process in waiting:
+            process.kill()
+            process.wait()
+    assert status(person, run)["status"] == "succeeded"
+    assert person.call("wait", run, "--for", "step=1000000").returncode == 3
+    assert person.call("logs", run, "--grep", "last line", "--tail", "1").stdout.count("\n") == 1
+
+
 def test_status_shows_pods_nodes_and_restarts(person: Person) -> None:
     run = run_detached(person)
     wait_for_steps(person, run)

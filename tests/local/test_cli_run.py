@@ -241,6 +241,41 @@ def test_a_detached_run_is_followed_and_stopped_by_other_commands(me: Person) ->
     assert me.call("ls").stdout == ""
 
 
+def test_scripts_wait_for_a_step_a_snapshot_and_the_end(me: Person) -> None:
+    saves = """
+    if step == 10:
+        folder = os.environ["PACELINE_SNAPSHOT_DIR"]
+        os.makedirs(f"{folder}/tmp")
+        open(f"{folder}/tmp/state", "w").close()
+        os.rename(f"{folder}/tmp", f"{folder}/step-10")
+"""
+    me.job(STEADY + saves)
+    run = me.call("run", "--detach").stdout.strip()
+    for condition, text in (("step=5", "has reached step 5"), ("snapshot=10", "has committed step 10: ")):
+        result = me.call("wait", "--for", condition, "--timeout", "60s")
+        assert result.returncode == 0 and f"{run} {text}" in result.stderr, result
+    late = me.call("wait", run, "--for", "step=1000000", "--timeout", "0.2s")
+    assert late.returncode == 124 and f"{run} has not reached step 1000000 within 0.2 s: its last step" in late.stderr
+
+    waiting = {each: me.start("wait", run, "--for", each, "-o", "json") for each in ("ended", "step=1000000")}
+    interrupted = me.start("wait", run)
+    eventually(lambda: all(map(_reads_events, [*waiting.values(), interrupted])), "the commands to wait")
+    os.kill(interrupted.process.pid, signal.SIGINT)
+    assert interrupted.end() == (130, "") and interrupted.said == [f"interrupted; this does not stop {run}\n"]
+    assert json.loads(me.call("status", "-o", "json").stdout)["status"] == "running"
+
+    assert me.call("stop", run).returncode == 0
+    code, out = waiting["ended"].end()
+    assert (code, json.loads(out)["status"]) == (130, "stopped")
+    code, out = waiting["step=1000000"].end()
+    assert (code, json.loads(out)["error"]["kind"]) == (3, "EndedBefore")
+    assert me.call("wait", run, "--for", "step=5").returncode == 0
+
+
+def _reads_events(started: person.Started) -> bool:
+    return any(file.path.endswith("/events.jsonl") for file in psutil.Process(started.process.pid).open_files())
+
+
 @pytest.mark.parametrize(
     "arguments", [("stop", "--now"), ("delete", "digits", "--yes", "--force")], ids=lambda arguments: arguments[0]
 )

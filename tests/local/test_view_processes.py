@@ -102,7 +102,7 @@ def test_completion(home: Path, shell: str, variables: dict[str, str], expected:
 
 def test_help_and_views_load_no_slow_modules(home: Path) -> None:
     slow = ("pydantic", "ruamel", "cryptography", "rich", "asyncio", "paceline.job", "paceline.backends")
-    for arguments in (["--help"], ["stop", "--help"], ["ls"], ["status"], ["logs"], ["events"]):
+    for arguments in (["--help"], ["stop", "--help"], ["ls"], ["status"], ["logs"], ["events"], ["wait"]):
         python = ["-X", "importtime", "-m", "paceline.cli", *arguments]
         result = subprocess.run(
             [sys.executable, *python],

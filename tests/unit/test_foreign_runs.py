@@ -137,7 +137,8 @@ def hostile(server: Recorder, token_file: Path) -> dict[str, str]:
 VERBS = [
     ["snapshots", "ls", RUN], ["snapshots", "show", RUN], ["snapshots", "get", RUN, "--to", "copy"],
     ["snapshots", "verify", RUN], ["snapshots", "rm", RUN, "step-1", "--yes"], ["status", RUN], ["logs", RUN],
-    ["events", RUN], ["ls"], ["ls", "-o", "wide"], ["tensorboard", RUN], ["try", RUN], ["export", RUN, "--to", "model"],
+    ["events", RUN], ["wait", RUN], ["ls"], ["ls", "-o", "wide"], ["tensorboard", RUN], ["try", RUN],
+    ["export", RUN, "--to", "model"],
     ["serve", RUN, "--port", "0"], ["delete", RUN, "--snapshots", "--yes"], ["delete", RUN, "--yes"],
 ]  # fmt: skip
 

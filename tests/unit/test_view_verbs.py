@@ -122,7 +122,7 @@ def test_no_runs_yet(tmp_path: Path) -> None:
     assert (listing.returncode, listing.stdout) == (0, "")
     assert listing.stderr == "no runs yet; start one with: paceline run job.yaml\n"
     assert call(tmp_path, "ls", "-o", "json").stdout == "[]\n"
-    for verb in ("status", "logs", "events", "stop"):
+    for verb in ("status", "logs", "events", "wait", "stop"):
         result = call(tmp_path, verb)
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr == "error: there are no runs yet; start one with: paceline run job.yaml\n"
@@ -138,8 +138,13 @@ def test_no_runs_yet(tmp_path: Path) -> None:
         (["ls", "-o", "xml"], 2, "error: -o 'xml': invalid value; use one of json, wide, name"),
         (["status", "-o", "yaml"], 2, "error: -o 'yaml': invalid value; use one of json, wide"),
         (["logs", "digits", "--task", "worker-7"], 2, "digits-3f9a has no task 'worker-7'; did you mean 'worker-"),
-        (["logs", "digits", "--since", "ten"], 2, "--since 'ten': invalid time; use an age (90s, 10m, 2h, 1d) or"),
+        (["logs", "digits", "--since", "ten"], 2, "--since 'ten': invalid time; use an age (90s, 10m, 1h30m, 1d) or"),
         (["logs", "digits", "-g", "two"], 2, "'two' is not an integer"),
+        (["logs", "digits", "--tail", "all"], 2, "'all' is not an integer"),
+        (["logs", "digits", "--tail", "-1"], 2, "error: --tail -1: must not be negative"),
+        (["logs", "digits", "--grep", "a(b"], 2, "error: --grep 'a(b': invalid regular expression: missing ), un"),
+        (["logs", "digits", "--grep", "*"], 2, "'*': invalid regular expression: nothing to repeat at position 0"),
+        (["logs", "digits", "--grep", "a{9999999999}"], 2, "invalid regular expression: the repetition number is too"),
         (["delete"], 2, "error: name the runs to delete, or use --finished"),
         (["delete", "digits"], 2, "is not a terminal; use --yes to delete digits-3f9a"),
         (["delete", "../../etc", "--yes"], 2, "error: ../../etc is a location, not a run id"),

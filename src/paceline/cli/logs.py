@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from paceline.cli.output import fail, note, one_of
 from paceline.cli.readers import followed, readable
 
 if TYPE_CHECKING:
+    import re
+
     from paceline.view.logs import Line, Logs, Prefixer
 
 _POLL_S = 0.15
@@ -43,8 +46,16 @@ def main(
     since: Annotated[
         str | None,
         typer.Option(
-            "--since", metavar="TIME", help="Only lines newer than an age (90s, 10m, 2h, 1d) or a date and time."
+            "--since", metavar="TIME", help="Only lines newer than an age (90s, 10m, 1h30m, 1d) or a date and time."
         ),
+    ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option("--grep", metavar="PATTERN", help="Only lines that contain a match of this regular expression."),
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", metavar="N", help="Only the last N lines of all tasks; with -f, and all that follow."),
     ] = None,
     generation: Annotated[
         int | None, typer.Option("--generation", "-g", metavar="N", help="Only output of this generation.")
@@ -56,9 +67,21 @@ def main(
     namespace: NamespaceOption = None,
     endpoint: EndpointOption = "",
 ) -> int:  # fmt: skip
-    """Show the output of a run's tasks, merged in time order."""
+    """Show the output of a run's tasks, merged in time order.
+
+    \b
+    Examples:
+      paceline logs --tail 100                          Show the last 100 lines of the newest run
+      paceline logs --grep '(?i)error|nan' --since 1h   Search what was printed in the last hour
+      paceline logs -f digits-3f9a --grep 'val_loss'    Follow a run, and show only these lines
+
+    Options can be combined: --tail counts the lines that the others select.
+    """
     use_endpoint(endpoint)
     one_of(output, ("json",))
+    pattern = _pattern(grep) if grep is not None else None
+    if tail is not None and tail < 0:
+        fail("must not be negative", where=f"--tail {tail}")
     from paceline.view import logs
 
     target = readable(run, on, context, namespace, follow)
@@ -66,13 +89,15 @@ def main(
     is_selected = _task_filter(task or [], task_names, target.name)
     reader = logs.Logs(target.folder, is_selected, _timestamp(since) if since else None)
     selected = [name for name in task_names if is_selected is None or is_selected(name)]
-    out = Output(selected, generation, times, output)
+    out = Output(selected, generation, pattern, times, output)
     with followed(target.folder, follow, _hosts(target.folder, selected)) as has_ended:
+        if tail is not None and pattern is None:  # with a pattern, how far to go back is known only after reading
+            reader.skip_to_last(tail, generation)
         if follow:
-            _follow(has_ended, reader, out)
+            _follow(has_ended, reader, out, tail)
         else:
-            out.lines(logs.settle(out.selected(reader.backlog())))
-            out.lines(out.selected(reader.rest()))
+            lines = out.matching(_all(reader, out))
+            out.lines(lines if tail is None else deque(lines, maxlen=tail))
     for problem in reader.problems:
         note(problem)
     return 0
@@ -113,24 +138,41 @@ def _matches(task: str, name: str) -> bool:
 
 def _timestamp(text: str) -> str:
     """A timestamp as in the logs, from `10m` (ago) or a date and time."""
-    import re
     from datetime import UTC, datetime, timedelta
 
+    from paceline.job.values import parse_duration
     from paceline.view.logs import stamp
 
-    ago = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)", text.strip())
+    age = parse_duration("".join(text.split()))
     try:
-        if ago:
-            unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
-            return stamp(datetime.now(UTC) - timedelta(seconds=float(ago[1]) * unit))
+        if age is not None:
+            return stamp(datetime.now(UTC) - timedelta(seconds=age))
         return stamp(datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
-        remedy = "use an age (90s, 10m, 2h, 1d) or a date and time (2026-11-15T04:30:00Z)"
+        remedy = "use an age (90s, 10m, 1h30m, 1d) or a date and time (2026-11-15T04:30:00Z)"
         fail("invalid time", where=f"--since {text!r}", remedy=remedy)
 
 
-def _follow(has_ended: Callable[[], bool], reader: Logs, out: Output) -> None:
-    out.live(reader.backlog())
+def _pattern(text: str) -> re.Pattern[str]:
+    import re
+    import warnings
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what may mean something else in a later version of Python
+            return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        fail(f"invalid regular expression: {error}", where=f"--grep {text!r}")
+
+
+def _all(reader: Logs, out: Output) -> Iterator[Line]:
+    from paceline.view.logs import settle
+
+    yield from settle(out.selected(reader.backlog()))
+    yield from out.selected(reader.rest())
+
+
+def _follow(has_ended: Callable[[], bool], reader: Logs, out: Output, tail: int | None) -> None:
+    out.live(reader.backlog(), tail)
     while True:
         is_last = has_ended()
         new = reader.more()
@@ -146,7 +188,9 @@ def _follow(has_ended: Callable[[], bool], reader: Logs, out: Output) -> None:
 class Output:
     """Prints lines to stdout, prefixed and colored or as JSON; on a terminal, progress bars update in place."""
 
-    def __init__(self, tasks: list[str], generation: int | None, times: bool, output: str) -> None:
+    def __init__(
+        self, tasks: list[str], generation: int | None, pattern: re.Pattern[str] | None, times: bool, output: str
+    ) -> None:
         from paceline.view.logs import Prefixer
         from paceline.view.progress_bars import ProgressBars
         from paceline.view.terminal import Screen
@@ -155,10 +199,19 @@ class Output:
         self._screen = Screen(sys.stdout, live=None if not self._json else False)
         self._prefix: Prefixer = Prefixer(tasks, self._screen.colors, times)
         self._generation = generation
+        self._pattern = pattern
         self._bars = ProgressBars(self._screen.live)
 
     def selected(self, lines: Iterable[Line]) -> Iterable[Line]:
         return (line for line in lines if self._generation is None or line.generation == self._generation)
+
+    def matching(self, lines: Iterable[Line]) -> Iterable[Line]:
+        """Lines whose text, without colors, contains a match. To be used once it is known which states of a progress
+        bar are shown: a state that matches may have been replaced by one that does not."""
+        from paceline.view.terminal import clean
+
+        pattern = self._pattern
+        return lines if pattern is None else (line for line in lines if pattern.search(clean(line.text, colors=False)))
 
     def lines(self, lines: Iterable[Line]) -> None:
         write = sys.stdout.write
@@ -166,20 +219,23 @@ class Output:
             write(self._format(line) + "\n")
         sys.stdout.flush()
 
-    def live(self, lines: Iterable[Line]) -> None:
+    def live(self, lines: Iterable[Line], tail: int | None = None) -> None:
+        """`tail`: show only the last of these lines."""
+        shown = self.matching(each for line in self.selected(lines) for each in self._bars.add(line))
         batch: list[str] = []
-        for line in self.selected(lines):
-            batch += map(self._format, self._bars.add(line))
+        for line in shown if tail is None else deque(shown, maxlen=tail):
+            batch.append(self._format(line))
             if len(batch) >= 1000:
                 self._show(batch)
                 batch = []
-        self._show([*batch, *map(self._format, self._bars.due())])
+        self._show([*batch, *map(self._format, self.matching(self._bars.due()))])
 
     def finish(self) -> None:
-        self._show([self._format(line) for line in self._bars.finish()])
+        self._show([self._format(line) for line in self.matching(self._bars.finish())])
 
     def _show(self, batch: list[str]) -> None:
-        self._screen.show(batch, [self._prefix(line, plain=True) for line in self._bars.states()])
+        bars = self.matching(self._bars.states())
+        self._screen.show(batch, [self._prefix(line, plain=True) for line in bars])
 
     def _format(self, line: Line) -> str:
         if self._json:

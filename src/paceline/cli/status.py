@@ -20,7 +20,7 @@ from paceline.cli.output import one_of, print_json
 from paceline.cli.readers import readable, refresh
 
 if TYPE_CHECKING:
-    from paceline.view.run_state import Mark, Standing, State
+    from paceline.view.run_state import Standing, State
 
 OutputOption = Annotated[
     str,
@@ -52,7 +52,8 @@ def main(
         pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
         more: dict[str, Any] = {"from": origin_of(target.folder) or None}
         more |= {"tensorboard": _tensorboard_url(standing)}
-        more |= {"saved": _mark(standing.state.saved), "committed": _mark(standing.state.committed)}
+        marks = {"saved": standing.state.saved, "committed": standing.state.committed}
+        more |= {name: mark and mark.to_json() for name, mark in marks.items()}
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **more, **pods})
     else:
         print("\n".join(_text(standing, wide=output == "wide")))
@@ -64,10 +65,6 @@ def _waiting(state: State) -> dict[str, Any] | None:
     if state.waiting is None:
         return None
     return {key: state.waiting.get(key) for key in ("missing", "since_s", "limit_s")}
-
-
-def _mark(mark: Mark | None) -> dict[str, Any] | None:
-    return None if mark is None else {"step": mark.step, "snapshot": mark.snapshot, "at": mark.at}
 
 
 def _tensorboard_url(standing: Standing) -> str | None:

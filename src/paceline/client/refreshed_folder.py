@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.client.find import Notify, ignore, refresh
 from paceline.view import run_folders
+
+if TYPE_CHECKING:
+    from paceline.backends.kubernetes.runs.running import Running
 
 
 @contextmanager
@@ -19,10 +23,24 @@ def followed(
     if not follow or not run_folders.on_cluster(folder) or not run_folders.alive(folder):
         yield lambda: not run_folders.alive(folder)
         return
+    with ExitStack() as stack:
+        running = _try_to_follow(folder, stack)
+
+        def has_ended() -> bool:
+            nonlocal running
+            if running is None and run_folders.alive(folder):
+                running = _try_to_follow(folder, stack)  # the process that followed the run may have exited
+            return running.ended(0.0) if running is not None else not run_folders.alive(folder)
+
+        yield has_ended
+
+
+def _try_to_follow(folder: Path, stack: ExitStack) -> Running | None:
+    """Updates the folder until the stack is closed; None: another process does that."""
     from paceline.backends.kubernetes.runs import local_folder
 
-    with local_folder.followed(folder) as running:
-        if running is None:  # another process already follows it
-            yield lambda: not run_folders.alive(folder)
-        else:
-            yield lambda: running.ended(0.0)
+    with ExitStack() as attempt:
+        running = attempt.enter_context(local_folder.followed(folder))
+        if running is not None:
+            stack.enter_context(attempt.pop_all())
+        return running

@@ -135,9 +135,10 @@ def duration(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadValueError(f"must be a duration, got {describe(value)}", allowed=DURATIONS)
     if isinstance(value, str):
-        if len(value) > 60 or not re.fullmatch(DURATION, value, re.ASCII):
+        parsed = parse_duration(value)
+        if parsed is None:
             raise BadValueError(f'"{visible(value, 60)}" is not a duration', _similar_duration(value), DURATIONS)
-        seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(rf"({_NUMBER})([dhms])", value))
+        seconds = parsed
     else:
         seconds = _float(value)
     if math.isnan(seconds) or seconds <= 0:
@@ -145,6 +146,17 @@ def duration(value: Any) -> float:
     if seconds > MAX_SECONDS:
         raise BadValueError(f"must be at most 3650d, got {_as_written(value)}", allowed=DURATIONS)
     return seconds
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of any number; None: the text is not a duration.
+
+    >>> parse_duration("1h30m"), parse_duration("90")
+    (5400.0, None)
+    """
+    if len(text) > 60 or not re.fullmatch(DURATION, text, re.ASCII):
+        return None
+    return sum(float(number) * _SECONDS[unit] for number, unit in re.findall(rf"({_NUMBER})([dhms])", text))
 
 
 def memory(value: Any) -> int:

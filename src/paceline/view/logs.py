@@ -13,7 +13,8 @@ from paceline.view import terminal
 from paceline.view.tail import Tail
 from paceline.view.wording import natural
 
-_LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) g(\d{1,9}) ([|~]) ?(.*)", re.DOTALL)
+_TIME = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+_LINE = re.compile(rb"(" + _TIME + rb") g(\d{1,9}) ([|~]) ?(.*)", re.DOTALL)
 _SETTLE = timedelta(seconds=0.02)  # seconds: a line is written to its file at most this long after its timestamp
 
 
@@ -41,6 +42,15 @@ class Logs:
         """All lines so far, in time order; at most one chunk per task is in memory."""
         self._find_logs()
         yield from heapq.merge(*(self._all(task) for task in list(self._tails)), key=_time)
+
+    def skip_to_last(self, count: int, generation: int | None = None) -> None:
+        """Skip, mostly without reading it, what cannot be among the last `count` lines so far, of this generation if
+        one is given. States of progress bars are not counted: later ones may replace them."""
+        self._find_logs()
+        number = rb"\d{1,9}" if generation is None else str(generation).encode()
+        counted = re.compile(_TIME + rb" g" + number + rb" \|")
+        for tail in self._tails.values():
+            tail.seek_last(count, counted)
 
     def more(self, unsettled: bool = False) -> list[Line]:
         """Lines written since the last call, in time order. Very new lines wait for the next call: another file may

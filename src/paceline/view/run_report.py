@@ -19,7 +19,7 @@ _SHOWN_TASKS = 4
 def text(report: dict[str, Any], committed: str = "") -> list[str]:
     """`committed`: the text about snapshots, which report.json does not contain."""
     folder = Path(str(report.get("folder", "")))
-    lines = [_headline(report)]
+    lines = [headline(report)]
     lines += [f"  {line}" for line in _progress(report)]
     lines += [f"  {line}" for line in _restarts(report)]
     lines += [f"  {name:<12} {where}" for name, where in _locations(folder, committed, best(report.get("best")))]
@@ -30,7 +30,7 @@ def next_line(command: str) -> str:
     return f"  {'next':<12} {command}"
 
 
-def _headline(report: dict[str, Any]) -> str:
+def headline(report: dict[str, Any]) -> str:
     status, reason = str(report.get("status")), report.get("reason")
     ended = seconds(report.get("ended")) or time.time()
     took = since(report.get("started"), ended)

@@ -47,6 +47,9 @@ class Mark:
     def __str__(self) -> str:
         return f"{'snapshot' if self.counted else 'step'} {self.step}"
 
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "snapshot": self.snapshot, "at": self.at}
+
 
 @dataclass
 class Pace:

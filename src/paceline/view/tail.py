@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
 from paceline.storage.regular_files import open_regular
 
 CHUNK = 1 << 20
+_BLOCK = 1 << 16  # bytes read at a time from the end of a file
+_HEAD = 64  # bytes of a line that a pattern may look at
 _STAMP = 24  # length of "2026-11-15T04:30:11.123Z"; as it is fixed, text order is time order
 
 
@@ -68,6 +71,33 @@ class Tail:
         except OSError:
             return False  # it was deleted
 
+    def seek_last(self, count: int, counted: re.Pattern[bytes]) -> None:
+        """Go to the line from which on `count` lines match the pattern, by reading backwards from the end of the file;
+        not further back than the current position. The pattern sees only the first bytes of a line."""
+        if self._more(0) is None or self._file is None:
+            return
+        try:
+            first, end = self._file.tell(), self._file.seek(0, 2)
+            self._file.seek(self._find_last(self._file, first, end, count, counted))
+        except OSError as error:
+            self._report(error)
+        self._partial = b""
+
+    def _find_last(self, file: BinaryIO, first: int, end: int, count: int, counted: re.Pattern[bytes]) -> int:
+        head = b""  # the first bytes of the line that begins before the block
+        while end > first:
+            begin = max(first, end - _BLOCK)
+            file.seek(begin)
+            block = file.read(end - begin) + head
+            line_end = len(block)
+            while (newline := block.rfind(b"\n", 0, line_end)) >= 0:
+                count -= counted.match(block, newline + 1, line_end) is not None
+                if count <= 0:
+                    return begin + newline + 1
+                line_end = newline
+            head, end = block[: min(line_end, _HEAD)], begin
+        return first
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -80,10 +110,13 @@ class Tail:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                self.problem = f"{self.path.name}: cannot be read: {error.strerror}"
+                self._report(error)
                 return None
         try:
             return self._file.read(size)
         except OSError as error:
-            self.problem = f"{self.path.name}: cannot be read: {error.strerror}"
+            self._report(error)
             return None
+
+    def _report(self, error: OSError) -> None:
+        self.problem = f"{self.path.name}: cannot be read: {error.strerror}"

@@ -1,0 +1,108 @@
+"""`paceline wait`: waits for the end of a run, for a step or for a snapshot; for scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.options import (
+    ContextOption,
+    EndpointOption,
+    JsonOption,
+    NamespaceOption,
+    OnOption,
+    RunArgument,
+    use_endpoint,
+)
+from paceline.cli.output import fail, note, one_of, print_json, tell
+
+if TYPE_CHECKING:
+    from paceline.client.wait import Condition
+    from paceline.view.run_state import Standing
+
+
+def main(
+    run: RunArgument = None,
+    condition: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="CONDITION",
+            help="ended (default): the run has ended. step=N: training has reached step N. snapshot: the run has "
+            "committed a snapshot. snapshot=STEP: it has committed one of this step or later.",
+            show_default=False, autocompletion=lambda: ["ended", "step=", "snapshot", "snapshot="],
+        ),
+    ] = "ended",
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="Stop waiting after 90s, 10m, 1h30m (default: never).")
+    ] = "",
+    output: JsonOption = "",
+    on: OnOption = "",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    endpoint: EndpointOption = "",
+) -> int:  # fmt: skip
+    """Wait until a run has ended, has reached a step, or has committed a snapshot.
+
+    Returns immediately if that is already so. Ctrl-C ends only the waiting, not the run.
+
+    \b
+    Exit codes:
+      0    the condition is met; for `ended`: the run succeeded
+      1    for `ended`: the run failed; otherwise: an error
+      2    wrong usage
+      3    the run ended before it reached the step or committed the snapshot
+      124  the time limit has passed; the run continues
+      130  for `ended`: the run was stopped; or Ctrl-C
+    """
+    use_endpoint(endpoint)
+    one_of(output, ("json",))
+    from paceline.client.find import Target, find_run
+    from paceline.client.wait import parse_condition, wait
+    from paceline.view.snapshot_locations import is_location
+
+    if run is not None and is_location(run):
+        fail("wait requires a run id, not a location", where=run)
+    parsed_condition = parse_condition(condition)
+    limit = _seconds(timeout) if timeout else None
+    target = find_run(run, Target(on, context, namespace))
+    try:
+        standing = wait(target, parsed_condition, limit, note)
+    except KeyboardInterrupt:
+        tell(f"interrupted; this does not stop {target.name}")
+        return 130
+    if output:
+        marks = {"saved": standing.state.saved, "committed": standing.state.committed}
+        print_json({**standing.report, **{name: mark and mark.to_json() for name, mark in marks.items()}})
+    return _tell(standing, parsed_condition)
+
+
+def _tell(standing: Standing, condition: Condition) -> int:
+    """Prints what happened; returns the exit code."""
+    from paceline.client.wait import Ended, StepReached
+    from paceline.view import run_report
+    from paceline.view.run_folders import Run
+    from paceline.view.snapshot_locations import described
+
+    if isinstance(condition, Ended):
+        from paceline.cli.follow import exit_code
+
+        tell(run_report.headline(standing.report))
+        return exit_code(str(standing.report.get("status")), stop_requested=False)
+    mark = standing.state.committed
+    if isinstance(condition, StepReached):
+        tell(f"{standing.run} has reached step {condition.step}")
+    elif mark is not None:
+        tell(f"{standing.run} has committed {mark}: {described(Run(standing.run, standing.folder), mark.snapshot)}")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    from paceline.job.errors import BadValueError
+    from paceline.job.values import duration
+
+    try:
+        return duration(int(text) if text.isdecimal() and len(text) < 18 else text)
+    except BadValueError as error:
+        remedy = error.hint or f"use {error.allowed}"
+        fail(error.message, where=f"--timeout {text!r}", remedy=remedy)

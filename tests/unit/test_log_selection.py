@@ -1,0 +1,221 @@
+"""`paceline logs --grep`, `--tail` and `--since`: parts of large logs, read no further back than necessary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.view import tail as tails
+from paceline.view.logs import Logs, settle, stamp
+from support import recorded
+from support.recorded import at, call
+
+
+def line(seconds: float, text: str, generation: int = 1, mark: str = "|") -> str:
+    return f"{at(seconds)} g{generation} {mark} {text}\n"
+
+
+LOGS = {
+    "worker-0": line(1, "loss 0.9") + line(3, "loss 0.8") + line(5, "10%", 2, "~") + line(6, "20%", 2, "~"),
+    "worker-1": line(2, "\x1b[31mValueError\x1b[0m: no digit") + line(4, "loss nan", 2),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    recorded.write(tmp_path, report=recorded.REPORT, logs=LOGS)
+    return tmp_path
+
+
+def texts(home: Path, *arguments: str) -> list[str]:
+    result = call(home, "logs", *arguments, "-o", "json")
+    assert (result.returncode, result.stderr) == (0, "")
+    return [json.loads(line)["text"] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--grep", "loss"], ["loss 0.9", "loss 0.8", "loss nan"]),
+        (["--grep", "^loss 0"], ["loss 0.9", "loss 0.8"]),
+        (["--grep", "LOSS"], []),
+        (["--grep", "(?i)LOSS N|ERROR: no"], ["\x1b[31mValueError\x1b[0m: no digit", "loss nan"]),
+        (["--grep", "worker"], []),
+        (["--grep", "10%"], []),
+        (["--grep", "%$"], ["20%"]),
+        (["--grep", "[[]"], []),
+        (["--tail", "2"], ["loss nan", "20%"]),
+        (["--tail", "1"], ["20%"]),
+        (["--tail", "0"], []),
+        (["--tail", "100"], ["loss 0.9", "\x1b[31mValueError\x1b[0m: no digit", "loss 0.8", "loss nan", "20%"]),
+        (["--tail", "1", "--grep", "loss"], ["loss nan"]),
+        (["--tail", "2", "--grep", "loss"], ["loss 0.8", "loss nan"]),
+        (["--tail", "1", "-g", "1"], ["loss 0.8"]),
+        (["--tail", "2", "-t", "worker-1"], ["\x1b[31mValueError\x1b[0m: no digit", "loss nan"]),
+        (["--tail", "3", "--since", at(4)], ["loss nan", "20%"]),
+        (["--tail", "1", "--since", at(2), "--grep", "Error"], ["\x1b[31mValueError\x1b[0m: no digit"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_parts_of_logs(home: Path, arguments: list[str], expected: list[str]) -> None:
+    assert texts(home, *arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--grep", "^loss 0"], ["loss 0.9", "loss 0.8"]),
+        (["--grep", "10%"], []),
+        (["--grep", "%$"], ["20%"]),
+        (["--tail", "2", "--grep", "loss"], ["loss 0.8", "loss nan"]),
+        (["--tail", "1"], ["loss nan", "20%"]),  # the bar may still move: it is not one of the lines so far
+        (["--tail", "0"], []),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_parts_of_logs_that_are_followed(home: Path, arguments: list[str], expected: list[str]) -> None:
+    assert texts(home, "-f", *arguments) == expected
+
+
+def test_lines_that_follow_are_searched_and_all_of_them_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = recorded.write(
+        tmp_path, events=recorded.LIFE[:5], logs={"worker-0": line(1, "loss 9") + line(2, "loss 8")}
+    )
+    with contextlib.ExitStack() as supervisor:
+        supervisor.enter_context(recorded.supervised(folder))
+
+        def train(_: float) -> None:
+            with open(folder / "logs" / "worker-0.log", "a") as file:
+                file.write(line(3, "loss 7") + line(4, "saving") + line(5, "loss 6"))
+            supervisor.close()
+
+        monkeypatch.setattr("paceline.cli.logs.time.sleep", train)
+        assert texts(tmp_path, "-f", "--grep", "loss", "--tail", "1") == ["loss 8", "loss 7", "loss 6"]
+
+
+@pytest.mark.parametrize(("age", "count"), [("5m", 1), ("1h30m", 2), ("90 m", 2), ("5400.5s", 2), ("1d", 3)])
+def test_ages_are_written_like_durations_of_the_job_file(tmp_path: Path, age: str, count: int) -> None:
+    now = datetime.now(UTC)
+    log = "".join(f"{stamp(now - timedelta(hours=hours))} g1 | {hours}\n" for hours in (10, 1, 0))
+    recorded.write(tmp_path, logs={"worker-0": log})
+    assert len(texts(tmp_path, "--since", age)) == count
+
+
+def random_logs(seed: int) -> dict[str, str]:
+    """Output of three tasks with progress bars, restarts, incomplete and damaged lines, and long ones."""
+    rng = random.Random(seed)
+    logs = {}
+    for task in ("worker-0", "worker-1", "evaluator-0"):
+        log, seconds, generation = "", 0.0, 1
+        for number in range(rng.randrange(60)):
+            seconds += rng.choice([0, 0.001, 0.3])
+            generation += rng.random() < 0.05
+            text = f"{number} {'x' * rng.choice([0, 0, 10, 300])}"
+            log += line(seconds, text, generation, rng.choice("||~")) if rng.random() < 0.95 else f"damaged {number}\n"
+        logs[task] = log + rng.choice(["", "", line(seconds, "incomplete", generation)[:-1]])
+    return logs
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_last_lines_are_those_that_all_lines_end_with(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "_BLOCK", random.Random(seed).choice([1, 7, 64, 200, 1 << 16]))
+    recorded.write(tmp_path, logs=random_logs(seed))
+    for options in ((), ("-g", "2"), ("--since", at(2)), ("-t", "worker", "--grep", "x|incomplete")):
+        everything = texts(tmp_path, *options)
+        for count in (0, 1, 2, 5, 17, 1000):
+            assert texts(tmp_path, *options, "--tail", str(count)) == (everything[-count:] if count else [])
+
+
+class Reads:
+    """A file that counts the bytes read from it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.count = 0
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._file.read(size)
+        self.count += len(data)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reads]]:
+    opened: list[Reads] = []
+
+    def fdopen(number: int, mode: str) -> Any:
+        opened.append(Reads(open(number, mode)))  # noqa: SIM115
+        return opened[-1]
+
+    monkeypatch.setattr("paceline.view.tail.os.fdopen", fdopen)
+    yield opened
+    for each in opened:
+        each.close()
+
+
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path, reads: list[Reads]) -> None:
+    log = "".join(line(number / 1000, f"{number} {'x' * 100}") for number in range(50_000))
+    folder = recorded.write(tmp_path, logs={"worker-0": log})
+    logs = Logs(folder)
+    logs.skip_to_last(100)
+    lines = list(settle(logs.backlog()))
+    assert lines[-1].text.startswith("49999 ") and 100 <= len(lines) < 110
+    assert sum(each.count for each in reads) < 200_000 < len(log) / 20
+    logs.close()
+
+
+def test_a_log_that_appears_later_is_shown_from_its_beginning(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, logs={"worker-0": line(1, "a") + line(2, "b")})
+    logs = Logs(folder)
+    logs.skip_to_last(1)
+    assert [one.text for one in logs.backlog()] == ["b"]
+    (folder / "logs" / "worker-1.log").write_text(line(3, "c") + line(4, "d"))
+    assert [one.text for one in logs.more()] == ["c", "d"]
+    logs.close()
+
+
+def test_a_line_that_is_incomplete_is_shown_once_it_is_complete(tmp_path: Path) -> None:
+    complete = line(2, "b")
+    folder = recorded.write(tmp_path, logs={"worker-0": line(1, "a") + complete[:-2]})
+    logs = Logs(folder)
+    logs.skip_to_last(0)
+    assert list(logs.backlog()) == []
+    with open(folder / "logs" / "worker-0.log", "a") as file:
+        file.write(complete[-2:])
+    assert [one.text for one in logs.more()] == ["b"]
+    logs.close()
+
+
+def test_logs_in_a_store_are_searched_in_the_same_way(tmp_path: Path) -> None:
+    tasks = [{"name": f"worker-{index}", "host": f"worker-host-{index}"} for index in range(2)]
+    uploaded = {
+        "captain": {
+            "events.jsonl": "".join(json.dumps(event) + "\n" for event in recorded.LIFE),
+            "plan.json": json.dumps({"tasks": tasks}),
+        },
+        **{f"worker-host-{index}": {f"logs/worker-{index}.log": LOGS[f"worker-{index}"]} for index in range(2)},
+    }
+    location = tmp_path / "store" / "digits-3f9a"
+    for host, files in uploaded.items():
+        piece = location / "logs" / host / "life" / "00000001"
+        piece.parent.mkdir(parents=True)
+        head = {"version": 1, "files": {name: len(text.encode()) for name, text in files.items()}}
+        piece.write_text(json.dumps(head) + "\n" + "".join(files.values()))
+    home = tmp_path / "home"
+    home.mkdir()
+    assert texts(home, str(location), "--grep", "loss", "--tail", "2") == ["loss 0.8", "loss nan"]
+    assert texts(home, str(location), "--tail", "2", "--since", at(3)) == ["loss nan", "20%"]
