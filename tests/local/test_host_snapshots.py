@@ -193,6 +193,16 @@ def test_parts_stay_in_memory_or_on_disk_where_tasks_saved_them(host_with_memory
     assert host.snapshot_ids() == []
 
 
+def test_what_an_agent_was_removing_when_it_died_does_not_stay_in_memory(host_with_memory: Host, memory: Path) -> None:
+    left = memory / "held" / "worker-0" / ".step-10-g1.0123abcd.gone"
+    left.mkdir(parents=True)
+    (left / "state").write_text("x")
+    host_with_memory.save(20, memory, state="x")
+    host_with_memory.start()
+    wait(host_with_memory, "it is removed", lambda: not left.exists())
+    assert host_with_memory.snapshot_ids() == [SnapshotId(20, 1)]
+
+
 def test_what_is_saved_meanwhile_is_collected_in_order(host_with_memory: Host, memory: Path) -> None:
     for step, root in ((20, host_with_memory.folder), (30, memory), (10, memory)):
         (root / "staging" / "worker-0" / "g1" / f"step-{step}").mkdir(parents=True)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from support.environment import without
 from support.pods import Pods
 from support.runs import end_started_since, eventually
 
@@ -147,3 +149,53 @@ def test_a_full_memory_ends_no_task_and_loses_no_snapshot(folder: Path) -> None:
     finally:
         for mount in mounts:
             subprocess.run(["umount", "-l", str(mount)], check=False)
+
+
+# A state of 4 MiB, which the helper saves twice.
+HELPERS = {
+    "torch": """
+import torch
+from paceline.torch import Snapshots
+model = torch.nn.Linear(1024, 1024)
+with Snapshots({"model": model}) as snapshots:
+    snapshots.save(1)
+    snapshots.save(2)
+""",
+    "tensorflow": """
+import tensorflow as tf
+from paceline.tensorflow import Snapshots
+with Snapshots({"weights": tf.Variable(tf.zeros([1024, 1024]))}) as snapshots:
+    snapshots.save(1)
+    snapshots.save(2)
+""",
+    "jax": """
+import jax
+from paceline.jax import Snapshots
+with Snapshots() as snapshots:
+    snapshots.save(1, {"weights": jax.numpy.zeros([1024, 1024])})
+    snapshots.save(2, {"weights": jax.numpy.zeros([1024, 1024])})
+""",
+}
+
+
+@pytest.mark.long  # needs root, to mount a file system
+@pytest.mark.parametrize(("size", "in_memory"), [("2m", []), ("6m", ["step-1"])])
+@pytest.mark.parametrize("framework", HELPERS)
+def test_a_helper_writes_what_does_not_fit_into_memory_to_disk(
+    framework: str, size: str, in_memory: list[str], tmp_path: Path
+) -> None:
+    """Each framework raises an error of its own. The mount ends with the process."""
+    disk, memory = tmp_path / "disk", tmp_path / "memory"
+    disk.mkdir()
+    memory.mkdir()
+    folders = {"PACELINE_SNAPSHOT_DIR": str(disk), "PACELINE_SNAPSHOT_MEMORY_DIR": str(memory)}
+    script = f'mount -t tmpfs -o size={size} none "{memory}"; "$@"; ls "{memory}"'
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-ec", script, "sh", sys.executable, "-c", HELPERS[framework]],
+        env={**without("PACELINE"), **folders}, stdout=subprocess.PIPE, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert result.stdout.split() == in_memory
+    steps = [name for name in ("step-1", "step-2") if name not in in_memory]
+    assert sorted(path.name for path in disk.iterdir()) == ["no-room", *steps]
+    for step in steps:
+        assert sum(path.stat().st_size for path in (disk / step).iterdir()) > 4 << 20

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import shutil
 import sys
@@ -73,7 +74,8 @@ _last_size = 0  # bytes of the last snapshot that this process has written
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+    """Bytes that the files need in memory, where each has at least one page."""
+    return sum(path.stat().st_size + mmap.PAGESIZE for path in folder.rglob("*"))
 
 
 def _check_room(memory: str, needed: int = 0) -> None:

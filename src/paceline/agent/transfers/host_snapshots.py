@@ -46,6 +46,7 @@ MAX_ENTRIES = 100  # entries of `metrics` and of `versions`
 MAX_COPIES = 3  # kept for evaluators
 RETRY_S = 2.0  # seconds until a failed fetch is retried
 NO_ROOM = "no-room"  # a file next to what a task has saved on disk: memory was full; see runtime/snapshot_folders.py
+REMOVED = ".gone"  # ends the names of folders that are about to be deleted
 BOOT = "boot"  # a file next to the held parts: the boot id of the machine that wrote them
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
 _GENERATION = re.compile(r"g([1-9][0-9]{0,7})")
@@ -91,6 +92,7 @@ class HostSnapshots:
         self._newest: SnapshotId | None = None  # the newest snapshot to copy for evaluators
         self._next_fetch: SnapshotId | None = None  # for evaluators, once the current fetch has ended
         self._discard_other_boots()
+        self._finish_removals()
 
     # ---- for tasks
 
@@ -211,6 +213,13 @@ class HostSnapshots:
             if not is_same_boot:
                 with contextlib.suppress(OSError):
                     os.unlink(f"{folder}/{BOOT}")
+
+    def _finish_removals(self) -> None:
+        """Of an earlier agent that was killed meanwhile: what remains would occupy memory as long as the pod exists."""
+        folders = [f"{folder}/{task}" for folder in self._held_folders for task in self._tasks]
+        removed = [f"{folder}/{name}" for folder in folders for name in _names(folder) if name.endswith(REMOVED)]
+        if removed:
+            self.porter.ask(req.RemoveFolders(tuple(removed)), lambda _: None)
 
     def held_parts(self) -> list[PartSaved]:
         """All parts on this host, including those that an earlier agent collected."""
@@ -373,7 +382,7 @@ class HostSnapshots:
                     os.unlink(folder)
                     continue
                 parent, name = os.path.split(folder)
-                aside = f"{parent}/.{name}.{os.urandom(4).hex()}.gone"
+                aside = f"{parent}/.{name}.{os.urandom(4).hex()}{REMOVED}"
                 os.rename(folder, aside)
                 renamed.append(aside)
             except OSError:
