@@ -106,6 +106,7 @@ class Snapshots:
     origin: str = ""  # what the run starts from: a run id, the location of a run, or a folder
     trust: bool = False  # whether `origin` is trusted
     commit_every: float | None = None  # seconds between the starts of two commits; None: depends on how long they take
+    memory: int | None = None  # bytes of memory of each host that tasks save to; clusters only
 
     @property
     def in_bucket(self) -> bool:
@@ -306,7 +307,7 @@ def _snapshots(job: Job) -> Snapshots:
     claim = {} if section.claim is None else section.claim.model_dump()
     return Snapshots(
         section.to or "", section.keep, best, section.rate, claim, section.watch or "", section.origin, section.trust,
-        section.commit_every,
+        section.commit_every, section.memory,
     )  # fmt: skip
 
 
@@ -376,6 +377,8 @@ def to_data(plan: Plan) -> dict[str, Any]:
         del data["restart"]["compile_cache"]
     if plan.snapshots.commit_every is None:
         del data["snapshots"]["commit_every"]
+    if plan.snapshots.memory is None:
+        del data["snapshots"]["memory"]
     return data
 
 

@@ -9,13 +9,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.lab.cluster import Cluster
-from support.people import IMAGE, Person, Run, bucket_of, eventually
+from support.people import IMAGE, Person, Run, bucket_of, eventually, init_pid
 from support.saving_on_a_cluster import TRAINING as SAVING
 from support.saving_on_a_cluster import begun, restored
 
@@ -89,21 +88,6 @@ def assert_no_overlap(person: Person, run: str, generations: int) -> None:
 
 def captain_node(run: Run) -> str:
     return str(run.pods("captain")[0]["spec"]["nodeName"])
-
-
-def init_pid(pod: dict[str, Any]) -> int:
-    """The PID, on this machine, of the first process of a pod's container."""
-    uid = pod["metadata"]["uid"].replace("-", "_")
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            in_pod = uid in (folder / "cgroup").read_text().replace("-", "_")
-            numbers = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("NSpid"))
-            command_line = (folder / "cmdline").read_text()
-        except (OSError, StopIteration):
-            continue
-        if in_pod and numbers.split()[-1] == "1" and "agent.pyz" in command_line:
-            return int(folder.name)
-    raise AssertionError(f"no process of {pod['metadata']['name']} found")
 
 
 def test_a_killed_container_starts_again_in_its_pod(person: Person, start: Callable[..., Run]) -> None:

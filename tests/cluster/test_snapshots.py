@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import uuid
@@ -14,7 +15,7 @@ import pytest
 
 from support.lab import objects
 from support.lab.cluster import LabError
-from support.people import Person, Run, eventually, lines
+from support.people import Person, Run, eventually, init_pid, lines
 from support.saving_on_a_cluster import TRAINING, begun, restored
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -318,3 +319,58 @@ def test_a_claim_is_created_on_request_and_kept(person: Person, start: Callable[
     assert (after["metadata"]["uid"], after["status"]["phase"]) == (claim["metadata"]["uid"], "Bound")
     assert "deletionTimestamp" not in after["metadata"]
     assert json.loads((folder / run.name / last / "manifest.json").read_text())["parts"].keys() == {"worker-0"}
+
+
+# Saves 6 MiB when a file requests it, and kills itself when another one does.
+SAVING_TO_MEMORY = """
+import os, signal, time
+import paceline
+from paceline.runtime.snapshot_folders import restored, save_snapshot
+step = int((restored() / "step").read_text()) if restored() else 0
+print("start", step, os.path.realpath(restored() or "/"), flush=True)
+def write(folder):
+    (folder / "step").write_text(str(step))
+    (folder / "state").write_bytes(bytes(6 << 20))
+while not os.path.exists("/shared/finish"):
+    time.sleep(0.05)
+    if os.path.exists(f"/shared/kill-{os.environ['PACELINE_GENERATION']}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.path.exists(f"/shared/save-{step + 10}"):
+        step += 10
+        save_snapshot(write, step)
+    paceline.report(step=step)
+"""
+
+
+def test_snapshots_in_memory_survive_tasks_and_containers_and_a_full_memory(
+    person: Person, start: Callable[..., Run]
+) -> None:
+    run = start(
+        program=SAVING_TO_MEMORY, workers=1, memory="128Mi", snapshots={"memory": "16Mi", "commit_every": "1h"}
+    )  # fmt: skip
+
+    def save(step: int) -> None:
+        (person.shared / f"save-{step}").touch()
+        run.wait("saved", step=step)
+
+    save(10)
+    [pod] = run.pods("worker")
+    volume = {"name": "paceline-memory", "emptyDir": {"medium": "Memory", "sizeLimit": str(16 << 20)}}
+    assert volume in pod["spec"]["volumes"]
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == str(144 << 20)
+    (person.shared / "kill-1").touch()
+    run.wait("step", generation=2)
+    os.kill(init_pid(pod), signal.SIGKILL)
+    run.wait("step", generation=3)
+    save(20)
+    save(30)
+    text = "snapshots.memory: no room for the snapshot of step 30 of worker-0: written to disk"
+    run.wait("note", text=text)
+    person.finish()
+    assert run.ends() == 0, run.said()
+    in_memory = "start 10 /paceline/memory/restored/worker-host-0/step-10-g1"
+    assert [line for line in lines(run.folder, "worker-0") if "start" in line] == ["start 0 /", in_memory, in_memory]
+    assert [each["step"] for each in run.events("committed")] == [10, 30]
+    assert [each["cause"] for each in run.report()["restarts"]] == ["signal", "host-lost"]
+    [pod] = run.pods("worker")
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 1

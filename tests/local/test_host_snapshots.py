@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.agent.captain import events as ev
+from paceline.agent.captain import instructions as ins
 from paceline.agent.net import messages
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.transfers.host_snapshots import HostSnapshots
 from paceline.storage import boots
 from paceline.storage.snapshots.manifest import SnapshotId
+from support.runs import eventually
 from support.worlds import make_plan
 
 
 class Host:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, memory: str = "") -> None:
+        self.folder, self.memory = folder, memory
         self.loop = Loop()
         self.events: list[ev.MemberEvent] = []
         self.warnings: list[str] = []
@@ -30,13 +32,13 @@ class Host:
 
     def start(self) -> None:
         """Starts the agent, or its successor."""
-        options = Options("run", "worker-host-0", "", str(self.folder), "", "")
+        options = Options("run", "worker-host-0", "", str(self.folder), "", "", memory=self.memory)
         self.staging = HostSnapshots(
-            make_plan(1), options, self.loop, self.events.append, lambda text, _: self.warnings.append(text)
+            make_plan(1), options, self.loop, self.events.append, lambda text, _=False: self.warnings.append(text)
         )
 
-    def save(self, step: int, **files: str) -> None:
-        folder = self.folder / "staging" / "worker-0" / "g1" / f"step-{step}"
+    def save(self, step: int, to: Path | None = None, **files: str) -> None:
+        folder = (to or self.folder) / "staging" / "worker-0" / "g1" / f"step-{step}"
         folder.mkdir(parents=True)
         for name, text in files.items():
             (folder / name.replace("_json", ".json")).write_text(text)
@@ -138,3 +140,139 @@ def test_any_folder_that_a_task_saves_is_collected_or_ignored(host: Host) -> Non
     assert len(host.warnings) == 7 and not list(staging.glob("step-*"))
     (host.folder / "held" / "worker-0" / f"step-{2**53}-g1").mkdir()
     assert host.snapshot_ids() == [SnapshotId(4, 1)], "left by an older version"
+
+
+# ---- with `snapshots.memory`: an ordinary folder takes the place of the one in memory
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def host_with_memory(tmp_path: Path, memory: Path) -> Iterator[Host]:
+    new_host = Host(tmp_path / "disk", str(memory))
+    yield new_host
+    new_host.staging.close()
+    signal.set_wakeup_fd(-1)
+
+
+def wait(host: Host, description: str, check: Callable[[], bool]) -> None:
+    def has_happened() -> bool:
+        host.loop.once(0.02)
+        return check()
+
+    eventually(description, has_happened)
+
+
+def prepare(host: Host, step: int, generation: int) -> Path:
+    """The folder that tasks resume from."""
+    before = len(host.events)
+    host.staging.prepare(ins.PrepareHost("worker-host-0", SnapshotId(step, 1), generation, {"worker-0": ""}))
+    wait(host, "it is prepared", lambda: len(host.events) > before)
+    assert host.events[-1] == ev.HostPrepared("worker-host-0", SnapshotId(step, 1), from_hosts=True)
+    return Path(host.staging.environment("worker-0", generation, f"step-{step}-g1")["PACELINE_RESTORE"])
+
+
+def test_parts_stay_in_memory_or_on_disk_where_tasks_saved_them(host_with_memory: Host, memory: Path) -> None:
+    host = host_with_memory
+    variables = host.staging.environment("worker-0", 1, None)
+    assert variables["PACELINE_SNAPSHOT_DIR"] == str(host.folder / "staging" / "worker-0" / "g1")
+    assert variables["PACELINE_SNAPSHOT_MEMORY_DIR"] == str(memory / "staging" / "worker-0" / "g1")
+    host.save(10, memory, state="x")
+    host.save(20, state="x")
+    assert (memory / "held" / "worker-0" / "step-10-g1" / "state").exists()
+    assert (host.folder / "held" / "worker-0" / "step-20-g1" / "state").exists()
+    assert host.snapshot_ids() == [SnapshotId(10, 1), SnapshotId(20, 1)]
+    host.staging.close()
+    host.start()
+    assert host.snapshot_ids() == [SnapshotId(10, 1), SnapshotId(20, 1)], "after a restart of the container"
+    for step in (10, 20):
+        host.staging.drop(ins.DropPart("worker-host-0", "worker-0", SnapshotId(step, 1)))
+    assert host.snapshot_ids() == []
+
+
+def test_what_an_agent_was_removing_when_it_died_does_not_stay_in_memory(host_with_memory: Host, memory: Path) -> None:
+    left = memory / "held" / "worker-0" / ".step-10-g1.0123abcd.gone"
+    left.mkdir(parents=True)
+    (left / "state").write_text("x")
+    host_with_memory.save(20, memory, state="x")
+    host_with_memory.start()
+    wait(host_with_memory, "it is removed", lambda: not left.exists())
+    assert host_with_memory.snapshot_ids() == [SnapshotId(20, 1)]
+
+
+def test_what_is_saved_meanwhile_is_collected_in_order(host_with_memory: Host, memory: Path) -> None:
+    for step, root in ((20, host_with_memory.folder), (30, memory), (10, memory)):
+        (root / "staging" / "worker-0" / "g1" / f"step-{step}").mkdir(parents=True)
+    host_with_memory.staging.collect()
+    saved = [event.snapshot.step for event in host_with_memory.events if isinstance(event, ev.PartSaved)]
+    assert saved == [10, 20, 30]
+
+
+def test_the_same_step_again_is_ignored_wherever_it_is(host_with_memory: Host, memory: Path) -> None:
+    host_with_memory.save(10, memory, state="first")
+    host_with_memory.save(10, state="second")
+    assert len(host_with_memory.events) == 1 and host_with_memory.snapshot_ids() == [SnapshotId(10, 1)]
+    assert not (host_with_memory.folder / "held" / "worker-0" / "step-10-g1").exists()
+
+
+def test_one_note_says_that_memory_is_full(host_with_memory: Host, memory: Path) -> None:
+    host_with_memory.save(10, memory)
+    host_with_memory.save(20)
+    host_with_memory.save(30)
+    assert host_with_memory.warnings == [
+        "snapshots.memory: no room for the snapshot of step 20 of worker-0: written to disk"
+    ]
+
+
+def test_a_snapshot_that_never_fit_into_memory_is_noted_too(host_with_memory: Host) -> None:
+    (host_with_memory.folder / "staging" / "worker-0" / "g1").mkdir(parents=True)
+    (host_with_memory.folder / "staging" / "worker-0" / "g1" / "no-room").touch()
+    host_with_memory.save(10)
+    assert host_with_memory.warnings == [
+        "snapshots.memory: no room for the snapshot of step 10 of worker-0: written to disk"
+    ]
+
+
+def test_a_program_that_does_not_use_memory_is_noted_once(host_with_memory: Host) -> None:
+    host_with_memory.save(10)
+    host_with_memory.save(20)
+    assert host_with_memory.warnings == [
+        "snapshots.memory: worker-0 has written the snapshot of step 10 to disk: only the helpers, and programs that "
+        "use PACELINE_SNAPSHOT_MEMORY_DIR, save to memory"
+    ]
+
+
+def test_tasks_resume_from_memory_which_is_free_again_once_a_newer_snapshot_replaces_it(
+    host_with_memory: Host, memory: Path
+) -> None:
+    """Tasks that still read the folder find it on disk."""
+    host = host_with_memory
+    host.save(10, memory, state="x" * 100_000, small="y")
+    restored = prepare(host, 10, 2)
+    assert (restored / "state").samefile(memory / "held" / "worker-0" / "step-10-g1" / "state")
+    host.staging.drop(ins.DropPart("worker-host-0", "worker-0", SnapshotId(10, 1)))
+    wait(host, "memory is free", lambda: not [path for path in memory.rglob("*") if path.is_file()])
+    assert (restored / "state").read_text() == "x" * 100_000 and (restored / "small").read_text() == "y"
+
+
+def test_a_generation_resumes_from_memory_or_disk_in_turn(host_with_memory: Host, memory: Path) -> None:
+    host = host_with_memory
+    host.save(10, memory, state="10")
+    host.save(20, state="20")
+    for generation, step in enumerate((10, 20, 10, 10, 20), start=2):
+        restored = prepare(host, step, generation)
+        assert (restored / "state").read_text() == str(step)
+        assert [path.name for path in restored.parent.iterdir() if path.name.startswith("step-")] == [restored.name]
+        assert restored.is_symlink() == (step == 10)
+
+
+def test_after_the_run_only_parts_that_were_not_committed_remain(host_with_memory: Host, memory: Path) -> None:
+    host = host_with_memory
+    host.save(10, memory, state="x")
+    prepare(host, 10, 2)
+    host.staging.tidy()
+    files = {str(path.relative_to(memory)) for path in memory.rglob("[!.]*") if path.is_file()}
+    assert files == {"held/worker-0/step-10-g1/state"}

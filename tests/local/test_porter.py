@@ -136,12 +136,12 @@ def test_a_local_copy_replaces_a_fetch_unless_it_was_changed(porter: Porter, fol
     local_copy.parent.mkdir(parents=True)
     folder.rename(local_copy)
     size = (local_copy / "weights").stat().st_size
-    snapshot, local_folder = SnapshotId(10, 1), str(tmp_path / "held")
-    first_fetch = req.FetchSnapshot(snapshot, str(tmp_path / "first"), local_folder)
+    snapshot, local_folders = SnapshotId(10, 1), (str(tmp_path / "memory" / "held"), str(tmp_path / "held"))
+    first_fetch = req.FetchSnapshot(snapshot, str(tmp_path / "first"), local_folders)
     assert porter.call(first_fetch) == req.SnapshotFetched(size, 0)
     first = (tmp_path / "first" / "weights").read_bytes()
     (local_copy / "weights").write_bytes(b"x" * size)
-    second_fetch = req.FetchSnapshot(snapshot, str(tmp_path / "second"), local_folder)
+    second_fetch = req.FetchSnapshot(snapshot, str(tmp_path / "second"), local_folders)
     assert porter.call(second_fetch) == req.SnapshotFetched(size, size)
     assert (tmp_path / "second" / "weights").read_bytes() == first
 

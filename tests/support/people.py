@@ -142,6 +142,21 @@ class Run:
             self.process.wait()
 
 
+def init_pid(pod: dict[str, Any]) -> int:
+    """The PID, on this machine, of the first process of a pod's container."""
+    uid = pod["metadata"]["uid"].replace("-", "_")
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            in_pod = uid in (folder / "cgroup").read_text().replace("-", "_")
+            numbers = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("NSpid"))
+            command_line = (folder / "cmdline").read_text()
+        except (OSError, StopIteration):
+            continue
+        if in_pod and numbers.split()[-1] == "1" and "agent.pyz" in command_line:
+            return int(folder.name)
+    raise AssertionError(f"no process of {pod['metadata']['name']} found")
+
+
 def bucket_of(person: Person, node: str = "") -> dict[str, str]:
     """Starts an S3 server in a pod of the namespace, reachable by all pods. Creates a Secret with its settings and
     returns them.

@@ -74,7 +74,7 @@ class Pods:
         name = f"{job}-{index}"
         own = self.place / name
         for folder in ("run", "work"):
-            (own / folder).mkdir(parents=True)
+            (own / folder).mkdir(parents=True, exist_ok=True)  # it exists if its container is restarted
         container = self.jobs[job]["spec"]["template"]["spec"]["containers"][0]
         folders = {pods.AGENT_FOLDER: self.place / "agent", pods.RUN_FOLDER: own / "run"}
         settings = json.loads(next(each["value"] for each in container["env"] if each["name"] == pod.SETTINGS))
@@ -90,13 +90,16 @@ class Pods:
             settings |= {"serve": self._serve, "snapshots": str(self.place / "claim") if settings["snapshots"] else ""}
         else:
             settings |= {"work": str(own / "work"), "code": str(self.place / "code")}
+            if settings.get("memory"):
+                (own / "memory").mkdir(exist_ok=True)
+                settings["memory"] = str(own / "memory")
             settings["snapshots"] = settings["snapshots"] and f"peer://127.0.0.1:{self._serve}"
         env = without("PACELINE", "PYTHON")
         env |= {pod.SETTINGS: json.dumps(settings), pod.ADDRESS: "127.0.0.1", pod.INDEX: str(index)}
         env |= self._env
         env["TMPDIR"] = str(own)
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-        with (own / "stdout").open("wb") as stdout:
+        with (own / "stdout").open("ab") as stdout:
             process = subprocess.Popen(
                 in_folders(container["command"], folders),
                 env=env, cwd=own, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout,

@@ -129,7 +129,7 @@ class Machine:
         patch.setattr(machine, "waited_for_core", lambda pid: self.waits_for_core.get(pid, 0.0))
         patch.setattr(machine, "was_oom_killed", lambda _: self.log)
         patch.setattr(machine, "free_port", lambda: next(self.ports))
-        patch.setattr(machine, "Memory", lambda: self)
+        patch.setattr(machine, "Memory", lambda _: self)
         patch.setattr(host_snapshots, "PorterClient", Porter)
 
     # ---- memory

@@ -186,6 +186,8 @@ def test_one_note_names_the_fields_that_this_machine_does_not_use(folder: Path) 
         "kubernetes: not used on this machine",
     ]
     assert notes("kubernetes: {image: a}\n") == ["kubernetes: not used on this machine"]
+    assert notes("snapshots: {memory: 8Gi}\n") == ["snapshots.memory: not used on this machine"]
+    assert notes("snapshots: {memory: 8Gi}\n", cluster=True) == []
     assert notes("tensorboard: true\nlimits: {grace: 5s}\n") == []
     assert notes("tensorboard: true\n", cluster=True) == []
     warning = "TensorBoard has no authentication: anyone who can reach its {} can see what this run writes"

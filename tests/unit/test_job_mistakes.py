@@ -187,8 +187,28 @@ FIELDS = {
     "a second copy of snapshots": (
         "snapshots: {mirror: true}\n",
         'job.yaml:4: snapshots.mirror: unknown key "mirror"; remove it: on a cluster, the hosts that wrote the newest '
-        "snapshot keep a copy automatically; allowed: best, claim, commit_every, from, keep, rate, to, trust, watch\n"
-        "    snapshots: {mirror: true}",
+        "snapshot keep a copy automatically; allowed: best, claim, commit_every, from, keep, memory, rate, to, trust, "
+        "watch\n    snapshots: {mirror: true}",
+    ),
+    "snapshots in no memory": (
+        "snapshots: {memory: 0}\n",
+        'job.yaml:4: snapshots.memory: must be at least 1Mi, got 0; allowed: an amount such as "8Gi" or "512Mi" '
+        '(1024), "8G" or "500M" (1000), or a number of bytes\n    snapshots: {memory: 0}',
+    ),
+    "snapshots in memory, without a unit": (
+        "snapshots: {memory: 8}\n",
+        'job.yaml:4: snapshots.memory: must be at least 1Mi, got 8; did you mean "8Gi"? allowed: an amount such as '
+        '"8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes\n    snapshots: {memory: 8}',
+    ),
+    "snapshots in an amount of memory that is none": (
+        "snapshots: {memory: half}\n",
+        'job.yaml:4: snapshots.memory: "half" is not an amount of memory; allowed: an amount such as "8Gi" '
+        'or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes\n    snapshots: {memory: half}',
+    ),
+    "a watched folder and snapshots in memory": (
+        "snapshots: {watch: ckpt, memory: 8Gi}\n",
+        "job.yaml:4: snapshots.memory: has no effect with snapshots.watch: what the program keeps there is copied to "
+        "disk; remove one of them\n    snapshots: {watch: ckpt, memory: 8Gi}",
     ),
     "no snapshot is kept": (
         "snapshots: {keep: 0}\n",

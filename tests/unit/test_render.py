@@ -73,6 +73,17 @@ JOBS = {
         limits: {runtime: 6h}
         kubernetes: {image: "registry.example/tf:1"}
     """,
+    "memory": """
+        name: digits
+        framework: torch
+        command: [python, train.py]
+        code: image
+        roles:
+          worker: [{replicas: 2, cpu: 2, memory: 4Gi}, {replicas: 1}]
+          evaluator: {memory: 1Gi}
+        snapshots: {memory: 8G}
+        kubernetes: {image: "registry.example/torch:1"}
+    """,
     "everything": """
         name: everything
         framework: torch
@@ -188,6 +199,33 @@ def test_gpus_go_to_the_roles_that_request_them_and_unequal_hosts_get_their_own_
         ]
     )
     assert settings["first"] == 1  # the second group continues the numbers of the first
+
+
+def test_memory_for_snapshots_is_added_to_that_of_hosts_that_save(tmp_path: Path) -> None:
+    """/dev/shm of programs keeps its size. A container without a limit gets none."""
+
+    def member(job: str) -> tuple[Object, Object, str]:
+        pod = find_object(rendered("memory", tmp_path), "Job", f"digits-3f9a-{job}")["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        volumes = {each["name"]: each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each}
+        folders = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        in_memory = {folders[name]: volume for name, volume in volumes.items() if volume.get("medium") == "Memory"}
+        settings = json.loads(container["env"][0]["value"])
+        return container["resources"], in_memory, settings.get("memory", "")
+
+    amount, full_pages = 8_000_000_000, 8_000_000_000 // 65536 * 65536
+    folder = {"/paceline/memory": {"medium": "Memory", "sizeLimit": str(full_pages)}}
+    resources = {"cpu": "2000m", "memory": str((4 << 30) + amount)}
+    shm = {"medium": "Memory", "sizeLimit": str(2 << 30)}
+    assert member("worker") == (
+        {"requests": resources, "limits": resources}, {**folder, "/dev/shm": shm}, "/paceline/memory",
+    )  # fmt: skip
+    assert member("worker-g1") == (
+        {"requests": {"memory": str(amount)}}, {**folder, "/dev/shm": {"medium": "Memory"}}, "/paceline/memory",
+    )  # fmt: skip
+    resources = {"memory": str(1 << 30)}
+    shm = {"medium": "Memory", "sizeLimit": str(1 << 29)}
+    assert member("evaluator") == ({"requests": resources, "limits": resources}, {"/dev/shm": shm}, "")
 
 
 def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:

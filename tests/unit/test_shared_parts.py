@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,81 @@ def test_without_hard_links_files_are_copied(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "restored" / "weights").samefile(f"{folder}/weights")
 
 
+# ---- in memory: another folder takes its place here
+
+
+def in_memory(tmp_path: Path, *tasks: str) -> req.Answer:
+    """Builds the folder to resume from out of these parts, wherever they are."""
+    repository = SnapshotRepository(FolderStore(str(tmp_path / "store")), "run")
+    held = str(tmp_path / "memory" / "held"), str(tmp_path / "held")
+    restored = str(tmp_path / "restored" / str(ID)), str(tmp_path / "memory" / "restored" / str(ID))
+    request = req.LinkSnapshot(ID, restored[0], held, dict.fromkeys(tasks, ""), restored[1])
+    return Porter(repository, repository, lambda *_: None, lanes=()).execute(request)
+
+
+def test_parts_in_memory_are_linked_there(tmp_path: Path) -> None:
+    folder = part(tmp_path / "memory" / "held", "worker-0", weights=bytes(SMALL + 1), about=b"{}")
+    assert in_memory(tmp_path, "worker-0") == req.SnapshotFetched(SMALL + 3, 0)
+    restored = tmp_path / "restored" / str(ID)
+    assert restored.readlink() == tmp_path / "memory" / "restored" / str(ID)
+    assert (restored / "weights").samefile(f"{folder}/weights") and (restored / "about").read_bytes() == b"{}"
+
+
+def test_parts_in_memory_and_on_disk_are_joined_on_disk(tmp_path: Path) -> None:
+    part(tmp_path / "memory" / "held", "worker-0", first=bytes(SMALL + 1))
+    part(tmp_path / "held", "worker-1", second=bytes(SMALL + 2))
+    assert in_memory(tmp_path, "worker-0", "worker-1") == req.SnapshotFetched(2 * SMALL + 3, 0)
+    restored = tmp_path / "restored" / str(ID)
+    assert not restored.is_symlink() and sorted(path.name for path in restored.iterdir()) == ["first", "second"]
+    assert not (tmp_path / "memory" / "restored").exists()
+
+
+def test_without_room_for_small_files_in_memory_they_are_copied_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shared_parts.copy
+
+    def full(source: str, target: str, *more: object, **options: bool) -> object:
+        if target.startswith(str(tmp_path / "memory")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+        return copy(source, target, *more, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shared_parts, "copy", full)
+    part(tmp_path / "memory" / "held", "worker-0", weights=bytes(SMALL + 1), about=b"{}")
+    assert in_memory(tmp_path, "worker-0") == req.SnapshotFetched(SMALL + 3, 0)
+    restored = tmp_path / "restored" / str(ID)
+    assert not restored.is_symlink() and (restored / "about").read_bytes() == b"{}"
+    assert list((tmp_path / "memory" / "restored").iterdir()) == []
+
+
+def test_a_folder_that_tasks_resume_from_moves_to_disk_at_once(tmp_path: Path) -> None:
+    part(tmp_path / "memory" / "held", "worker-0", weights=bytes(SMALL + 1), about=b"{}")
+    in_memory(tmp_path, "worker-0")
+    restored = tmp_path / "restored" / str(ID)
+    with (restored / "weights").open("rb") as opened:
+        shared_parts.move_to_disk(str(restored))
+        assert opened.read() == bytes(SMALL + 1)
+    assert (restored / "weights").read_bytes() == bytes(SMALL + 1) and (restored / "about").read_bytes() == b"{}"
+    assert restored.readlink().parent == restored.parent
+    assert list((tmp_path / "memory" / "restored").iterdir()) == []
+    assert sorted(path.name for path in restored.parent.iterdir()) == sorted([restored.name, restored.readlink().name])
+
+
+def test_a_folder_that_cannot_be_copied_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part(tmp_path / "memory" / "held", "worker-0", weights=bytes(SMALL + 1))
+    in_memory(tmp_path, "worker-0")
+    restored = tmp_path / "restored" / str(ID)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shared_parts, "copy", full)
+    with pytest.raises(OSError, match="No space left"):
+        shared_parts.move_to_disk(str(restored))
+    assert (restored / "weights").read_bytes() == bytes(SMALL + 1)
+    assert [path.name for path in restored.parent.iterdir()] == [restored.name]
+
+
 # ---- from another host
 
 
@@ -110,8 +186,9 @@ def tls(tmp_path: Path) -> str:
 def neighbor(tmp_path: Path, tls: str) -> Iterator[str]:
     """The address of a host that has the part of worker-1, and a file of two pieces in it."""
     part(tmp_path / "neighbor", "worker-1", weights=bytes(range(256)) * (PIECE // 128), about=b"second")
+    folders = [str(tmp_path / "neighbor-memory"), str(tmp_path / "neighbor")]
     server = Server(
-        ("127.0.0.1", 0), context(tls, "member", server=True), FolderStore(str(tmp_path / "neighbor")), part_access
+        ("127.0.0.1", 0), context(tls, "member", server=True), shared_parts.PartsStore(folders), part_access
     )
     yield f"127.0.0.1:{server.port}"
     server.close()
@@ -125,7 +202,7 @@ def dial(tls: str, address: str, name: str = MEMBER_NAME) -> PeerStore:
 def link(tmp_path: Path, tls: str, sources: dict[str, str]) -> req.Answer:
     repository = SnapshotRepository(FolderStore(str(tmp_path / "store")), "run")
     porter = Porter(repository, repository, lambda *_: None, lanes=(), peer=lambda address: dial(tls, address))
-    return porter.execute(req.LinkSnapshot(ID, str(tmp_path / "restored"), str(tmp_path / "held"), sources))
+    return porter.execute(req.LinkSnapshot(ID, str(tmp_path / "restored"), (str(tmp_path / "held"),), sources))
 
 
 def test_a_host_gets_the_parts_that_it_lacks_from_its_neighbor(tmp_path: Path, tls: str, neighbor: str) -> None:
@@ -136,6 +213,14 @@ def test_a_host_gets_the_parts_that_it_lacks_from_its_neighbor(tmp_path: Path, t
     assert (restored / "weights").read_bytes() == bytes(range(256)) * (PIECE // 128)
     assert (restored / "about").read_bytes() == b"first" and (restored / "shard").exists()
     assert [path.name for path in tmp_path.glob("*partial")] == []
+
+
+def test_a_host_gets_parts_that_its_neighbor_has_in_memory(tmp_path: Path, tls: str, neighbor: str) -> None:
+    """Its own parts may be in memory: what it fetches is on disk, and so is the folder to resume from."""
+    part(tmp_path / "neighbor-memory", "worker-2", shard=bytes(SMALL + 1))
+    answer = link(tmp_path, tls, {"worker-1": neighbor, "worker-2": neighbor})
+    assert isinstance(answer, req.SnapshotFetched) and answer.received == 2 * PIECE + len(b"second") + SMALL + 1
+    assert sorted(path.name for path in (tmp_path / "restored").iterdir()) == ["about", "shard", "weights"]
 
 
 def test_a_part_that_the_neighbor_no_longer_has_is_damage(tmp_path: Path, tls: str, neighbor: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -118,10 +119,23 @@ def resident(pid: int) -> int:
 class Memory:
     """Memory of this process's cgroup, or of the machine if the cgroup has no limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, snapshots: str = "") -> None:
+        """`snapshots`: a folder in memory. What it may use does not count: it was added to what the tasks may use."""
         self._folder, self._is_v2 = _cgroup()
+        self._snapshots = snapshots
 
     def used_and_limit(self) -> tuple[int, int]:
+        used, limit, files = self._used_limit_and_files()
+        if self._snapshots:
+            with contextlib.suppress(OSError):
+                status = os.statvfs(self._snapshots)
+                # Files of an earlier container do not count as memory of this one.
+                files = min(files, (status.f_blocks - status.f_bfree) * status.f_frsize)
+                return max(0, used - files), max(0, limit - status.f_blocks * status.f_frsize)
+        return used, limit
+
+    def _used_limit_and_files(self) -> tuple[int, int, int]:
+        """And how much of it is used by files in memory."""
         total, available = _machine_memory()
         if self._folder:
             current, limit = (
@@ -131,8 +145,9 @@ class Memory:
             used = _read_int(f"{self._folder}/{current}")
             if limit_bytes is not None and used is not None and limit_bytes < total:
                 cache = self._memory_stat("inactive_file" if self._is_v2 else "total_inactive_file")
-                return max(0, used - cache), limit_bytes
-        return total - available, total
+                files = self._memory_stat("shmem" if self._is_v2 else "total_shmem")
+                return max(0, used - cache), limit_bytes, files
+        return total - available, total, total
 
     def share(self) -> float:
         used, limit = self.used_and_limit()

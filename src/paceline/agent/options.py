@@ -43,6 +43,7 @@ class Options:
     serve: str = ""  # host:port that serves the store and the library for buckets (captain), or its parts (member)
     obstore: str = ""  # source of the library for buckets, if it is not installed: an archive, or peer://host:port
     token: str = ""  # captain only: distinguishes runs with the same id; a restart does not change it
+    memory: str = ""  # folder in memory that tasks may save snapshots to; empty: none
     compiled: str = ""  # folder for what frameworks compile; empty: it is not kept
     starter: int = 0  # the host ends when this process does; 0: its parent
 

@@ -87,6 +87,7 @@ def prepare(settings: dict[str, Any], index: int, address: str, uid: str = "", t
         snapshots=settings["snapshots"],
         obstore=settings["obstore"],
         ingest=settings.get("ingest", ""),
+        memory=settings.get("memory", ""),
         serve=f"{any_address}:{parts_port}",
         peers=f"{_address(plan, settings, index, address)}:{parts_port}",
         compiled=f"{settings['folder']}/compiled",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import platform
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from paceline.runtime.group_save import is_stopping, should_save
 from paceline.runtime.report import report_last_step, report_step
 from paceline.runtime.save_schedule import Every, SaveSchedule
 from paceline.runtime.shards import Shards
-from paceline.runtime.snapshot_folders import Background, in_a_run, restored, writing
+from paceline.runtime.snapshot_folders import Background, in_a_run, restored, save_snapshot
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 
 if TYPE_CHECKING:
@@ -155,11 +156,10 @@ class Snapshots:
         about = {"step": n, "order": order, "random": base64.b64encode(random_state.state()).decode()}
         versions = {"python": platform.python_version(), "jax": jax.__version__}
 
-        def write() -> None:
-            with writing(n, processes, numbers, versions) as folder:
-                snapshot_files.write(folder, leaves, about, process, processes)
+        def write(folder: Path) -> None:
+            snapshot_files.write(folder, leaves, about, process, processes)
 
-        self._background.start(n, write, urgent)
+        self._background.start(n, lambda: save_snapshot(write, n, processes, numbers, versions), urgent)
 
 
 def _load_leaf(saved: snapshot_files.Saved, path: str, like: Any) -> Any:

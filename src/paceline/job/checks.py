@@ -119,6 +119,7 @@ def _cluster_only_fields(job: Job) -> list[str]:
     """The fields that are set but used on clusters only."""
     is_set_by_field = {
         "snapshots.to": (job.snapshots.to or "").startswith(CLAIM),
+        "snapshots.memory": job.snapshots.memory is not None,
         **{f"tensorboard.{name}": getattr(job.tensorboard, name, None) for name in ("image", "service", "ingress")},
         "serve": job.serve is not None,
         "credentials": job.credentials is not None,

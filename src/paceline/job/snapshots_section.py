@@ -159,6 +159,13 @@ class _Snapshots(Strict):
         "times as long.",
         examples=["5m"],
     )
+    memory: Memory | None = Field(
+        default=None,
+        description="Memory of each host that saves snapshots, in addition to its `memory`: the helpers save there, or "
+        "to disk if it is full. Use at least twice the size of what the tasks of a host save. Used on clusters only. "
+        "Default: snapshots are saved on disk; see [saving to memory](snapshots.md#saving-to-memory).",
+        examples=["8Gi"],
+    )
     watch: Watched | None = Field(
         default=None,
         description="Where the program keeps its own checkpoints, relative to its working folder: a folder, a file, or "
@@ -193,6 +200,9 @@ else:  # `from` is a keyword
 
 
 def check(section: Snapshots, broken: Sequence[tuple[str | int, ...]], cluster: bool) -> Iterator[Finding]:
+    if section.memory is not None and section.watch is not None:
+        message = "has no effect with snapshots.watch: what the program keeps there is copied to disk"
+        yield Finding(("snapshots", "memory"), message, "remove one of them")
     to = section.to or ""
     if ("snapshots", "to") in broken:
         return

@@ -1,12 +1,13 @@
 """The snapshot contract: a folder to write to, and a folder to resume from. Needs no framework.
 
-with writing(step, metrics={"loss": 0.5}) as folder:  # only in a run: see in_a_run()
-    torch.save(state, folder / "state.pt")
+save_snapshot(lambda folder: torch.save(state, folder / "state.pt"), step, metrics={"loss": 0.5})  # see in_a_run()
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 import os
 import shutil
 import sys
@@ -19,6 +20,8 @@ from typing import Any, Callable
 from paceline.runtime import report
 
 _NICE = 10  # the thread gets about a tenth of a core if others compete for it
+_RESERVE = 1024 * 1024  # bytes of memory that a snapshot leaves free, for what the agent writes next to it
+_NO_ROOM = "no-room"  # a file that tells the agent why a snapshot is on disk
 ABOUT = "paceline.json"  # next to the files of a snapshot: number of parts, metrics, versions
 
 
@@ -38,15 +41,65 @@ def from_another_run() -> bool:
     return folder is not None and folder.name.endswith("-g0")
 
 
-@contextmanager
-def writing(
-    step: int, parts: int = 1, metrics: Mapping[str, float] | None = None, versions: Mapping[str, str] | None = None
-) -> Iterator[Path]:
-    """A folder to write the snapshot of that step to. It is saved when the block ends without an error.
+def save_snapshot(
+    write: Callable[[Path], object],
+    step: int,
+    parts: int = 1,
+    metrics: Mapping[str, float] | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Save the snapshot of that step: `write` writes its files to a folder. With `snapshots.memory`, that folder is in
+    memory if there is room; if `write` fails there, it is called again, for a folder on disk.
 
     `parts`: how many tasks write a part of this snapshot. Files that two tasks write must be identical.
     """
-    folder = Path(os.environ["PACELINE_SNAPSHOT_DIR"])
+    global _last_size
+    memory = os.environ.get("PACELINE_SNAPSHOT_MEMORY_DIR")
+    if memory:
+        with suppress(Exception):  # frameworks raise errors of their own if there is no space left
+            _check_room(memory, _last_size)
+            with writing(step, parts, metrics, versions, memory) as folder:
+                write(folder)
+                _last_size = _size(folder)
+                _check_room(memory)
+            return
+    with writing(step, parts, metrics, versions) as folder:
+        write(folder)
+        if memory:
+            _last_size = _size(folder)
+            (folder.parent / _NO_ROOM).touch()
+
+
+_last_size = 0  # bytes of the last snapshot that this process has written
+
+
+def _size(folder: Path) -> int:
+    """Bytes that the files need in memory, where each has at least one page."""
+    return sum(path.stat().st_size + mmap.PAGESIZE for path in folder.rglob("*"))
+
+
+def _check_room(memory: str, needed: int = 0) -> None:
+    if free_space(memory) < needed + _RESERVE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), memory)
+
+
+def free_space(folder: str) -> int:
+    """Bytes."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+@contextmanager
+def writing(
+    step: int,
+    parts: int = 1,
+    metrics: Mapping[str, float] | None = None,
+    versions: Mapping[str, str] | None = None,
+    to: str | None = None,
+) -> Iterator[Path]:
+    """A folder to write the snapshot of that step to. It is saved when the block ends without an error. `save_snapshot`
+    also uses memory. `to`: instead of the task's folder on disk."""
+    folder = Path(to or os.environ["PACELINE_SNAPSHOT_DIR"])
     partial = folder / f"step-{step}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -17,6 +17,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -263,11 +264,14 @@ class Snapshots:
         for name in ("keras", "tf_keras"):
             if name in sys.modules:
                 versions[name] = sys.modules[name].__version__
+
+        def write(folder: Path) -> None:
+            copy.write(folder)  # first, since it releases the GIL
+            (folder / STATE).write_text(json.dumps(metadata))
+            self._state.verify()
+
         try:
-            with snapshot_folders.writing(step, metrics=metrics, versions=versions) as folder:
-                copy.write(folder)  # first, since it releases the GIL
-                (folder / STATE).write_text(json.dumps(metadata))
-                self._state.verify()
+            snapshot_folders.save_snapshot(write, step, metrics=metrics, versions=versions)
         finally:
             copy.drop()  # an exception would keep the values in memory
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from paceline.runtime.group_save import is_stopping, should_save
 from paceline.runtime.report import report_last_step, report_step, warn
 from paceline.runtime.save_schedule import Every, SaveSchedule
 from paceline.runtime.shards import Shards
-from paceline.runtime.snapshot_folders import Background, from_another_run, in_a_run, restored, writing
+from paceline.runtime.snapshot_folders import Background, from_another_run, in_a_run, restored, save_snapshot
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 from paceline.torch import buckets, group, snapshot_files, state_restore
 from paceline.torch.host_copy import HostCopy
@@ -203,12 +204,11 @@ class Snapshots:
         copied_files = self._host_copy.copy(files)
         versions = {"python": platform.python_version(), "torch": torch.__version__}
 
-        def write() -> None:
-            with writing(n, parts, numbers, versions) as folder:
-                for name, content in copied_files.items():
-                    torch.save(content, folder / name)
+        def write(folder: Path) -> None:
+            for name, content in copied_files.items():
+                torch.save(content, folder / name)
 
-        self._background.start(n, write, urgent)
+        self._background.start(n, lambda: save_snapshot(write, n, parts, numbers, versions), urgent)
 
     def _tree(self, n: int, states: list[bytes]) -> dict[str, Any]:
         """All ranks must call it: building it may need collectives."""

@@ -63,7 +63,7 @@ class HostTasks:
         self._launcher = TaskLauncher(
             plan, options, loop, connection.send, connection.notify, self._on_started, self._on_start_failed
         )
-        self._memory = machine.Memory()
+        self._memory = machine.Memory(options.memory)
         self._kills_before = self._memory.oom_kills()
         self._logs: dict[str, TaskLog] = {}
         self.attempts: dict[str, Attempt] = {}

@@ -4,6 +4,9 @@
 <folder>/held/<task>/step-<n>-g<generation>        collected by the agent, until the captain has it deleted
 <folder>/restored/<host>/step-<n>-g<generation>    to resume from: files of the held parts, or a verified copy
 <folder>/committed/<host>/step-<n>                 for evaluators that poll this folder; see also evaluator_copies.py
+<memory>/staging, held, restored                   the same in memory, with `snapshots.memory`
+A part stays where the task wrote it, on disk or in memory. A folder to resume from is in memory only if all its files
+are; <folder>/restored/<host> then has a link to it.
 If tasks write checkpoints to a watched folder instead, see watched_folder.py.
 """
 
@@ -24,7 +27,7 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import stored_messages
 from paceline.agent.options import Options
 from paceline.agent.transfers import requests as req
-from paceline.agent.transfers.porter_client import PorterClient, held_folder, porter_settings
+from paceline.agent.transfers.porter_client import PorterClient, held_folders, porter_settings
 from paceline.agent.transfers.watched_folder import WatchedFolder
 from paceline.plan import Plan
 from paceline.storage import boots
@@ -42,6 +45,8 @@ LARGEST_STEP = 2**53 - 1
 MAX_ENTRIES = 100  # entries of `metrics` and of `versions`
 MAX_COPIES = 3  # kept for evaluators
 RETRY_S = 2.0  # seconds until a failed fetch is retried
+NO_ROOM = "no-room"  # a file next to what a task has saved on disk: memory was full; see runtime/snapshot_folders.py
+REMOVED = ".gone"  # ends the names of folders that are about to be deleted
 BOOT = "boot"  # a file next to the held parts: the boot id of the machine that wrote them
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
 _GENERATION = re.compile(r"g([1-9][0-9]{0,7})")
@@ -66,9 +71,11 @@ class HostSnapshots:
         host = plan.host(options.host)
         self._tasks = host.tasks
         self._is_evaluator = host.role == "evaluator"
-        self._folder = options.folder
-        self._held_folder = held_folder(options)
+        self._folder, self._memory = options.folder, options.memory
+        self._held_folders = held_folders(options)
+        self._held_on_disk = self._held_folders[-1]
         self._restored_folder = f"{options.folder}/restored/{options.host}"
+        self._restored_in_memory = f"{options.memory}/restored/{options.host}" if options.memory else ""
         self._committed_folder = f"{options.folder}/committed/{options.host}"
         environment = {**os.environ, **plan.role(host.role).env}
         self.porter = PorterClient(porter_settings(plan, options), environment, loop)
@@ -78,30 +85,42 @@ class HostSnapshots:
         self._stored: dict[tuple[str, SnapshotId], tuple[File, ...]] = {}
         self._preparing: tuple[ins.PrepareHost, int] | None = None  # and the number of the request
         self._prepared: tuple[SnapshotId | None] | None = None  # not used by a task yet
+        self._move: int | None = None  # number of the request that moves the restored folder from memory to disk
+        self._use_memory: set[str] = set()  # tasks that have saved to memory
+        self._noted: set[str] = set()  # notes on `snapshots.memory`
         self._is_fetching = False  # a copy for evaluators
         self._newest: SnapshotId | None = None  # the newest snapshot to copy for evaluators
         self._next_fetch: SnapshotId | None = None  # for evaluators, once the current fetch has ended
         self._discard_other_boots()
+        self._finish_removals()
 
     # ---- for tasks
 
     def environment(self, task: str, generation: int, restore: str | None) -> dict[str, str]:
-        """Environment variables of a task. Its staging folder belongs to this task and generation alone."""
-        folder = f"{self._folder}/staging/{task}"
-        staging = f"{folder}/g{generation}"
-        os.makedirs(staging, exist_ok=True)
-        old = [f"{folder}/{name}" for name in os.listdir(folder) if name != f"g{generation}"]
-        if old:
-            self.remove(old)
+        """Environment variables of a task. Its staging folders belong to this task and generation alone."""
         self._prepared = None
         restored = f"{self._restored_folder}/{restore}" if restore else ""
+        staging = self._make_staging(self._folder, task, generation)
         variables = {"PACELINE_SNAPSHOT_DIR": staging, "PACELINE_RESTORE": restored}
+        if self._memory:
+            with contextlib.suppress(OSError):  # then the task saves to disk
+                staging = self._make_staging(self._memory, task, generation)
+                variables["PACELINE_SNAPSHOT_MEMORY_DIR"] = staging
         if self._plan.snapshots.trust:
             variables["PACELINE_TRUST"] = "1"
         if self._is_evaluator:
             os.makedirs(self._committed_folder, exist_ok=True)
             variables["PACELINE_COMMITTED_DIR"] = self._committed_folder
         return variables
+
+    def _make_staging(self, root: str, task: str, generation: int) -> str:
+        folder = f"{root}/staging/{task}"
+        staging = f"{folder}/g{generation}"
+        os.makedirs(staging, exist_ok=True)
+        old = [f"{folder}/{name}" for name in os.listdir(folder) if name != f"g{generation}"]
+        if old:
+            self.remove(old)
+        return staging
 
     def fetch_env(self) -> dict[str, str]:
         """Environment variables for paceline.fetch, the same for all tasks of a host and for an ingest."""
@@ -121,7 +140,7 @@ class HostSnapshots:
     def collect(self) -> None:
         """Collects the snapshots that tasks have saved since the last call, and reports them to the captain."""
         for task in self._tasks:
-            for step, generation, path in list(self._staged(task)):
+            for generation, step, path in sorted(self._staged(task)):
                 if self.watched.folder:
                     self.remove([path])
                     self._notify(f"{task}: its snapshots are ignored because snapshots.watch is set", True)
@@ -129,16 +148,18 @@ class HostSnapshots:
                     self._collect_part(task, SnapshotId(step, generation), path)
 
     def _collect_part(self, task: str, id: SnapshotId, path: str) -> None:
-        target = f"{self._held_folder}/{task}/{id}"
+        is_in_memory = bool(self._memory) and path.startswith(f"{self._memory}/")
+        target = f"{self._held_folders[0] if is_in_memory else self._held_on_disk}/{task}/{id}"
         try:
             if id.step > LARGEST_STEP:
                 raise _InvalidSnapshot(f"the largest step is {LARGEST_STEP}")
-            if os.path.exists(target):
+            if os.path.exists(self._part(task, id)):
                 self.remove([path])  # the same step again: the first one is being uploaded
                 return
             about = _read_about(path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            self._write_boot(task)
+            if not is_in_memory:
+                self._write_boot(task)
             os.rename(path, target)
         except _InvalidSnapshot as error:
             self._notify(f"{task}: the snapshot of step {id.step} is invalid and is ignored: {error}", True)
@@ -148,18 +169,41 @@ class HostSnapshots:
             self._notify(f"{task}: cannot collect the snapshot in {path}: {error.strerror}", True)
             return
         self._send(self._saved_part(task, id, about))  # not read again: the task may still change it
+        if is_in_memory:
+            self._use_memory.add(task)
+        elif self._memory:
+            self._note_disk(task, id.step, is_full=os.path.exists(f"{os.path.dirname(path)}/{NO_ROOM}"))
         if self._options.serve:
             self.porter.start()  # other hosts may need it
 
+    def _note_disk(self, task: str, step: int, is_full: bool) -> None:
+        """Says once that memory is full, and once that a program does not use it."""
+        if is_full or task in self._use_memory:
+            reason, text = "full", f"no room for the snapshot of step {step} of {task}: written to disk"
+        else:
+            program = "only the helpers, and programs that use PACELINE_SNAPSHOT_MEMORY_DIR, save to memory"
+            reason, text = "unused", f"{task} has written the snapshot of step {step} to disk: {program}"
+        if reason not in self._noted:
+            self._noted.add(reason)
+            self._notify(f"snapshots.memory: {text}")
+
+    def _part(self, task: str, id: SnapshotId) -> str:
+        """The folder of a part that a task has saved, in memory or on disk."""
+        return shared_parts.find(self._held_folders, task, id)
+
+    def _held(self, task: str) -> set[SnapshotId]:
+        names = (name for folder in self._held_folders for name in _names(f"{folder}/{task}"))
+        return set(filter(None, map(parse_id, names)))
+
     def _write_boot(self, task: str) -> None:
-        path = f"{self._held_folder}/{task}/{BOOT}"
+        path = f"{self._held_on_disk}/{task}/{BOOT}"
         if not os.path.exists(path):
             boots.write_mark(path)
 
     def _discard_other_boots(self) -> None:
-        """Parts that were held when the machine lost power may be incomplete or empty."""
+        """Parts that were held on disk when the machine lost power may be incomplete or empty."""
         for task in self._tasks:
-            folder = f"{self._held_folder}/{task}"
+            folder = f"{self._held_on_disk}/{task}"
             parts = [name for name in _names(folder) if parse_id(name) is not None]
             is_same_boot = boots.read_mark(f"{folder}/{BOOT}") == boots.boot_id()
             if parts and not is_same_boot:
@@ -170,23 +214,30 @@ class HostSnapshots:
                 with contextlib.suppress(OSError):
                     os.unlink(f"{folder}/{BOOT}")
 
+    def _finish_removals(self) -> None:
+        """Of an earlier agent that was killed meanwhile: what remains would occupy memory as long as the pod exists."""
+        folders = [f"{folder}/{task}" for folder in self._held_folders for task in self._tasks]
+        removed = [f"{folder}/{name}" for folder in folders for name in _names(folder) if name.endswith(REMOVED)]
+        if removed:
+            self.porter.ask(req.RemoveFolders(tuple(removed)), lambda _: None)
+
     def held_parts(self) -> list[PartSaved]:
         """All parts on this host, including those that an earlier agent collected."""
         parts = []
         for task in self._tasks:
-            ids = filter(None, map(parse_id, _names(f"{self._held_folder}/{task}")))
             # The captain would reject the message if there were too many, or if a step were too large.
-            for id in sorted(id for id in ids if id.step <= LARGEST_STEP)[-MAX_HELD:]:
+            for id in sorted(id for id in self._held(task) if id.step <= LARGEST_STEP)[-MAX_HELD:]:
                 with contextlib.suppress(_InvalidSnapshot):
-                    parts.append(self._saved_part(task, id, _read_about(f"{self._held_folder}/{task}/{id}")))
+                    parts.append(self._saved_part(task, id, _read_about(self._part(task, id))))
         return parts
 
     def _staged(self, task: str) -> Iterator[tuple[int, int, str]]:
-        folder = f"{self._folder}/staging/{task}"
-        for generation in filter(None, map(_GENERATION.fullmatch, _names(folder))):
-            steps = filter(None, map(_STEP.fullmatch, _names(f"{folder}/{generation[0]}")))
-            for step in sorted(steps, key=lambda match: int(match[1])):
-                yield int(step[1]), int(generation[1]), f"{folder}/{generation[0]}/{step[0]}"
+        """Generation, step and folder of what the task has saved."""
+        for root in filter(None, (self._folder, self._memory)):
+            folder = f"{root}/staging/{task}"
+            for generation in filter(None, map(_GENERATION.fullmatch, _names(folder))):
+                for step in filter(None, map(_STEP.fullmatch, _names(f"{folder}/{generation[0]}"))):
+                    yield int(generation[1]), int(step[1]), f"{folder}/{generation[0]}/{step[0]}"
 
     def _saved_part(self, task: str, id: SnapshotId, about: Mapping[str, Any]) -> PartSaved:
         parts, metrics, versions = about.get("parts", 1), about.get("metrics", {}), about.get("versions", {})
@@ -213,13 +264,13 @@ class HostSnapshots:
                 self._stored[task, snapshot] = answer.files
                 self._report_stored(task, snapshot)
 
-        request = req.SendPart(snapshot, task, f"{self._held_folder}/{task}/{snapshot}")
+        request = req.SendPart(snapshot, task, self._part(task, snapshot))
         self._uploads[task, snapshot] = self.porter.ask(request, sent)
 
     def has_unsent(self) -> bool:
         """Whether the newest part of a task is not in the store, as far as this agent knows."""
         for task in self._tasks:
-            newest = max(filter(None, map(parse_id, _names(f"{self._held_folder}/{task}"))), default=None)
+            newest = max(self._held(task), default=None)
             if newest is not None and (task, newest) not in self._stored:
                 return True
         return False
@@ -235,8 +286,17 @@ class HostSnapshots:
         if number is not None:
             self.porter.cancel(number)
         if task in self._tasks:
-            self.remove([f"{self._held_folder}/{task}/{id}"])
-            shared_parts.forget(f"{self._held_folder}/{task}/{id}")
+            part = self._part(task, id)
+            self.remove([part])
+            shared_parts.forget(part)
+            self._move_restored(id)
+
+    def _move_restored(self, id: SnapshotId) -> None:
+        """Moves a restored folder from memory to disk: it shares its files with a part that is deleted, so that room is
+        only free when the folder is moved. Tasks may still read it."""
+        link = f"{self._restored_folder}/{id}"
+        if self._move is None and os.path.islink(link) and os.readlink(link).startswith(f"{self._memory}/"):
+            self._move = self.porter.ask(req.MoveToDisk(link), lambda _: None)
 
     def prepare(self, message: ins.PrepareHost) -> None:
         id, from_hosts = message.snapshot, bool(message.sources)
@@ -249,7 +309,11 @@ class HostSnapshots:
             self._send(ev.HostPrepared(self._options.host, id, from_hosts=from_hosts))
             return
         self._prepared = None
-        self.remove([f"{self._restored_folder}/{name}" for name in _names(self._restored_folder)])
+        if self._move is not None:
+            self.porter.cancel(self._move)
+            self._move = None
+        for restored in filter(None, (self._restored_folder, self._restored_in_memory)):
+            self.remove([f"{restored}/{name}" for name in _names(restored)])
         folder = f"{self._restored_folder}/{id}"
 
         def fetched(answer: req.Answer) -> None:
@@ -271,9 +335,10 @@ class HostSnapshots:
         if id is None:
             self._preparing = message, self.watched.restore(message.generation, None, "", finished)
             return
-        request: req.Request = req.FetchSnapshot(id, folder, self._held_folder)
+        request: req.Request = req.FetchSnapshot(id, folder, self._held_folders)
         if message.sources:
-            request = req.LinkSnapshot(id, folder, self._held_folder, message.sources)
+            in_memory = f"{self._restored_in_memory}/{id}" if self._memory else ""
+            request = req.LinkSnapshot(id, folder, self._held_folders, message.sources, in_memory)
         number = self.porter.ask(request, fetched)
         self._preparing = message, number
 
@@ -313,8 +378,11 @@ class HostSnapshots:
         renamed = []
         for folder in folders:
             try:
+                if os.path.islink(folder):
+                    os.unlink(folder)
+                    continue
                 parent, name = os.path.split(folder)
-                aside = f"{parent}/.{name}.{os.urandom(4).hex()}.gone"
+                aside = f"{parent}/.{name}.{os.urandom(4).hex()}{REMOVED}"
                 os.rename(folder, aside)
                 renamed.append(aside)
             except OSError:
@@ -324,7 +392,10 @@ class HostSnapshots:
 
     def tidy(self) -> None:
         """Removes copies after the end of the run. Held parts stay: they are stored nowhere else."""
-        task_folders = [f"{self._held_folder}/{task}" for task in self._tasks]
+        if self._memory:
+            remove_tree(f"{self._memory}/staging", ignore_errors=True)
+            remove_tree(f"{self._memory}/restored", ignore_errors=True)
+        task_folders = [f"{folder}/{task}" for folder in self._held_folders for task in self._tasks]
         for folder in task_folders:
             if not any(map(parse_id, _names(folder))):
                 with contextlib.suppress(OSError):

@@ -173,6 +173,8 @@ class Porter:
             return req.SnapshotFetched(manifest.size, received)
         elif isinstance(request, req.LinkSnapshot):
             return self._link(request, number)
+        elif isinstance(request, req.MoveToDisk):
+            shared_parts.move_to_disk(request.link, self._is_wanted(number))
         elif isinstance(request, req.RestoreWatched):
             return self._restore_watched(request, number)
         elif isinstance(request, req.CaptureWatched):
@@ -223,9 +225,12 @@ class Porter:
         remote = {task: address for task, address in request.sources.items() if address}
         try:
             received = fetch_parts(remote, request.snapshot, fetched, self._peer, self._is_wanted(number))
-            own = {task: f"{request.held}/{task}/{request.snapshot}" for task in request.sources.keys() - remote.keys()}
-            parts = ((own.get(task) or f"{fetched}/{task}", task in own) for task in request.sources)
-            return req.SnapshotFetched(shared_parts.assemble(parts, request.folder), received)
+            own_tasks = request.sources.keys() - remote.keys()
+            own = {task: shared_parts.find(request.held, task, request.snapshot) for task in own_tasks}
+            is_in_memory = not remote and all(part.startswith(f"{request.held[0]}/") for part in own.values())
+            parts = [(own.get(task) or f"{fetched}/{task}", task in own) for task in request.sources]
+            in_memory = request.in_memory if is_in_memory else ""
+            return req.SnapshotFetched(shared_parts.assemble(parts, request.folder, in_memory), received)
         finally:
             remove_tree(fetched, ignore_errors=True)
 
@@ -292,7 +297,7 @@ class Porter:
 def _lane_of(request: Request) -> str:
     if isinstance(request, (req.SendPart, req.FetchSnapshot, req.SweepGenerations, req.AdoptOrigin)):
         return TRANSFERS
-    if isinstance(request, req.LinkSnapshot):
+    if isinstance(request, (req.LinkSnapshot, req.MoveToDisk)):
         return LINKS
     if isinstance(request, (req.RestoreWatched, req.CaptureWatched)):
         return WATCHED
@@ -319,7 +324,7 @@ class PorterSettings:
     to: str = ""  # the location as shown to users
     called: str = ""  # the origin as shown to users
     buckets: bool = False  # whether this host uses buckets
-    held: str = ""  # members: the folder of the parts that are served to other hosts
+    held: tuple[str, ...] = ()  # members: the folders of the parts that are served to other hosts
 
 
 PEER = "peer://"
@@ -393,7 +398,7 @@ def _serve(settings: PorterSettings) -> None:
         if settings.held:
             tls = context(settings.tls, "member", server=True)
             with contextlib.suppress(OSError):  # the port is taken: other hosts get its snapshots from the store
-                Server(endpoint(settings.serve), tls, FolderStore(settings.held), part_access)
+                Server(endpoint(settings.serve), tls, shared_parts.PartsStore(settings.held), part_access)
             return
         tls = context(settings.tls, "captain", server=True)
         served = _Served(settings)

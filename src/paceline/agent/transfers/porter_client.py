@@ -42,13 +42,13 @@ def porter_settings(plan: Plan, options: Options) -> PorterSettings:
     return PorterSettings(
         location, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder,
         options.origin or plan.snapshots.origin, options.token, plan.snapshots.to or location,
-        plan.snapshots.origin, plan.needs_bucket, "" if options.host == CAPTAIN else held_folder(options),
+        plan.snapshots.origin, plan.needs_bucket, () if options.host == CAPTAIN else held_folders(options),
     )  # fmt: skip
 
 
-def held_folder(options: Options) -> str:
-    """The parts of snapshots that the tasks of this host have saved."""
-    return f"{options.folder}/held"
+def held_folders(options: Options) -> tuple[str, ...]:
+    """The parts of snapshots that the tasks of this host have saved: in memory (`snapshots.memory`), and on disk."""
+    return tuple(f"{root}/held" for root in (options.memory, options.folder) if root)
 
 
 def process(module: str, argument: str) -> list[str]:

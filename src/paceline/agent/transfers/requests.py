@@ -96,22 +96,31 @@ class SendPart:
 
 @record
 class FetchSnapshot:
-    """Fetch a snapshot to a new folder and verify it. `held`: a folder whose files need not be fetched."""
+    """Fetch a snapshot to a new folder and verify it. `held`: folders whose files need not be fetched."""
 
     snapshot: SnapshotId
     folder: str
-    held: str = ""
+    held: tuple[str, ...] = ()
 
 
 @record
 class LinkSnapshot:
     """Build a folder to resume from out of the parts that hosts have. The files of this host are linked, not copied.
-    `sources`: task -> address of the host that has its part; empty if it is below `held`."""
+    `sources`: task -> address of the host that has its part; empty if it is below one of `held`. `in_memory`: where to
+    build it, with a link at `folder`, if all parts are in memory, below the first of `held`; empty: never."""
 
     snapshot: SnapshotId
     folder: str
-    held: str
+    held: tuple[str, ...]
     sources: Mapping[str, str]
+    in_memory: str = ""
+
+
+@record
+class MoveToDisk:
+    """Move a folder from memory to disk. `link`: leads to it."""
+
+    link: str
 
 
 @record
@@ -194,8 +203,8 @@ class Cancel:
 
 Request = Union[
     ListSnapshots, BeginGeneration, CommitSnapshot, RecordEvaluation, DeleteSnapshot, SweepGenerations, AdoptOrigin,
-    SendPart, FetchSnapshot, LinkSnapshot, RestoreWatched, CaptureWatched, RemoveFolders, UploadLogs, TrimCurves,
-    KeepCompiled, FetchCompiled, Cancel,
+    SendPart, FetchSnapshot, LinkSnapshot, MoveToDisk, RestoreWatched, CaptureWatched, RemoveFolders, UploadLogs,
+    TrimCurves, KeepCompiled, FetchCompiled, Cancel,
 ]  # fmt: skip
 
 
@@ -293,9 +302,9 @@ _REQUESTS = Codec(
     {
         "known": ListSnapshots, "begin": BeginGeneration, "commit": CommitSnapshot, "evaluated": RecordEvaluation,
         "delete": DeleteSnapshot, "sweep": SweepGenerations, "adopt": AdoptOrigin, "send": SendPart,
-        "fetch": FetchSnapshot, "link": LinkSnapshot, "put": RestoreWatched, "take": CaptureWatched,
-        "remove": RemoveFolders, "keep": UploadLogs, "curves": TrimCurves, "compiled": KeepCompiled,
-        "fetch-compiled": FetchCompiled, "forget": Cancel,
+        "fetch": FetchSnapshot, "link": LinkSnapshot, "to-disk": MoveToDisk, "put": RestoreWatched,
+        "take": CaptureWatched, "remove": RemoveFolders, "keep": UploadLogs, "curves": TrimCurves,
+        "compiled": KeepCompiled, "fetch-compiled": FetchCompiled, "forget": Cancel,
     },
     "do", _READERS,
 )  # fmt: skip

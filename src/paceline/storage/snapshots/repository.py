@@ -205,11 +205,11 @@ class SnapshotRepository:
     # ---- restore
 
     def fetch(
-        self, manifest: Manifest, folder: str, should_continue: ContinueCheck = always, local_copies: str = ""
+        self, manifest: Manifest, folder: str, should_continue: ContinueCheck = always, local_copies: Iterable[str] = ()
     ) -> int:
         """Fetch into a new folder, which appears only when all files are verified. Return the number of bytes fetched.
 
-        `local_copies`: a folder with `<task>/<snapshot>/<path>`; files in it that match the manifest are not fetched.
+        `local_copies`: folders with `<task>/<snapshot>/<path>`; files in them that match the manifest are not fetched.
         """
         parent, name = os.path.split(folder)
         partial = f"{parent}/.{name}.{os.urandom(4).hex()}.partial"
@@ -218,8 +218,9 @@ class SnapshotRepository:
         def fetch(item: tuple[str, tuple[str, File]], check: ContinueCheck) -> int:
             path, (task, file) = item
             target = f"{partial}/{path}"
-            if local_copies and _copy_if_intact(f"{local_copies}/{task}/{manifest.id}/{path}", file, target, check):
-                return 0
+            for copies in local_copies:
+                if _copy_if_intact(f"{copies}/{task}/{manifest.id}/{path}", file, target, check):
+                    return 0
             self._fetch_file(self._file(manifest.id, task, path), file, target, check)
             return file.size
 

@@ -3,6 +3,8 @@
 A program must not change the files that it resumes from: they are also those that are committed, and that the next
 restart uses. Before a part is sent or shared, the size and the time of the last change of its files are recorded.
 `verify` detects files that have been changed since.
+
+A host may have parts in several folders: in memory and on disk. Files are not linked from one to the other.
 """
 
 from __future__ import annotations
@@ -11,22 +13,51 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.storage.local_files import copy, remove_tree
-from paceline.storage.snapshots.manifest import Damaged
+from paceline.storage.snapshots.manifest import Damaged, SnapshotId
 from paceline.storage.snapshots.repository import always, files_of
-from paceline.storage.stores.folder import NO_HARD_LINKS
+from paceline.storage.stores.folder import NO_HARD_LINKS, FolderStore
+from paceline.storage.stores.protocol import ContinueCheck
 
 SMALL = 64 * 1024  # bytes; smaller files are copied, so that programs can change them
 _NO_LINK = (*NO_HARD_LINKS, errno.EXDEV)
 _Signatures = Mapping[str, list[int]]  # path -> size and time of the last change
 
 
-def assemble(parts: Iterable[tuple[str, bool]], folder: str) -> int:
+def find(folders: Sequence[str], task: str, snapshot: SnapshotId) -> str:
+    """The part in the first of these folders that has it; in the last one if none has."""
+    parts = [f"{folder}/{task}/{snapshot}" for folder in folders]
+    return next(filter(os.path.isdir, parts), parts[-1])
+
+
+class PartsStore(FolderStore):
+    """Parts in several folders, for other hosts."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        super().__init__(folders[-1])
+        self._folders = folders
+
+    def _path(self, name: str) -> str:
+        paths = [f"{folder}/{name}" for folder in self._folders]
+        return next(filter(os.path.exists, paths), paths[-1])
+
+
+def assemble(parts: Sequence[tuple[str, bool]], folder: str, in_memory: str = "") -> int:
     """Build a folder with the files of all parts; if two parts have the same path, the first one wins. The folder
     appears when it is complete. Return the size of its files. `parts`: their folders, and whether they are shared; the
-    files of others are moved."""
+    files of others are moved. `in_memory`: build it there, and make the folder a link to it, unless memory is full."""
+    if in_memory:
+        try:
+            size = assemble(parts, in_memory)
+            os.makedirs(os.path.dirname(folder), exist_ok=True)
+            os.symlink(in_memory, folder)
+            return size
+        except OSError as error:
+            remove_tree(in_memory, ignore_errors=True)
+            if error.errno != errno.ENOSPC:
+                raise
     parent, name = os.path.split(folder)
     partial = f"{parent}/.{name}.{os.urandom(4).hex()}.partial"
     size = 0
@@ -39,6 +70,25 @@ def assemble(parts: Iterable[tuple[str, bool]], folder: str) -> int:
         remove_tree(partial, ignore_errors=True)
         raise
     return size
+
+
+def move_to_disk(link: str, should_continue: ContinueCheck = always) -> None:
+    """Copy the folder in memory to which the link leads, make it lead to the copy, and delete the folder in memory."""
+    in_memory, unique = os.readlink(link), os.urandom(4).hex()
+    parent, name = os.path.split(link)
+    copied, new_link = f"{parent}/.{name}.{unique}", f"{parent}/.{name}.{unique}.link"
+    try:
+        os.mkdir(copied)
+        for path in sorted(files_of(in_memory)):
+            os.makedirs(os.path.dirname(f"{copied}/{path}"), exist_ok=True)
+            copy(f"{in_memory}/{path}", f"{copied}/{path}", should_continue, sync=False)
+        if os.readlink(link) == in_memory:  # otherwise it was removed
+            os.symlink(copied, new_link)
+            os.replace(new_link, link)
+    except BaseException:
+        remove_tree(copied, ignore_errors=True)
+        raise
+    remove_tree(in_memory, ignore_errors=True)
 
 
 def _share_part(part: str, folder: str) -> int:

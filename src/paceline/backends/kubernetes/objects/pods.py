@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from paceline.agent.captain.snapshots.commits import restores
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.objects.config_maps import projected
@@ -31,6 +32,8 @@ AGENT = f"{RUN_FOLDER}/agent.pyz"  # joined from the parts in AGENT_FOLDER
 TERMINATION_LOG = "/dev/termination-log"
 CREDENTIALS = "/paceline/credentials"
 SNAPSHOTS_FOLDER, ORIGIN_FOLDER = "/paceline/snapshots", "/paceline/origin"
+MEMORY_FOLDER = "/paceline/memory"
+LARGEST_PAGE = 64 * 1024  # bytes; a node's pages of memory have 4 to 64 KiB
 LIBRARY_FOLDER = "/paceline/library"
 DATA_FOLDER = "/paceline/data"
 WORK = "/paceline/work"  # default; the job file can set another
@@ -123,6 +126,23 @@ def _data(plan: Plan, group: HostGroup, volumes: list[Object], mounts: list[Obje
     return f"{DATA_FOLDER}/{path}".rstrip("/")
 
 
+def _memory(plan: Plan, group: HostGroup, container: Object, volumes: list[Object], mounts: list[Object]) -> str:
+    """The folder in memory that tasks may save snapshots to; empty: none. It counts as memory of the container. If that
+    has no limit, none is added: the tasks would have to fit into what the folder leaves."""
+    amount, tasks = plan.snapshots.memory, group.hosts[0].tasks
+    if amount is None or not any(restores(plan, task) for task in plan.tasks if task.name in tasks):
+        return ""
+    requests, limits = container["resources"].setdefault("requests", {}), container["resources"].get("limits", {})
+    requests["memory"] = str(int(requests.get("memory", 0)) + amount)
+    if "memory" in limits:
+        limits["memory"] = requests["memory"]
+    # The node rounds the size of the file system up to pages, but evicts a pod whose files exceed the limit.
+    size = str(amount // LARGEST_PAGE * LARGEST_PAGE)
+    volumes.append({"name": "paceline-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    mounts.append({"name": "paceline-memory", "mountPath": MEMORY_FOLDER})
+    return MEMORY_FOLDER
+
+
 def give_credentials(
     plan: Plan, container: Object, options: Object, volumes: list[Object], mounts: list[Object]
 ) -> None:
@@ -153,6 +173,8 @@ def member(plan: Plan, run: str, group: HostGroup, agent: list[str], code: list[
     volumes, mounts = extra_volumes(settings["volumes"])
     if data := _data(plan, group, volumes, mounts):
         options |= {"ingest": data}
+    if memory := _memory(plan, group, container, volumes, mounts):
+        options |= {"memory": memory}
     give_credentials(plan, container, options, volumes, mounts)
     if not own_work:
         mounts.append({"name": "paceline-work", "mountPath": settings["work"]})
