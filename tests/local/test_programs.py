@@ -71,6 +71,16 @@ def test_tensorflow_workers_agree_on_the_weights(start: Starter) -> None:
         assert float(printed_value(run.folder, task, "error")) < 0.01
 
 
+@pytest.mark.parametrize("command", [["python"], ["python", "-I"]], ids=["hook", "no hook"])
+def test_tensorflow_workers_send_only_large_initial_values_that_differ(start: Starter, command: list[str]) -> None:
+    run = start(job("tensorflow", *command, "tf_initial_values.py", strategy="multi-worker"))
+    run.succeeds(LIMIT_S)
+    common_digest(run.folder, "worker-0", "worker-1")
+    equal = "" if command == ["python"] else "zeros, seeded, integers, "
+    for task in ("worker-0", "worker-1"):
+        assert printed_value(run.folder, task, "sent") == f"{equal}own, one differs, drawn, small"
+
+
 @pytest.mark.long
 def test_a_tensorflow_parameter_server_program_trains_saves_and_is_evaluated(start: Starter, tmp_path: Path) -> None:
     command = [

@@ -93,6 +93,14 @@ def test_mismatches_are_listed_and_the_rest_is_restored_on_request(stories: Resu
     }
 
 
+def test_variables_are_restored_in_batches_whatever_their_type(stories: Results) -> None:
+    assert stories["batches"] == {"same": [True, True, True], "counter": 5, "new": 7.0}
+
+
+def test_a_table_is_restored_unless_something_does_not_fit(stories: Results) -> None:
+    assert stories["tables"] == {"whole": [[1, 1, -1], 1.0], "partial": [[2, -1, 2], 1.0]}
+
+
 def test_another_learning_rate_is_reported_and_used_if_a_run_starts_from_another_run(stories: Results) -> None:
     message = (
         "paceline: settings differ; using those of the {}: optimizer/_learning_rate (0.5 in the snapshot, 0.25 here)\n"

@@ -177,6 +177,66 @@ def mismatch() -> object:
     return {"error": error, "strict": strict, "step": step, "partial": partial, "said": stderr.getvalue()}
 
 
+def batches() -> object:
+    """Every variable is a batch of its own; partially, too. A counter of TensorFlow itself may be missing."""
+    paceline.tensorflow.state._BATCH = 1
+
+    def new_state(number: int) -> tf.train.Checkpoint:
+        layer = keras.layers.Dense(2)
+        layer.build((3, 4))
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(layer.trainable_variables)
+        optimizer.apply([tf.random.normal(variable.shape) for variable in layer.trainable_variables])
+        variables = {
+            "count": tf.Variable(number, dtype=tf.int64),
+            "flag": tf.Variable(number == 1),
+            "half": tf.Variable([float(number)] * 3, dtype=tf.bfloat16),
+            "text": tf.Variable(f"number {number}"),
+        }
+        return tf.train.Checkpoint(layer=layer, optimizer=optimizer, dropout=keras.layers.Dropout(0.5), **variables)
+
+    def values(checkpoint: tf.train.Checkpoint) -> list[object]:
+        variables = [*checkpoint.layer.variables, *checkpoint.optimizer.variables, *checkpoint.dropout.variables]
+        variables += [checkpoint.count, checkpoint.flag, checkpoint.half, checkpoint.text]
+        return [tf.io.serialize_tensor(tf.convert_to_tensor(variable)).numpy() for variable in variables]
+
+    saved = new_state(1)
+    saved.save_counter.assign_add(5)
+    with Snapshots(saved) as writer:
+        writer.save(1)
+    os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
+    counted, uncounted, more = new_state(2), new_state(3), new_state(4)
+    counted.save_counter.assign_add(1)
+    more.new = tf.Variable(7.0)
+    for checkpoint in (counted, uncounted, more):
+        assert values(checkpoint)[0] != values(saved)[0]
+        with contextlib.redirect_stderr(io.StringIO()):
+            Snapshots(checkpoint).restore(partial=checkpoint is more)
+    same = [values(checkpoint) == values(saved) for checkpoint in (counted, uncounted, more)]
+    return {"same": same, "counter": int(counted.save_counter), "new": float(more.new)}
+
+
+def tables() -> object:
+    """A table is restored with everything else, and stays unchanged if not everything fits."""
+
+    def new_state(number: int) -> dict[str, object]:
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+        table.insert(["a", f"only {number}"], [number, number])
+        return {"table": table, "x": tf.Variable(float(number))}
+
+    def values(state: dict[str, object]) -> list[object]:
+        return [state["table"].lookup(tf.constant(["a", "only 1", "only 2"])).numpy().tolist(), float(state["x"])]
+
+    with Snapshots(new_state(1)) as writer:
+        writer.save(1)
+    os.environ["PACELINE_RESTORE"] = str(FOLDER / "step-1")
+    whole, partial = new_state(2), {**new_state(2), "new": tf.Variable(7.0)}
+    Snapshots(whole).restore()
+    with contextlib.redirect_stderr(io.StringIO()):
+        Snapshots(partial).restore(partial=True)
+    return {"whole": values(whole), "partial": values(partial)}
+
+
 def settings() -> object:
     """Settings are stored in the snapshot; other settings do not match, a program without settings may restore it."""
     saved = {"sizes": {"width": 8, "depth": 2}, "words": ["a"] * 500, "heads": (2, 3)}
@@ -259,7 +319,8 @@ def refused(call: object) -> str:
 
 
 STORIES = (
-    later_updates, about, disk, busy, leaving, requested, mismatch, settings, rates, orders, foreign, late, outside,
+    later_updates, about, disk, busy, leaving, requested, mismatch, batches, tables, settings, rates, orders, foreign,
+    late, outside,
 )  # fmt: skip
 
 

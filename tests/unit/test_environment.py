@@ -62,6 +62,20 @@ def test_keras_is_patched_unless_the_job_says_otherwise(tmp_path: Path) -> None:
     assert "PACELINE_PATCH_KERAS" not in variables_of(plan_of(tmp_path, torch), "worker-0")
 
 
+def test_workers_compare_initial_values_if_all_run_the_same_command(tmp_path: Path) -> None:
+    def compares(text: str) -> bool:
+        return variables_of(plan_of(tmp_path, text), "worker-0").get("PACELINE_COMPARE_INITIAL_VALUES") == "1"
+
+    assert compares(MULTI_WORKER)
+    with_chief = "{name: a, framework: tensorflow, command: [python, train.py], roles: {chief: %s, worker: {}}}"
+    assert compares(with_chief % "{}")
+    assert not compares(with_chief % "{command: [python, -I, train.py]}")
+    roles = "roles: {chief: {}, worker: {}, ps: {}}"
+    assert not compares(
+        "{name: a, framework: tensorflow, strategy: parameter-server, command: [python, train.py], " + roles + "}"
+    )
+
+
 def test_the_contract_of_any_image(tmp_path: Path) -> None:
     text = "{name: a, framework: tensorflow, strategy: parameter-server, command: [python, train.py],"
     job_plan = plan_of(tmp_path, text + " roles: {worker: {replicas: 2}, ps: {}}}")

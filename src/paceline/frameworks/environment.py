@@ -72,6 +72,9 @@ def _tensorflow(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
     spec = _spec(plan, roster)
     config = {"cluster": spec, "task": {"type": task.role, "index": task.index}}
     patch = {"PACELINE_PATCH_KERAS": "1"} if plan.patch_keras else {}
+    # Roles with the same command all load the hook, or none does, such as those that call `python -I`.
+    if plan.strategy == "multi-worker" and len({plan.role(role).command for role in spec}) == 1:
+        patch["PACELINE_COMPARE_INITIAL_VALUES"] = "1"
     return {"TF_CONFIG": json.dumps(config), "CLUSTER_CONFIG": json.dumps(spec), **patch}
 
 

@@ -113,6 +113,7 @@ class Snapshots:
         self._postponed = False
         self._program_rates: dict[str, float] = {}  # learning rates as the program set them
         self._restored = False  # the Keras callback may restore twice
+        self._prepared = False  # whether values were copied once
         self._metrics: dict[str, Any] = {}
 
     @restore_stages.reported
@@ -127,7 +128,6 @@ class Snapshots:
         snapshot's rate is used, except in a run that starts from another run (`snapshots.from`): there, the program's
         is. Settings that are not variables, such as all others of Keras' optimizers, always come from the program.
         """
-        self._state.copy().drop()  # the first copy takes far longer than later ones; now, training does not wait for it
         if not self._restored:
             rates = self._state.learning_rates()
             self._program_rates = {name: float(tf.convert_to_tensor(rate)) for name, rate in rates.items()}
@@ -145,7 +145,7 @@ class Snapshots:
         mismatches.raise_or_warn(
             int(metadata["step"]), partial, warns, " (before restoring, build model and optimizer)"
         )
-        self._state.restore(folder, fitting if mismatches else None)
+        self._state.restore(folder, fitting, partial=bool(mismatches))
         self._apply_learning_rates(metadata["rates"], fitting, warns)
         if order_fits:
             self.order.load(metadata["order"])
@@ -193,6 +193,8 @@ class Snapshots:
             else:
                 self._wait_for_last()
                 self._take(status)
+        elif not self._prepared:
+            self._prepare()
         return stopping
 
     def save(self, n: int, /, **metrics: Any) -> None:
@@ -238,12 +240,24 @@ class Snapshots:
             return _NOT_IN_A_RUN
         return _BUSY if self._background.busy() else _READY
 
+    def _prepare(self) -> None:
+        """The first copy takes far longer than later ones: after the first step, neither a restart nor a snapshot waits
+        for it."""
+        self._prepared = True
+        if self._copies_values():
+            self._state.copy().drop()
+
+    def _copies_values(self) -> bool:
+        """Whether this process is the one that writes, or one of those that gather values with it."""
+        return self._group().chief or self._group().collective
+
     def _take(self, status: int, urgent: bool = False) -> None:
         self.due = self._postponed = False
         self._schedule.taken()
-        group = self._group()
-        if status == _NOT_IN_A_RUN or not (group.chief or group.collective):
+        if status == _NOT_IN_A_RUN or not self._copies_values():
             return
+        self._prepared = True
+        group = self._group()
         random = group.gather(randomness.state())
         copy = self._state.copy()
         if group.chief:

@@ -6,20 +6,25 @@ Files of a snapshot: `ckpt.*`, a plain TensorFlow checkpoint; `more.*`, variable
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.checkpoint.functional_saver import MultiDeviceSaver
+from tensorflow.python.util.object_identity import ObjectIdentityDictionary
 
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
 
 MAIN, MORE, REPLICAS, STATE = "ckpt", "more", "replicas", "state.json"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_NOT_OURS = (_GRAPH, "save_counter" + _VALUE)  # written by TensorFlow itself
+_COUNTER = "save_counter"  # of TensorFlow itself; restored if both the program and the snapshot have it
+_BATCH = 64 << 20  # bytes to restore at once, per core; TensorFlow reads tensors of this size or more in parallel
 _VARIABLES = (tf.Variable, tf.distribute.DistributedValues)
 
 
@@ -63,17 +68,20 @@ class CheckpointLayout:
         self.variables, more = variables(checkpoint)
         if more:
             self.checkpoints[MORE] = tf.train.Checkpoint(variables=more)
-        self._pieces = [piece for file, each in self.checkpoints.items() for piece in _pieces(file, each)]
+        self._objects = {file: _tensors_by_object(each) for file, each in self.checkpoints.items()}
+        self._pieces = [
+            piece
+            for file, objects in self._objects.items()
+            for trackable, tensors in objects.items()
+            for piece in _pieces(file, trackable, tensors)
+        ]
         self.reusable = not any(_already_read(piece.value) for piece in self._pieces if piece.name != _GRAPH)
         own = [piece for piece in self._pieces if _differs_per_replica(piece.owner)]
         self.replicas = Replicas([plain(piece) for piece in own], [piece.owner for piece in own]) if own else None
-        self._read = self._values
-        if self.reusable:
-            self._read = tf.function(self._values, autograph=False).get_concrete_function()
 
     def pieces_by_name(self) -> dict[str, Any]:
-        """Without the entries of TensorFlow itself."""
-        return {plain(piece): piece for piece in self._pieces if piece.name not in _NOT_OURS}
+        """Without the description that TensorFlow adds."""
+        return {plain(piece): piece for piece in self._pieces if piece.name != _GRAPH}
 
     def types_and_shapes(self) -> dict[str, str | None]:
         """Type and shape by name; None if they cannot be determined without reading the value."""
@@ -87,24 +95,27 @@ class CheckpointLayout:
                 descriptions[name] = _type_and_shape(piece.owner.dtype, whole)
         return descriptions
 
-    def assign(self, folder: Path, names: set[str]) -> None:
-        """Restores only these variables; objects without a variable, such as tables, stay unchanged."""
-        for piece in self._pieces:
-            if plain(piece) in names and isinstance(piece.owner, _VARIABLES) and piece.name.endswith(_VALUE):
-                with tf.device(host()):
-                    (value,) = tf.raw_ops.RestoreV2(
-                        prefix=str(folder / piece.file),
-                        tensor_names=[piece.name],
-                        shape_and_slices=[piece.part],
-                        dtypes=[piece.owner.dtype],
-                    )
-                piece.owner.assign(value)
+    def restore(self, folder: Path, names: set[str]) -> None:
+        """Restores the variables with these names; other objects, such as tables, stay unchanged.
+
+        In batches, which reuse the memory of the values that earlier batches have replaced: to get new memory for all
+        values takes as long as to read them.
+        """
+        options = tf.train.CheckpointOptions(experimental_io_device=host())  # not on the parameter servers
+        for file, objects in self._objects.items():
+            for batch in _batches(file, objects, names):
+                MultiDeviceSaver(batch).restore(str(folder / file), options)
 
     def copy(self) -> Copy:
         pieces = [piece._replace(value=value, owner=None) for piece, value in zip(self._pieces, self._read())]
         if self.replicas is not None:
             pieces += [Piece(REPLICAS, name, "", value, None) for name, value in self.replicas.gather()]
         return Copy(pieces)
+
+    @functools.cached_property
+    def _read(self) -> Any:
+        """Returns all values. Traced on first use, so that restoring does not wait for it."""
+        return tf.function(self._values, autograph=False).get_concrete_function() if self.reusable else self._values
 
     def _values(self) -> list[Any]:
         with tf.device(host()):
@@ -155,17 +166,17 @@ class State:
                 f"{', '.join(changed)}; build model and optimizer before"
             )
 
-    def restore(self, folder: Path, names: set[str] | None = None) -> None:
-        """Restores all variables; or only `names`, as returned by `compare`."""
+    def restore(self, folder: Path, names: set[str], partial: bool) -> None:
+        """`names`: those that fit, as returned by `compare`. `partial`: there are others, which stay unchanged."""
         layout = self.layout()
-        options = tf.train.CheckpointOptions(experimental_io_device=host())  # not on the parameter servers
-        if names is not None:
-            layout.assign(folder, names)
+        if layout.reusable or partial:
+            layout.restore(folder, names)
         else:
+            options = tf.train.CheckpointOptions(experimental_io_device=host())
             for file, checkpoint in layout.checkpoints.items():
                 checkpoint.read(str(folder / file), options).assert_existing_objects_matched()
         own = layout.replicas
-        if own is not None and _exists(folder, REPLICAS) and (names is None or names.issuperset(own.names)):
+        if own is not None and _exists(folder, REPLICAS) and names.issuperset(own.names):
             own.scatter(tf.train.load_checkpoint(str(folder / REPLICAS)))
 
     def learning_rates(self) -> dict[str, Any]:
@@ -182,10 +193,10 @@ class State:
                 reader = tf.train.load_checkpoint(str(folder / file))
                 dtypes = reader.get_variable_to_dtype_map()
                 for name, shape in reader.get_variable_to_shape_map().items():
-                    if name not in _NOT_OURS:
+                    if name != _GRAPH:
                         theirs[_plain(file, name)] = _type_and_shape(dtypes[name], shape)
-        mismatches.missing += sorted(ours.keys() - theirs.keys())
-        mismatches.unexpected += sorted(theirs.keys() - ours.keys())
+        mismatches.missing += sorted(ours.keys() - theirs.keys() - {_COUNTER})
+        mismatches.unexpected += sorted(theirs.keys() - ours.keys() - {_COUNTER})
         both = sorted(ours.keys() & theirs.keys())
         return {name for name in both if ours[name] is None or mismatches.compare(name, theirs[name], ours[name])}
 
@@ -237,15 +248,41 @@ def host() -> str:
     return str(tf.config.list_logical_devices("CPU")[0].name)
 
 
-def _pieces(file: str, checkpoint: tf.train.Checkpoint) -> Iterator[Piece]:
-    """What the checkpoint would write."""
+def _tensors_by_object(checkpoint: tf.train.Checkpoint) -> Any:
+    """What the checkpoint would write: object -> name -> a tensor, or a spec that reads one, or a dict of its parts."""
     tensors, _, savers, _ = checkpoint._saver._gather_serialized_tensors()
     if savers:
         raise TypeError(f"objects with their own saver are not supported in snapshots: {', '.join(map(str, savers))}")
-    for owner, values in tensors.items():
-        for name, value in values.items():
-            for part, spec in (value if isinstance(value, dict) else {"": value}).items():
-                yield Piece(file, name, part.strip(), spec, _variable(owner))
+    return tensors
+
+
+def _pieces(file: str, trackable: Any, tensors: Any) -> Iterator[Piece]:
+    for name, value in tensors.items():
+        for part, spec in (value if isinstance(value, dict) else {"": value}).items():
+            yield Piece(file, name, part.strip(), spec, _variable(trackable))
+
+
+def _batches(file: str, objects: Any, names: set[str]) -> Iterator[Any]:
+    """The objects whose tensors have these names, with their tensors; without tables and other objects whose values
+    are not variables."""
+    batch, size = ObjectIdentityDictionary(), 0
+    for trackable, tensors in objects.items():
+        pieces = list(_pieces(file, trackable, tensors))
+        if not pieces or any(plain(piece) not in names or _already_read(piece.value) for piece in pieces):
+            continue
+        batch[trackable] = tensors
+        size += _size(pieces[0].owner)
+        if size >= _BATCH * (os.cpu_count() or 1):
+            yield batch
+            batch, size = ObjectIdentityDictionary(), 0
+    if batch:
+        yield batch
+
+
+def _size(variable: Any) -> int:
+    """In bytes, if known."""
+    shape = getattr(variable, "shape", None)
+    return 0 if shape is None else (shape.num_elements() or 0) * variable.dtype.size
 
 
 def _variable(trackable: Any) -> Any:

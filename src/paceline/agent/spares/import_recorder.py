@@ -26,6 +26,9 @@ _HOOKS = {
     "PACELINE_JAX_COORDINATOR": {"jax._src.clusters": "jax_cluster.py"},
     "PACELINE_PATCH_KERAS": {"keras": "keras_fit.py"},
     "PACELINE_COMPILE_CACHE": {"jax._src.compiler": "jax_compile_cache.py"},
+    "PACELINE_COMPARE_INITIAL_VALUES": {
+        "tensorflow.python.distribute.collective_all_reduce_strategy": "tensorflow_initial_values.py"
+    },
     "PACELINE_REPORT_INODE": dict.fromkeys(
         (
             "tensorflow", "tensorflow.python.distribute.collective_all_reduce_strategy",
@@ -101,10 +104,11 @@ def _report_exception(kind: "Any", value: "Any", trace: "Any") -> None:
 
 def install_hooks(load: "Callable[..., Any]", in_task: bool = True) -> "ImportHook":
     """Installs the hooks whose variables are set. `in_task`: this interpreter was started as that of a task."""
-    files: dict[str, str] = {}
+    files: dict[str, list[str]] = {}
     for variable, more in _HOOKS.items():
         if os.environ.get(variable) and (in_task or _STAGES not in more.values()):
-            files.update(more)
+            for module, file in more.items():
+                files.setdefault(module, []).append(file)
     hook = ImportHook(files, load)
     if files:
         sys.meta_path.insert(0, hook)
@@ -254,11 +258,12 @@ def _quoted(text: str) -> str:
 
 
 class ImportHook:
-    """Calls `register` of our files after the program has imported certain modules: JAX's cluster detection, Keras, and
-    those that show how far the start has come. Measures how long the program's imports take."""
+    """Calls `register` of our files after the program has imported certain modules: JAX's cluster detection, Keras,
+    TensorFlow's strategy for workers, and those that show how far the start has come. Measures how long the program's
+    imports take."""
 
-    def __init__(self, files: "dict[str, str]", load: "Callable[..., Any]") -> None:
-        """`files`: module -> our file that handles its import."""
+    def __init__(self, files: "dict[str, list[str]]", load: "Callable[..., Any]") -> None:
+        """`files`: module -> our files that handle its import."""
         self.files = files
         self.load = load
         self.loaded: dict[str, Any] = {}
@@ -288,14 +293,12 @@ class ImportHook:
         return self.seconds + (_now() - self.last if self.root in self.locks else 0.0)
 
     def register(self, name: str, module: "Any") -> None:
-        file = self.files.pop(name, None)
-        if file is None:
-            return
-        if file not in self.loaded:
-            self.loaded[file] = self.load("frameworks", file)
-            if file == _STAGES:
-                self.loaded[file].seconds_of_imports = self.seconds_of_imports
-        self.loaded[file].register(module)
+        for file in self.files.pop(name, ()):
+            if file not in self.loaded:
+                self.loaded[file] = self.load("frameworks", file)
+                if file == _STAGES:
+                    self.loaded[file].seconds_of_imports = self.seconds_of_imports
+            self.loaded[file].register(module)
 
 
 class _RegisteringLoader:

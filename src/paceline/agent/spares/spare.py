@@ -39,6 +39,7 @@ _HOOK = (
     "frameworks/keras_fit.py",
     "frameworks/keras_losses.py",
     "frameworks/start_stages.py",
+    "frameworks/tensorflow_initial_values.py",
     "frameworks/site/sitecustomize.py",
 )
 
