@@ -9,7 +9,8 @@ from paceline.agent.captain.generation_start import READY, RECORDING, Generation
 from paceline.agent.captain.ingest_phase import IngestPhase
 from paceline.agent.captain.ledger import WAITING, Ledger, Unit
 from paceline.agent.captain.shutdown import Shutdown
-from paceline.agent.captain.snapshots.commits import Commits, restoring_hosts
+from paceline.agent.captain.snapshots.commits import Commits
+from paceline.agent.captain.snapshots.restoring_tasks import restoring_hosts
 from paceline.plan import ALONE, BEFORE, Plan
 from paceline.storage.snapshots.manifest import SnapshotId
 

@@ -12,7 +12,7 @@ from typing import Any, Callable
 from paceline.agent import machine
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.snapshots.commits import restores
+from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import StartOnHost

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.ledger import Member, Unit
+from paceline.agent.captain.ledger import Member
 from paceline.agent.captain.snapshots.commit_pace import CommitPace
 from paceline.agent.captain.snapshots.drafts import Draft
 from paceline.agent.captain.snapshots.owed_records import PAUSE, OwedRecords
@@ -22,7 +22,7 @@ from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.run_files import stamp
 from paceline.agent.transfers import requests as req
-from paceline.plan import Plan, Task
+from paceline.plan import Plan
 from paceline.storage.snapshots.manifest import Manifest, Part, SnapshotId
 
 
@@ -465,12 +465,3 @@ class Commits:
         for host in self._plan.hosts:
             if host.role == "evaluator":
                 self.announce_to(host.name)
-
-
-def restoring_hosts(plan: Plan, units: Iterable[Unit]) -> set[str]:
-    """The hosts whose tasks resume from a snapshot: all hosts of a group, or the chief's of a parameter-server job."""
-    return {task.host for unit in units for task in unit.tasks if restores(plan, task)}
-
-
-def restores(plan: Plan, task: Task) -> bool:
-    return task.role == "chief" if plan.strategy == "parameter-server" else task.rank >= 0
