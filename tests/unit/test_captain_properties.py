@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.agent.captain import events as ev
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers.requests import STORE, Failure
-from paceline.plan import GROUP, INGEST, LEAD
+from paceline.plan import GROUP, INGEST, LEAD, ON_NAN, ROLLBACK, WARN
 from paceline.storage.snapshots.manifest import parse_id
 from support.worlds import LEASE, World, make_plan
 
@@ -29,6 +29,7 @@ class AnyOrder(RuleBasedStateMachine):
         watch=st.sampled_from(["", "ckpt"]),
         ingest=st.booleans(),
         serves=st.sampled_from([SHARED_FOLDER, "", "10.0.0.1:7000"]),
+        on_nan=st.sampled_from(ON_NAN),
     )
     def begin(
         self,
@@ -39,12 +40,15 @@ class AnyOrder(RuleBasedStateMachine):
         watch: str,
         ingest: bool,
         serves: str,
+        on_nan: str,
     ) -> None:
         ps, chief = servers
+        on_nan = on_nan if chief or not ps else WARN
         kinds = {"evaluator": evaluator, "ps": ps, "chief": chief, "per_host": per_host, "ingest": ingest}
-        plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch)  # type: ignore[arg-type]
+        plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch, on_nan=on_nan)  # type: ignore[arg-type]
         self.world = World(plan, serves)
         self.step = 0
+        self.reports: list[tuple[int, int]] = []  # step of the first metric that was not finite, and its generation
 
     def _host(self, data: Any) -> str:
         return str(data.draw(st.sampled_from(sorted(self.world.machines))))
@@ -114,6 +118,13 @@ class AnyOrder(RuleBasedStateMachine):
         for task in training_tasks[:1] if whole else training_tasks:
             self.world.save(task, self.step, 1 if whole else len(training_tasks))
 
+    @precondition(lambda self: self._running())
+    @rule(data=st.data(), ahead=st.integers(-3, 1))
+    def a_metric_is_nan(self, data: Any, ahead: int) -> None:
+        task = data.draw(st.sampled_from(self._running()))
+        self.reports.append((self.step + ahead, self.world.captain.generation))
+        self.world.report(task, data.draw(st.sampled_from([self.step + ahead, None])))
+
     @precondition(lambda self: self._evaluators())
     @rule(data=st.data())
     def an_evaluator_follows(self, data: Any) -> None:
@@ -181,7 +192,10 @@ class AnyOrder(RuleBasedStateMachine):
             return
         newest = self.world.told_committed[-1]
         chain = self.world.place.snapshots.inventory().current()
-        assert newest in chain, (newest, chain)
+        abandoned = self.world.plan.restart.on_nan == ROLLBACK and any(
+            newest.step >= step and newest.generation <= generation for step, generation in self.reports
+        )
+        assert newest in chain or abandoned, (newest, chain)
         assert self.world.left is None
 
     @invariant()

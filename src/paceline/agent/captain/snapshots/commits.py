@@ -132,6 +132,14 @@ class Commits:
         if snapshot in self._copies:
             self._drop_copy(snapshot)
 
+    def abandon(self, generation: int, step: int, now: float) -> None:
+        """Never restore or commit the snapshots of this generation, and of those before it, from this step on."""
+        if self.contents.abandon(generation, step):
+            for snapshot in [each for each in self._drafts if self.contents.abandoned.cover(each)]:
+                self._drop(snapshot)
+            self._drop_copies()
+            self.delete_surplus(now)
+
     def _is_reachable(self, draft: Draft, hosts: Collection[str]) -> bool:
         """Whether each of these hosts can get all parts from hosts."""
         holders = {part.host for part in draft.parts.values()}
@@ -295,7 +303,7 @@ class Commits:
         begun = self.records.on_answered(request, answer, now)
         if begun is None:
             return
-        if begun.late:
+        if self.contents.has_missed(begun.late, request.seen, request.parent):
             self.missed_newer = True
             self.contents.add_late(begun.late)
         elif not self.records:
@@ -309,6 +317,8 @@ class Commits:
         self.contents.mark_uncertain(snapshot)
         draft = self._drafts.get(snapshot)
         if draft is None:
+            if self.contents.abandoned.cover(snapshot):
+                self.delete_surplus(now)
             return
         if isinstance(answer, req.Failure):
             self._failed(draft, answer, "all tasks", now)
@@ -369,7 +379,8 @@ class Commits:
 
     def _restore_from_copies(self, now: float) -> None:
         """Send the newest complete copy from the hosts to the store again, after the record of its generation."""
-        complete = [draft for draft in (*self._copies.values(), *self._drafts.values()) if draft.is_complete]
+        on_hosts = [draft for draft in (*self._copies.values(), *self._drafts.values()) if draft.is_complete]
+        complete = [draft for draft in on_hosts if not self.contents.abandoned.cover(draft.snapshot)]
         if not complete:
             self.records.replace([self.record_of(self.generation, None, [])], now)
             return
