@@ -36,6 +36,8 @@ LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with 
 ALONE = "alone"  # restarted on its own
 BEFORE = "before"  # ingest: it must succeed before any other task starts
 
+WARN, STOP, ROLLBACK = ON_NAN = ("warn", "stop", "rollback")  # what happens if a metric is NaN or infinite
+
 
 @dataclass(frozen=True)
 class Role:
@@ -83,6 +85,7 @@ class Restart:
     hang_after: float | None
     warm: bool
     compile_cache: bool = True
+    on_nan: str = WARN  # or STOP or ROLLBACK
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,13 @@ def make(job: Job) -> Plan:
         roles=tuple(roles),
         hosts=tuple(hosts),
         tasks=tuple(tasks),
-        restart=Restart(job.restart.limit, job.restart.hang_after, job.restart.warm, job.restart.compile_cache),
+        restart=Restart(
+            job.restart.limit,
+            job.restart.hang_after,
+            job.restart.warm,
+            job.restart.compile_cache,
+            job.restart.on_nan,
+        ),
         limits=Limits(
             job.limits.start,
             job.limits.runtime,
@@ -375,6 +384,8 @@ def to_data(plan: Plan) -> dict[str, Any]:
         del data["env_of"]
     if plan.restart.compile_cache:
         del data["restart"]["compile_cache"]
+    if plan.restart.on_nan == WARN:
+        del data["restart"]["on_nan"]
     if plan.snapshots.commit_every is None:
         del data["snapshots"]["commit_every"]
     if plan.snapshots.memory is None:

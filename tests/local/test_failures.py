@@ -114,6 +114,37 @@ def test_the_same_error_of_an_unmodified_program_is_tried_again_if_its_checkpoin
     assert "the same error as before, but checkpoint.json had changed" in run.said()
 
 
+NAN_ONCE = """
+import pathlib, sys, time
+import paceline
+from paceline.runtime import snapshot_folders
+first_time, folder = not pathlib.Path("started").exists(), snapshot_folders.restored()
+pathlib.Path("started").touch()
+state = (folder / "state").read_text() if folder else "0 at 0.5"
+print("from", state, flush=True)
+for step in range(int(state.split()[0]) + 1, 1000 if first_time else 9):
+    loss = float("nan") if first_time and step >= 5 else 1 / step
+    paceline.report(step=step, loss=loss)
+    with snapshot_folders.writing(step) as folder:
+        (folder / "state").write_text(f"{step} at {loss}")
+    time.sleep(0.05)
+"""
+
+
+def test_a_loss_that_is_nan_sends_training_back_to_the_snapshot_before(start: Starter, tmp_path: Path) -> None:
+    program = tmp_path / "nan_once.py"
+    program.write_text(NAN_ONCE)
+    run = start(job(["python", str(program)], workers=1, restart={"on_nan": "rollback"}))
+    report = run.succeeds()
+    assert causes(report) == [("nan", "worker-0")] and report["restarts"][0]["detail"] == "loss is NaN at step 5"
+    [event] = run.events("not-finite")
+    assert [event[name] for name in ("task", "metric", "value", "step")] == ["worker-0", "loss", "NaN", 5]
+    assert [formed["restore"] for formed in run.events("generation-formed")] == [None, "step-4-g1"]
+    assert "worker-0: loss is NaN at step 5" in run.said() and "from 4 at 0.25" in run.log("worker-0")
+    stored = [path.read_text() for path in run.folder.glob("snapshots/*/step-*/worker-0/state")]
+    assert "8 at 0.125" in stored and not any("nan" in state for state in stored)
+
+
 def test_an_exit_code_without_a_message_is_a_program_error(start: Starter) -> None:
     run = start(job(misbehave("--fail-at", 1, "--fail-how", "exit:7"), restart={"limit": 0}))
     report = run.fails()

@@ -71,6 +71,15 @@ def test_a_part_that_its_task_changes_while_it_is_collected_does_not_end_the_age
     assert host.snapshot_ids() == []  # if the agent restarts, the part is not usable
 
 
+def test_metrics_of_a_part_that_are_not_finite_are_reported_separately(host: Host) -> None:
+    host.save(10, state="x", paceline_json='{"metrics": {"loss": NaN, "norm": -Infinity, "rate": 0.5}}')
+    [event] = host.events
+    not_finite = {"loss": "NaN", "norm": "-Infinity"}
+    assert event == ev.PartSaved(
+        "worker-host-0", "worker-0", SnapshotId(10, 1), 1, {"rate": 0.5}, not_finite=not_finite
+    )
+
+
 def test_a_saved_part_is_collected_and_reported(host: Host) -> None:
     host.save(10, state="x", paceline_json='{"parts": 2, "metrics": {"loss": 0.5}}')
     [event] = host.events

@@ -66,6 +66,7 @@ LIFE = [
     event(5, "saved", step=100, snapshot="step-100-g1"),
     event(5.5, "committed", step=100, snapshot="step-100-g1", bytes=1000, took_s=0.5),
     STEP,
+    event(6.5, "not-finite", task="worker-0", metric="loss", value="NaN", step=121),
     KILLED,
     event(7.05, "task-exited", task="worker-0", code=None, signal="SIGKILL", expected=True),
     RESTART,

@@ -16,7 +16,7 @@ from paceline.agent.captain.state_machine import Captain
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter import Porter
-from paceline.plan import ALONE, GROUP, INGEST, LEAD, VERSION, Host, Ingest, Limits, Plan, Restart, Role, Task
+from paceline.plan import ALONE, GROUP, INGEST, LEAD, VERSION, WARN, Host, Ingest, Limits, Plan, Restart, Role, Task
 from paceline.plan import Snapshots as Settings
 from paceline.storage.snapshots.manifest import File, SnapshotId, parse, parse_id
 from paceline.storage.snapshots.repository import SnapshotRepository
@@ -39,6 +39,7 @@ def make_plan(
     watch: str = "",
     ingest: bool = False,
     ingest_limit: float = 3600.0,
+    on_nan: str = WARN,
 ) -> Plan:
     """Builds a plan directly: tests of the captain do not need a job file."""
     roles, hosts, tasks = [], [], []
@@ -62,7 +63,7 @@ def make_plan(
     limits = Limits(start, runtime, 5.0)
     return Plan(
         VERSION, "job", "tensorflow", strategy, "/", tuple(roles), tuple(hosts), tuple(tasks),
-        Restart(limit, hang_after, True), limits, Settings(watch=watch),
+        Restart(limit, hang_after, True, on_nan=on_nan), limits, Settings(watch=watch),
         Ingest(("python", "ingest.py"), "/data", limit=ingest_limit) if ingest else None,
     )  # fmt: skip
 
@@ -165,6 +166,7 @@ class Machine:
     unnoted: dict[SnapshotId, ev.SnapshotEvaluated] = field(default_factory=dict)  # results not yet acknowledged
     data: str = ""  # the location of the data
     records: tuple[ev.GenerationRecord, ...] = ()
+    not_finite: dict[tuple[str, str], ev.MetricNotFinite] = field(default_factory=dict)  # by task and metric
 
 
 class Place:
@@ -292,6 +294,7 @@ class World:
                 machine.data,
                 machine.records,
                 self.serves,
+                tuple(machine.not_finite.values()),
             )
         )
 
@@ -312,6 +315,7 @@ class World:
         machine.exits.clear()
         machine.stored.clear()
         machine.follows.clear()
+        machine.not_finite.clear()
         machine.agent += 1
         self.disconnect(host)
 
@@ -361,6 +365,17 @@ class World:
     def answer_one(self) -> None:
         request, ticket = self.place.asked.popleft()
         self.tell(ev.StoreAnswered(request, self.place.answer(request), ticket))
+
+    def report(self, task: str, step: int | None, metric: str = "loss", value: str = "NaN") -> None:
+        """A metric is not finite: the host sends this once for an attempt."""
+        machine = self.machines[next(host for host in self.machines if task in self._tasks_of(host))]
+        process = machine.processes.get(task)
+        if process is None or getattr(machine.not_finite.get((task, metric)), "attempt", 0) == process.attempt:
+            return
+        event = ev.MetricNotFinite(machine.host, task, process.attempt, metric, value, step)
+        machine.not_finite[task, metric] = event
+        if machine.connected:
+            self.tell(event)
 
     def save(self, task: str, step: int, parts: int = 1, **metrics: float) -> None:
         host = next(t.host for t in self.plan.tasks if t.name == task)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.agent.captain import events as ev
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers.requests import STORE, Failure
-from paceline.plan import GROUP, INGEST, LEAD
+from paceline.plan import GROUP, INGEST, LEAD, ON_NAN, ROLLBACK, WARN
 from paceline.storage.snapshots.manifest import parse_id
 from support.polling import PollingTasks
 from support.worlds import LEASE, World, make_plan
@@ -87,6 +87,7 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         ingest=st.booleans(),
         serves=st.sampled_from([SHARED_FOLDER, "", "10.0.0.1:7000"]),
         has_begun=st.booleans(),
+        on_nan=st.sampled_from(ON_NAN),
     )
     def begin(
         self,
@@ -98,14 +99,17 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         ingest: bool,
         serves: str,
         has_begun: bool,
+        on_nan: str,
     ) -> None:
         """`has_begun`: all tasks run, and ask at each step whether to save."""
         ps, chief = servers
+        on_nan = on_nan if chief or not ps else WARN
         kinds = {"evaluator": evaluator, "ps": ps, "chief": chief, "per_host": per_host, "ingest": ingest}
-        plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch)  # type: ignore[arg-type]
+        plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch, on_nan=on_nan)  # type: ignore[arg-type]
         self.world = World(plan, serves)
         self.polling = PollingTasks(self.world)
         self.step = 0
+        self.reports: list[tuple[int, int]] = []  # step of the first metric that was not finite, and its generation
         if has_begun:
             self.world.join_all()
             self.world.deliver_all()
@@ -182,6 +186,13 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         for task in training_tasks[:1] if whole else training_tasks:
             self.world.save(task, self.step, 1 if whole else len(training_tasks))
 
+    @precondition(lambda self: self._running())
+    @rule(data=st.data(), ahead=st.integers(-3, 1))
+    def a_metric_is_nan(self, data: Any, ahead: int) -> None:
+        task = data.draw(st.sampled_from(self._running()))
+        self.reports.append((self.step + ahead, self.world.captain.generation))
+        self.world.report(task, data.draw(st.sampled_from([self.step + ahead, None])))
+
     @precondition(lambda self: self._evaluators())
     @rule(data=st.data())
     def an_evaluator_follows(self, data: Any) -> None:
@@ -249,7 +260,10 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
             return
         newest = self.world.told_committed[-1]
         chain = self.world.place.snapshots.inventory().current()
-        assert newest in chain, (newest, chain)
+        abandoned = self.world.plan.restart.on_nan == ROLLBACK and any(
+            newest.step >= step and newest.generation <= generation for step, generation in self.reports
+        )
+        assert newest in chain or abandoned, (newest, chain)
         assert self.world.left is None
 
     @invariant()
@@ -279,12 +293,13 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
             assert all(count <= LIMIT + 1 for count in unit.budget.counts.values())
 
     def teardown(self) -> None:
-        """From any state: with all hosts back, the run continues to its end."""
+        """From any state: with all hosts back, the run continues to its end. An evaluator that is lost after training
+        has ended is not restarted: the captain waits for it, up to its limit of 10 minutes."""
         if not hasattr(self, "world"):
             return
         world = self.world
         world.place.fails = world.place.read_only = world.peers_fail = None
-        for _ in range(12):
+        for _ in range(60):
             for host, machine in list(world.machines.items()):
                 if machine.finished and not world.is_over:
                     world.host_is_replaced(host, dead=True)

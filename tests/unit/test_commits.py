@@ -6,7 +6,7 @@ import pytest
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.snapshots.commits import restores
+from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.captain_process.connections import MEMBER_LIMIT
 from paceline.agent.net.frames import Decoder, encode
 from paceline.agent.net.messages import FILES_AT_ONCE, member_message, read_member, stored_messages

@@ -97,7 +97,26 @@ FIELDS = {
     "key of the level above": (
         "restart: {memory: 8Gi}\n",
         'job.yaml:4: restart.memory: unknown key "memory"; did you mean "roles.worker.memory"? '
-        "allowed: compile_cache, hang_after, limit, warm\n    restart: {memory: 8Gi}",
+        "allowed: compile_cache, hang_after, limit, on_nan, warm\n    restart: {memory: 8Gi}",
+    ),
+    "an unknown choice for NaN": (
+        "restart: {on_nan: rolback}\n",
+        'job.yaml:4: restart.on_nan: "rolback" is not a valid value; did you mean "rollback"? '
+        "allowed: warn, stop, rollback\n    restart: {on_nan: rolback}",
+    ),
+    "another name for a choice for NaN": (
+        "restart: {on_nan: fail}\n",
+        'job.yaml:4: restart.on_nan: "fail" is not a valid value; did you mean "stop"? '
+        "allowed: warn, stop, rollback\n    restart: {on_nan: fail}",
+    ),
+    "going back without a restart": (
+        "restart: {on_nan: rollback, limit: 0}\n",
+        "job.yaml:4: restart.on_nan: has no effect with limit: 0, which allows no restart; write on_nan: stop\n"
+        "    restart: {on_nan: rollback, limit: 0}",
+    ),
+    "the choice for NaN at the top": (
+        "on_nan: stop\n",
+        f'job.yaml:4: on_nan: unknown key "on_nan"; did you mean "restart.on_nan"? {TOP}\n    on_nan: stop',
     ),
     "snapshots to another kind of bucket": (
         "snapshots: {to: gcs://training}\n",
@@ -800,6 +819,18 @@ def test_only_jax_and_torch_jobs_keep_what_they_compile(folder: Path) -> None:
     )
     for framework in ("jax", "torch"):
         assert job.load_text(f"{HEAD.replace('torch', framework)}restart: {{compile_cache: false}}", "job.yaml", folder)
+
+
+def test_a_parameter_server_job_without_a_chief_cannot_go_back(folder: Path) -> None:
+    roles = "command: [python, train.py]\nroles: {worker: {}, ps: {}}\n"
+    message = "rollback needs a chief in a parameter-server job: only it resumes from a snapshot"
+    assert load_error(SERVERS + roles + "restart: {on_nan: rollback}\n", folder) == (
+        f"job.yaml:6: restart.on_nan: {message}; add roles.chief, or write on_nan: stop\n"
+        "    restart: {on_nan: rollback}"
+    )
+    for choice, more in (("rollback", ", chief: {}"), ("stop", ""), ("warn", "")):
+        text = SERVERS + roles.replace(", ps: {}", f", ps: {{}}{more}") + f"restart: {{on_nan: {choice}}}\n"
+        assert job.load_text(text, "job.yaml", folder).job.restart.on_nan == choice
 
 
 def test_a_variable_that_env_of_sets_cannot_be_set(folder: Path) -> None:

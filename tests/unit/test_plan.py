@@ -65,6 +65,16 @@ def test_a_plan_without_the_fields_for_clusters_is_read(tmp_path: Path) -> None:
     assert plan.from_data(data) == make_plan(tmp_path)
 
 
+def test_a_plan_has_the_choice_for_nan_only_if_it_is_not_the_default(tmp_path: Path) -> None:
+    """An older Paceline would not read it."""
+    assert "on_nan" not in plan.to_data(make_plan(tmp_path))["restart"]
+    (tmp_path / "train.py").write_text("")
+    text = JOB.replace("restart: {", "restart: {on_nan: stop, ")
+    job_plan = plan.make(load_text(text, "job.yaml", tmp_path).job)
+    assert plan.to_data(job_plan)["restart"]["on_nan"] == "stop"
+    assert plan.from_data(plan.to_data(job_plan)) == job_plan
+
+
 def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = JOB + "try: {command: [python, train.py, --try]}\nexport: {command: [python, train.py, --export]}\n"

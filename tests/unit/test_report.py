@@ -42,6 +42,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     monkeypatch.setattr(reports, "_descriptor", task_end.fileno())
     monkeypatch.setattr(reports, "_pending", {})
     monkeypatch.setattr(reports, "_unread", {})
+    monkeypatch.setattr(reports, "_not_finite", set())
     monkeypatch.setattr(reports, "_due", 0.0)
     monkeypatch.setattr(reports, "_sent", 0)
     os.set_blocking(task_end.fileno(), False)
@@ -68,6 +69,31 @@ def test_numbers_are_read_when_they_are_reported(agent: socket.socket, monkeypat
     monkeypatch.setattr(reports, "_due", 0.0)
     reports.report(step=2)
     assert received(agent) == [{"step": 2, "loss": 0.5}]
+
+
+def test_the_first_nan_is_sent_immediately(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next value would replace it, or it would have the step of that value."""
+    monkeypatch.setattr(reports, "_due", float("inf"))
+    monkeypatch.setattr(reports, "_sent", reports._UNTHROTTLED)
+    reports.report(step=1, loss=0.5)
+    assert received(agent) == []
+    reports.report(step=2, loss=float("nan"))
+    reports.report(step=3, loss=0.25)
+    reports.report(step=4, loss=float("nan"))
+    reports.report_step(5, {"norm": float("inf")})
+    [first, second] = received(agent)
+    assert (first["step"], second["step"], second["norm"]) == (2, 5, float("inf")) and first["loss"] != first["loss"]
+
+
+def test_a_nan_that_could_not_be_sent_is_sent_with_the_next_value(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(reports, "_descriptor", 2**20)
+        reports.report(step=1, loss=float("nan"))
+    monkeypatch.setattr(reports, "_due", float("inf"))
+    reports.report(step=2, loss=float("nan"))
+    assert [message["step"] for message in received(agent)] == [2]
 
 
 def test_helpers_read_numbers_from_a_gpu_only_when_a_message_is_due(

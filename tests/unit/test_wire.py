@@ -70,7 +70,8 @@ def test_an_invalid_message_is_rejected(payload: bytes) -> None:
 
 
 SNAPSHOT = SnapshotId(20, 3)
-SAVED = ev.PartSaved("host", "worker-0", SNAPSHOT, 2, {"loss": 0.5}, {"torch": "2"})
+SAVED = ev.PartSaved("host", "worker-0", SNAPSHOT, 2, {"loss": 0.5}, {"torch": "2"}, {"norm": "Infinity"})
+NOT_FINITE = ev.MetricNotFinite("host", "worker-0", 3, "loss", "NaN", 25)
 EVALUATED = ev.SnapshotEvaluated("host", "evaluator-0", SNAPSHOT, {"accuracy": 0.9})
 EXIT = ev.TaskExit(
     "worker-0", 2, None, "SIGKILL", False, "signal", "died", "here", True, 0.5, 30.0, 2.0, "model.pt", False
@@ -80,6 +81,8 @@ FROM_MEMBERS: list[ev.MemberEvent] = [
     ev.Heartbeat("host", 3, {"worker-0": ev.TaskProgress(7, 0.1, 0.2, {"loss": 0.5})}, 0.5, ("worker-0",)),
     ev.TaskStarted("host", "worker-0", 1, 100, True),
     ev.StartMeasured("host", "worker-0", 1, ev.StartTimes(2.5, 2.6, 2.7, 3.0, None, 4.5)),
+    NOT_FINITE,
+    ev.MetricNotFinite("host", "worker-0", 3, "loss", "-Infinity"),
     ev.SpareReady("host", 2.5),
     ev.TaskExited("host", EXIT),
     ev.TasksEnded("host", {"worker-0": 1}, {"worker-0": "h:1"}, {"worker-0": "busy"}, {"worker-0": "stack"}),
@@ -116,7 +119,7 @@ FROM_CAPTAIN: list[messages.CaptainMessage] = [
 ]
 JOINED = ev.MemberJoined(
     "host", "a", 2, True, "node", 3, {"worker-0": 1}, (EXIT,), {"worker-1": "h:1"}, (SAVED,),
-    {"evaluator-0": None, "evaluator-1": SNAPSHOT}, (EVALUATED,), "/data",
+    {"evaluator-0": None, "evaluator-1": SNAPSHOT}, (EVALUATED,), "/data", not_finite=(NOT_FINITE,),
 )  # fmt: skip
 
 
@@ -137,7 +140,8 @@ def test_a_message_of_the_captain_arrives_unchanged(message: messages.CaptainMes
 def test_a_join_arrives_unchanged_and_applies_only_to_its_own_host() -> None:
     message = transfer(messages.join_message("run", JOINED))
     assert messages.read_join(message, "run") == JOINED
-    message["held"][0]["host"] = message["evaluated"][0]["host"] = "another"
+    for name in ("held", "evaluated", "not_finite"):
+        message[name][0]["host"] = "another"
     assert messages.read_join(message, "run") == JOINED
 
 

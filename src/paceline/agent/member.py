@@ -107,6 +107,7 @@ class Member:
             data=self._tasks.notes.data,
             records=self._tasks.notes.records,
             serves=self._options.peers,
+            not_finite=self._tasks.not_finite.all(),
         )
 
     def _receive(self, message: CaptainMessage) -> None:

@@ -15,7 +15,7 @@ from paceline.job.model_section import NAMES
 from paceline.job.models import Job
 from paceline.job.serve_section import TENSORFLOW_SERVING
 from paceline.job.similar_names import did_you_mean
-from paceline.plan import CLAIM, CODE_IN_IMAGE, launcher_of, tasks_per_host
+from paceline.plan import CLAIM, CODE_IN_IMAGE, ROLLBACK, launcher_of, tasks_per_host
 
 Path = tuple[str | int, ...]
 
@@ -56,6 +56,7 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _same_groups(job)
         findings += _limits(job)
         findings += _watch(job)
+        findings += _on_nan(job)
         findings += _standalone(job)
     findings += islice(_references(job), MAX_FINDINGS)
     findings += _serve(job, broken)
@@ -313,6 +314,17 @@ def _watch(job: Job) -> Iterator[Finding]:
             "has no effect: a parameter-server job watches the chief's folder, and this job has no chief",
             "add roles.chief, or remove it",
         )
+
+
+def _on_nan(job: Job) -> Iterator[Finding]:
+    if job.restart.on_nan != ROLLBACK:
+        return
+    path = ("restart", "on_nan")
+    if job.restart.limit == 0:
+        yield Finding(path, "has no effect with limit: 0, which allows no restart", "write on_nan: stop")
+    if job.strategy == PARAMETER_SERVER and "chief" not in job.roles:
+        message = "rollback needs a chief in a parameter-server job: only it resumes from a snapshot"
+        yield Finding(path, message, "add roles.chief, or write on_nan: stop")
 
 
 def _same_groups(job: Job) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from paceline.job.fields import (
     Keras,
     Memory,
     Name,
+    OnNan,
     Strategy,
     Strict,
     Switch,
@@ -32,7 +33,7 @@ from paceline.job.model_section import Export, Try
 from paceline.job.serve_section import Serve
 from paceline.job.snapshots_section import Best, Claim, Snapshots
 from paceline.job.tensorboard_section import Ingress, TensorBoard, TensorBoardField
-from paceline.plan import COMMIT, KEEP_FINISHED
+from paceline.plan import COMMIT, KEEP_FINISHED, WARN
 
 
 class Group(Strict):
@@ -63,7 +64,7 @@ class Group(Strict):
 
 
 class Restart(Strict):
-    """What happens when a task dies or makes no progress."""
+    """What happens when a task dies, makes no progress, or reports NaN."""
 
     limit: Annotated[int, *whole(0)] = Field(
         default=10,
@@ -83,6 +84,11 @@ class Restart(Strict):
         default=True,
         description="Keep what JAX and torch compile, for later starts; see [compiled "
         "code](failures.md#compiled-code). JAX and torch only.",
+    )
+    on_nan: OnNan = Field(
+        default=WARN,
+        description="What happens when a task reports a metric that is [NaN or infinite](failures.md#nan). `warn`: an "
+        "event. `stop`: the run fails. `rollback`: the group restarts from the newest snapshot before that step.",
     )
 
 
@@ -216,7 +222,9 @@ class _Job(Strict):
         default=None,
         description="A file from a Secret, for tasks. Used on clusters only.",
     )
-    restart: Restart = Field(default_factory=lambda: Restart(), description="What happens when a task dies or hangs.")
+    restart: Restart = Field(
+        default_factory=lambda: Restart(), description="What happens when a task dies, hangs, or reports NaN."
+    )
     limits: Limits = Field(
         default_factory=lambda: Limits(),
         description='Time limits: "90s", "10m", "1h30m", "2d", or a number of seconds.',

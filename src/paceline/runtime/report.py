@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import stat
 import sys
@@ -18,6 +19,7 @@ _EVERY = 0.5  # seconds between later ones: each wakes the agent, which may shar
 _descriptor = _UNKNOWN
 _pending: dict[str, float] = {}
 _unread: dict[str, Any] = {}  # metrics of the newest step that are still on a device
+_not_finite: set[str] = set()  # metrics that were NaN or infinite, in a message that was sent
 _due = 0.0
 _sent = 0
 
@@ -31,12 +33,14 @@ def report(step: int | None = None, **metrics: Any) -> None:
         return
     if step is not None:
         _pending["step"] = int(step)
+    is_urgent = False
     for name, value in metrics.items():
         as_float = number(value)
         if as_float is not None:
             _pending[name] = as_float
             _unread.pop(name, None)
-    if time.monotonic() >= _due:
+            is_urgent = is_urgent or (not math.isfinite(as_float) and name not in _not_finite)
+    if is_urgent or time.monotonic() >= _due:  # the first NaN must not be replaced by the next value before it is sent
         _send()
 
 
@@ -107,6 +111,7 @@ def _send() -> None:
         return
     try:
         os.write(_descriptor, json.dumps(_pending).encode())
+        _not_finite.update(name for name, value in _pending.items() if name != "step" and not math.isfinite(value))
         _pending.clear()
         _sent += 1
         _due = time.monotonic() + _EVERY if _sent >= _UNTHROTTLED else 0.0

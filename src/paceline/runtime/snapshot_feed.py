@@ -84,6 +84,8 @@ def _result(snapshot: Snapshot) -> dict[str, Any]:
         _curve.add(snapshot.step, metrics)
     except OSError as error:
         report.warn(f"cannot write the metrics of step {snapshot.step} for TensorBoard: {error}")
+    for name in (name for name, value in metrics.items() if not math.isfinite(value)):
+        report.send_to_agent({"_": "not-finite", "metric": name, "value": metrics[name], "step": snapshot.step})
     return {"done": snapshot.id, "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)}}
 
 

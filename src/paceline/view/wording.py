@@ -15,7 +15,8 @@ from paceline.view.run_files import is_measurement
 IMPORTANT = frozenset(
     {
         "waiting", "ingest-started", "ingest-done", "ingest-skipped", "ingest-failed", "generation-formed",
-        "member-lost", "hang", "restart", "recovered", "captain-returned", "note", "warning", "ending", "run-ended",
+        "not-finite", "member-lost", "hang", "restart", "recovered", "captain-returned", "note", "warning", "ending",
+        "run-ended",
     }
 )  # fmt: skip
 
@@ -88,6 +89,12 @@ def _step(event: Event) -> str:
     parts = [f"step {event.get('step')}", metrics(event.get("metrics"))]
     parts.append(f"{figure(speed)} steps/s" if speed is not None else "")
     return f"{event.text('task')}: {', '.join(filter(None, parts))}"
+
+
+def _not_finite(event: Event) -> str:
+    step = number(event.get("step"))
+    at_step = "" if step is None else f" at step {event.get('step')}"
+    return f"{event.text('task')}: {event.text('metric')} is {event.text('value')}{at_step}"
 
 
 def _committed(event: Event) -> str:
@@ -165,6 +172,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "task-started": _task_started,
     "start-times": _start_times,
     "step": _step,
+    "not-finite": _not_finite,
     "saved": lambda event: f"{_snapshot(event)} saved",
     "committed": _committed,
     "evaluated": _evaluated,

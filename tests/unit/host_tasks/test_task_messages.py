@@ -36,6 +36,46 @@ def test_reports_of_tasks_are_in_the_heartbeat(host: Host) -> None:
     assert host.tasks.heartbeat(1).memory == 0.25 and host.tasks.heartbeat(1).asking == ()
 
 
+def test_a_metric_that_is_not_finite_is_reported_once_in_an_attempt(host: Host) -> None:
+    process = host.start_one()
+    process.reports(step=7, loss=float("nan"), norm=float("-inf"), size=10**400)
+    process.reports(step=8, loss=float("nan"))
+    host.clock.run_ready()
+    fields = {"type": "not-finite", "task": "worker-0", "step": 7}
+    first = {**fields, "attempt": 1, "metric": "loss", "value": "NaN"}
+    assert host.connection.take("not-finite") == [first, {**first, "metric": "norm", "value": "-Infinity"}]
+    assert host.tasks.heartbeat(1).tasks["worker-0"].metrics == {}
+    host.exits(process, 0)
+    assert [each.metric for each in host.tasks.not_finite.all()] == ["loss", "norm"], "for the next captain"
+    host.start_one(attempt=2).reports(loss=float("inf"))
+    host.clock.run_ready()
+    assert host.connection.take("not-finite") == [{**first, "attempt": 2, "value": "Infinity", "step": None}]
+    assert len(host.tasks.not_finite.all()) == 1
+
+
+def test_a_metric_of_an_evaluation_that_is_not_finite_is_reported_with_its_step(make: Callable[..., Host]) -> None:
+    host = make(make_plan(1, evaluator=1), "evaluator-host-0")
+    host.start_one("evaluator-0").reports(_="not-finite", metric="accuracy", value=float("nan"), step=20)
+    host.clock.run_ready()
+    [report] = host.connection.take("not-finite")
+    assert (report["task"], report["metric"], report["step"]) == ("evaluator-0", "accuracy", 20)
+
+
+def test_only_numbers_that_are_not_finite_are_reported_and_only_so_many(host: Host) -> None:
+    process = host.start_one()
+    odd = {"metric": "", "value": "NaN", "step": True}
+    for fields in (odd, {**odd, "metric": [], "value": float("nan")}, {**odd, "metric": "a"}, {"metric": "a"}):
+        process.reports(_="not-finite", **fields)
+    host.clock.run_ready()
+    assert host.connection.take("not-finite") == []
+    process.reports(_="not-finite", metric="x" * 300, value=float("nan"), step=2**60)
+    for number in range(150):
+        process.reports(**{f"metric {number}": float("nan")})
+    host.clock.run_ready()
+    reports = host.connection.take("not-finite")
+    assert len(reports) == 100 and (reports[0]["metric"], reports[0]["step"]) == ("x" * 100, None)
+
+
 def test_a_task_that_asks_for_snapshots_is_named_in_the_heartbeat(host: Host) -> None:
     host.start_one("worker-0").reports(_="asks")
     host.start_one("worker-1")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Union
 
-from paceline.agent.net.codec import HostPort, PartCount, Seconds, Share
+from paceline.agent.net.codec import HostPort, NotFiniteValue, PartCount, Seconds, Share
 from paceline.agent.records import record
 from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
 from paceline.storage.snapshots.manifest import File, SnapshotId
@@ -80,6 +80,7 @@ class PartSaved:
     parts: PartCount = 1  # the number of tasks that save a part of it
     metrics: Metrics = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    not_finite: Mapping[str, NotFiniteValue] = field(default_factory=dict)  # metrics that are not in `metrics`
 
 
 @record
@@ -102,6 +103,18 @@ class EvaluatorWaiting:
 
 
 @record
+class MetricNotFinite:
+    """A task has reported a metric that is NaN or infinite. Sent once for each metric of an attempt."""
+
+    host: str
+    task: str
+    attempt: int
+    metric: str
+    value: NotFiniteValue
+    step: int | None = None  # None: the task has reported no step
+
+
+@record
 class MemberJoined:
     host: str
     instance: str  # a new id whenever the host is replaced; a restarted agent keeps it
@@ -118,6 +131,7 @@ class MemberJoined:
     data: str = ""  # location of the ingested data, if the member knows it
     records: tuple[GenerationRecord, ...] = ()  # of its generation, and of earlier ones that may not be in the store
     serves: str = ""  # how other hosts get its snapshots: SHARED_FOLDER, or an address; empty: not at all
+    not_finite: tuple[MetricNotFinite, ...] = ()  # of the last attempts of its tasks, running or not
 
 
 @record
@@ -249,9 +263,9 @@ class MemberLeft:
 
 
 MemberEvent = Union[
-    MemberJoined, Heartbeat, TaskStarted, StartMeasured, SpareReady, TaskExited, TasksEnded, PartSaved, PartStored,
-    HostPrepared, SnapshotEvaluated, EvaluatorWaiting, IngestProgress, HostLeaving, SaveRequested, AgreementReply,
-    Notice, MemberLeft,
+    MemberJoined, Heartbeat, TaskStarted, StartMeasured, MetricNotFinite, SpareReady, TaskExited, TasksEnded, PartSaved,
+    PartStored, HostPrepared, SnapshotEvaluated, EvaluatorWaiting, IngestProgress, HostLeaving, SaveRequested,
+    AgreementReply, Notice, MemberLeft,
 ]  # fmt: skip
 
 

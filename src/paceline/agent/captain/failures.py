@@ -28,6 +28,7 @@ from paceline.plan import ALONE, BEFORE, LEAD, Plan
 
 UNKILLABLE = 120.0  # seconds after which a task that survives SIGKILL ends the run
 NEARLY_FULL = 0.95  # fraction of memory in use
+NOT_A_NUMBER = "nan"  # a cause: a metric was NaN or infinite
 NOT_RETRIED = ("program-error", "store")  # causes of ingest failures: a retry would fail too, perhaps after hours
 
 
@@ -92,7 +93,8 @@ class Failures:
                 unit.failures.append(failure_of(exit, now))
             return
         if not exit.cause:
-            self._ledger.mark_succeeded(exit)
+            if not _is_rolled_back(unit):
+                self._ledger.mark_succeeded(exit)
         elif self._ledger.phase == CLOSING and not self._must_restart(unit, now):
             self._emit("note", text=f"{exit.task} failed after training had succeeded: {exit.detail}")
         else:
@@ -180,6 +182,14 @@ class Failures:
             self._fail(unit, Failure("hang", hang.tasks[0], detail, "", False, now), now, ins.ABORT)
 
     # ---- restarts
+
+    def roll_back(self, failure: Failure, now: float) -> None:
+        """Restart the tasks that train, without what they have done since a snapshot: even those that have succeeded.
+        May be called again until they have ended."""
+        unit = next(unit for unit in self._ledger.units if unit.kind not in (ALONE, BEFORE))
+        if unit.phase in (RUNNING, STOPPING) and not _is_rolled_back(unit):
+            self._ledger.succeeded.difference_update(task.name for task in unit.tasks)
+            self._fail(unit, failure, now)
 
     def _fail(self, unit: Unit, failure: Failure, now: float, how: str = ins.KILL) -> None:
         unit.failures.append(failure)
@@ -275,6 +285,10 @@ class Failures:
         self.recovering = [self.restarts[number] for number in notes["recovering"]]
         self._highest_step = notes["best"]
         self.stacks = dict(notes["stacks"])
+
+
+def _is_rolled_back(unit: Unit) -> bool:
+    return any(failure.cause == NOT_A_NUMBER for failure in unit.failures)
 
 
 def failure_of(exit: ev.TaskExit, now: float) -> Failure:

@@ -81,8 +81,7 @@ class GenerationStart:
 
     def _choose(self) -> None:
         self._chain = tuple(self._commits.contents.chain)
-        restorable = self._commits.restorable(self.hosts)
-        self.snapshot = next((snapshot for snapshot in restorable if snapshot not in self._unreadable), None)
+        self.snapshot = next(filter(self._is_usable, self._commits.restorable(self.hosts)), None)
         self._prepared = set()
         origin = self._settings.origin
         if self.snapshot is None and origin and not self._unreadable:
@@ -93,6 +92,9 @@ class GenerationStart:
             self._fetch()
         else:
             self._record()
+
+    def _is_usable(self, snapshot: SnapshotId) -> bool:
+        return snapshot not in self._unreadable and not self._commits.contents.abandoned.cover(snapshot)
 
     def _adopt(self) -> None:
         self.stage = ADOPTING

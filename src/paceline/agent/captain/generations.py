@@ -9,7 +9,8 @@ from paceline.agent.captain.generation_start import READY, RECORDING, Generation
 from paceline.agent.captain.ingest_phase import IngestPhase
 from paceline.agent.captain.ledger import WAITING, Ledger, Unit
 from paceline.agent.captain.shutdown import Shutdown
-from paceline.agent.captain.snapshots.commits import Commits, restoring_hosts
+from paceline.agent.captain.snapshots.commits import Commits
+from paceline.agent.captain.snapshots.restoring_tasks import restoring_hosts
 from paceline.plan import ALONE, BEFORE, Plan
 from paceline.storage.snapshots.manifest import SnapshotId
 
@@ -64,9 +65,10 @@ class Generations:
                 self._start([unit], None, now)
 
     def _begin(self, units: list[Unit], now: float) -> None:
-        """Start a generation of these units once everything is ready. If the units change meanwhile, start over."""
+        """Start a generation of these units once everything is ready. If the units change meanwhile, or the snapshot is
+        abandoned, start over."""
         hosts = restoring_hosts(self._plan, units)
-        if self.starting is not None and (not units or hosts != self.starting.hosts):
+        if self.starting is not None and (not units or hosts != self.starting.hosts or self._is_abandoned()):
             self.starting = None
         if not units:
             return
@@ -90,6 +92,11 @@ class Generations:
             ledger.generation = start.number
             self._commits.begin_generation(start.record, start.is_recorded, now)
             self._start(units, start.snapshot, now)
+
+    def _is_abandoned(self) -> bool:
+        """Whether the snapshot that was chosen has been abandoned since."""
+        snapshot = None if self.starting is None else self.starting.snapshot
+        return snapshot is not None and self._commits.contents.abandoned.cover(snapshot)
 
     def check_waiting(self, now: float) -> None:
         """Report the hosts that the run waits for; after limits.start, end the run."""

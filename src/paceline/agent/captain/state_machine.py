@@ -23,6 +23,7 @@ from paceline.agent.captain.ledger import (
     Ledger,
     Unit,
 )
+from paceline.agent.captain.not_finite import NotFinite
 from paceline.agent.captain.notices import NoticeFilter
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.commits import Commits
@@ -76,6 +77,7 @@ class Captain:
             self._instruct,
             self._emit,
         )
+        self._not_finite = NotFinite(plan, self.ledger, self.commits, self.failures, self._shutdown, self._emit)
         self._ingest = IngestPhase(plan, self.ledger, self._shutdown, self._instruct, self._emit)
         self._generations = Generations(
             plan, self.ledger, self.commits, self._shutdown, self._ingest, self._start, self._instruct, self._emit
@@ -139,6 +141,8 @@ class Captain:
                 fields = start_times.fields_of(event.times)
                 start_times.record_measured(self.starts, self.generation, event.task, fields)
                 self._emit("start-times", task=event.task, **fields)
+        elif isinstance(event, ev.MetricNotFinite):
+            self._not_finite.on_reported(event, now)
         elif isinstance(event, ev.TaskExited):
             self.failures.on_exited(event.host, event.exit, now)
         elif isinstance(event, ev.TasksEnded):
@@ -226,6 +230,8 @@ class Captain:
         member.lease_until = now + self.lease
         self.ledger.add_offers(member, event.offers)
         self._emit("member-joined", host=event.host)
+        for report in event.not_finite:
+            self._not_finite.on_reported(report, now)
         self._add_saved_parts(event, now)
         self._shutdown.on_joined(event.host)
         self._group_snapshot.on_joined(event.host)
@@ -313,6 +319,7 @@ class Captain:
     def _part_saved(self, saved: ev.PartSaved, now: float) -> None:
         if saved.task not in self.plan.host(saved.host).tasks:
             return
+        self._not_finite.on_saved(saved, now)
         if self.commits.on_saved(saved, now):
             self._emit("saved", step=saved.snapshot.step, snapshot=str(saved.snapshot))
             self._group_snapshot.on_saved(saved.snapshot)
@@ -372,6 +379,8 @@ class Captain:
         self._instruct(start)
         tasks = [name for names in hosts.values() for name in names]
         is_group = any(unit.kind != ALONE for unit in units)
+        if is_group:
+            self._not_finite.on_group_started(restore is not None)
         scratch = {"from_scratch": True} if restore is None and is_group and self.generation > 1 else {}
         self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore), **scratch)
 
@@ -382,6 +391,8 @@ class Captain:
             self._captain_return.settle(now)
         if self.phase == LIVE and self._generations.starting is None and self.generation and self.commits.is_stuck():
             self._stop_generation(now)
+        if self.phase == LIVE:
+            self._not_finite.advance(now)
         if self.phase == LIVE:
             self.failures.advance(now)
         if self.phase == LIVE:
@@ -410,7 +421,8 @@ class Captain:
         """A value that changes when something happens that the next captain must know and cannot learn from members."""
         restarts = len(self.failures.restarts), len(self.failures.recovering)
         owes_records, ingest = bool(self.commits.records), self._ingest.to_notes()
-        return self.generation, *restarts, self._shutdown.outcome, self.phase, owes_records, *ingest.values()
+        own = self.generation, self._shutdown.outcome, self.phase
+        return *own, *restarts, owes_records, *ingest.values(), *self._not_finite.milestone()
 
     def to_notes(self) -> dict[str, Any]:
         return {
@@ -426,6 +438,7 @@ class Captain:
             "books": self.ledger.to_notes(),
             "watch": self.watch.to_notes(),
             "follows": sorted(self.evaluations.follows),
+            "not_finite": self._not_finite.to_notes(),
         }
 
     def _load_notes(self, notes: dict[str, Any], clock_offset: float) -> None:
@@ -442,5 +455,6 @@ class Captain:
         self.ledger.load_notes(notes["books"])
         self.watch.load_notes(notes["watch"])
         self.evaluations.follows = set(notes["follows"])
+        self._not_finite.load_notes(notes.get("not_finite", {}), clock_offset)
         if notes["runtime_until"] is not None:
             self._runtime_until = self.evaluations.run_deadline = notes["runtime_until"] + clock_offset

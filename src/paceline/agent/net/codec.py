@@ -6,6 +6,7 @@ imply a limit (`Seconds`, `PartCount`). A type without a reader is an error when
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Callable
@@ -22,6 +23,7 @@ Seconds = float
 Share = float  # fraction of memory in use
 PartCount = int
 HostPort = str
+NotFiniteValue = str  # "NaN", "Infinity" or "-Infinity"
 
 Reader = Callable[[Any], Any]
 
@@ -145,6 +147,17 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
+def not_finite_text(value: Any) -> str:
+    """`NaN`, `Infinity` or `-Infinity`; empty: another value.
+
+    >>> [not_finite_text(each) for each in (float("nan"), float("inf"), float("-inf"), 0.5, "NaN")]
+    ['NaN', 'Infinity', '-Infinity', '', '']
+    """
+    if not isinstance(value, float) or math.isfinite(value):
+        return ""
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > TEXT_LIMIT:
         raise WireError("not a string, or too long")
@@ -191,6 +204,12 @@ def _metrics(value: Any) -> dict[str, float]:
     return {str(name): float(each) for name, each in value.items() if is_finite(each)}
 
 
+def _not_finite_value(value: Any) -> str:
+    if value not in ("NaN", "Infinity", "-Infinity"):
+        raise WireError("not NaN or infinite")
+    return str(value)
+
+
 def _host_port(value: Any) -> str:
     """It becomes part of the environment of all tasks."""
     host, _, port = _text(value).rpartition(":")
@@ -232,6 +251,8 @@ _READERS: dict[str, Reader] = {
     "Seconds | None": optional(_within(0, 1e9)),
     "Share": _within(0, 1000),
     "PartCount": _part_count,
+    "NotFiniteValue": _not_finite_value,
+    "Mapping[str, NotFiniteValue]": mapping_of(_not_finite_value),
     "SnapshotId": _snapshot,
     "SnapshotId | None": optional(_snapshot),
     "Metrics": _metrics,

@@ -38,6 +38,7 @@ _READERS = {
     "tuple[PartSaved, ...]": sequence_of(reader_of(ev.PartSaved)),
     "tuple[SnapshotEvaluated, ...]": sequence_of(reader_of(ev.SnapshotEvaluated)),
     "tuple[GenerationRecord, ...]": sequence_of(reader_of(ev.GenerationRecord)),
+    "tuple[MetricNotFinite, ...]": sequence_of(reader_of(ev.MetricNotFinite)),
     "Mapping[str, TaskProgress]": mapping_of(positional_reader_of(ev.TaskProgress)),
 }
 _FROM_MEMBERS = Codec(
@@ -45,6 +46,7 @@ _FROM_MEMBERS = Codec(
         "beat": ev.Heartbeat,
         "started": ev.TaskStarted,
         "measured": ev.StartMeasured,
+        "not-finite": ev.MetricNotFinite,
         "spare": ev.SpareReady,
         "exited": ev.TaskExited,
         "ended": ev.TasksEnded,
@@ -85,7 +87,8 @@ def read_join(message: Message, run: str) -> ev.MemberJoined:
             raise WireError(f"generation {each.generation} has no valid record")
     held = tuple(replace(each, host=joined.host) for each in joined.held)
     evaluated = tuple(replace(each, host=joined.host) for each in joined.evaluated)
-    return replace(joined, held=held, evaluated=evaluated)
+    not_finite = tuple(replace(each, host=joined.host) for each in joined.not_finite)
+    return replace(joined, held=held, evaluated=evaluated, not_finite=not_finite)
 
 
 def read_records(value: object) -> tuple[GenerationRecord, ...]:

@@ -189,7 +189,7 @@ class Attempt:
         if message.get("_") == "start":
             self.start_timer.on_report(message, self._loop.now())
             return
-        if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest"):
+        if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest", "not-finite"):
             self._on_message(self, message)
             return
         if message.get("_") == "raised" and self.raised is None:
@@ -204,6 +204,8 @@ class Attempt:
         for name, value in message.items():
             if is_finite(value) and len(self.metrics) < 100:
                 self.metrics[name[:100]] = value
+            elif isinstance(value, float):
+                self._on_message(self, {"_": "not-finite", "metric": name, "value": value, "step": self.step})
 
     def sample(self) -> None:
         """Records the CPU time of the process, to distinguish a hang from an endless loop."""

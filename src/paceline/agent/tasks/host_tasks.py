@@ -12,7 +12,7 @@ from typing import Any, Callable
 from paceline.agent import machine
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.snapshots.commits import restores
+from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import StartOnHost
@@ -24,6 +24,7 @@ from paceline.agent.tasks.attempt import Attempt, is_small_integer, text_of
 from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.host_notes import HostNotes
 from paceline.agent.tasks.launcher import TaskLauncher
+from paceline.agent.tasks.not_finite_reports import NotFiniteReports
 from paceline.agent.tasks.port_watch import PortWatch
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
@@ -67,6 +68,7 @@ class HostTasks:
         self._kills_before = self._memory.oom_kills()
         self._logs: dict[str, TaskLog] = {}
         self.attempts: dict[str, Attempt] = {}
+        self.not_finite = NotFiniteReports(connection.send)
         self._exits: dict[str, ev.TaskExit] = {}
         self._exit_at: dict[str, float] = {}
         self._ending: dict[str, int] = {}  # task -> attempt that the captain has asked to end
@@ -130,15 +132,9 @@ class HostTasks:
             self._kills_before = self._memory.oom_kills()
             task, framework = self._tasks[name], "" if self._launcher.starts_the_program_below else self._plan.framework
             attempt = Attempt(
-                task,
-                number,
-                self.notes.generation,
-                log,
-                self._loop,
-                framework,
-                self._on_first_step,
+                task, number, self.notes.generation, log, self._loop, framework, self._on_first_step,
                 self._on_task_message,
-            )
+            )  # fmt: skip
             self.attempts[name] = attempt
             try:
                 if name == INGEST:
@@ -213,6 +209,8 @@ class HostTasks:
             self._on_ingest_message(attempt, message)
         elif kind == "save":
             self._connection.send(ev.SaveRequested(self._options.host, task))
+        elif kind == "not-finite":
+            self.not_finite.add(attempt, message)
         elif kind == "agree":
             self._agreement_reply(attempt, message)
 

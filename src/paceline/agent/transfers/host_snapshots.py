@@ -23,6 +23,7 @@ from typing import Any, Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.events import PartSaved
+from paceline.agent.net.codec import not_finite_text
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import stored_messages
 from paceline.agent.options import Options
@@ -242,8 +243,9 @@ class HostSnapshots:
     def _saved_part(self, task: str, id: SnapshotId, about: Mapping[str, Any]) -> PartSaved:
         parts, metrics, versions = about.get("parts", 1), about.get("metrics", {}), about.get("versions", {})
         numbers = {k[:100]: float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
+        not_finite = {k[:100]: text for k, v in _items(metrics) if (text := not_finite_text(v))}
         texts = {k[:100]: str(v)[:200] for k, v in _items(versions) if isinstance(v, (str, int, float))}
-        return PartSaved(self._options.host, task, id, parts, numbers, texts)
+        return PartSaved(self._options.host, task, id, parts, numbers, texts, not_finite)
 
     # ---- instructions of the captain
 

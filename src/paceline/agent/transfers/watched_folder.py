@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import Callable
 
-from paceline.agent.captain.snapshots.commits import restores
+from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.tasks.attempt import Attempt

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.ledger import Member, Unit
+from paceline.agent.captain.ledger import Member
 from paceline.agent.captain.snapshots.commit_pace import CommitPace
 from paceline.agent.captain.snapshots.drafts import Draft
 from paceline.agent.captain.snapshots.owed_records import PAUSE, OwedRecords
@@ -22,7 +22,7 @@ from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.run_files import stamp
 from paceline.agent.transfers import requests as req
-from paceline.plan import Plan, Task
+from paceline.plan import Plan
 from paceline.storage.snapshots.manifest import Manifest, Part, SnapshotId
 
 
@@ -131,6 +131,14 @@ class Commits:
             self._drop(snapshot)
         if snapshot in self._copies:
             self._drop_copy(snapshot)
+
+    def abandon(self, generation: int, step: int, now: float) -> None:
+        """Never restore or commit the snapshots of this generation, and of those before it, from this step on."""
+        if self.contents.abandon(generation, step):
+            for snapshot in [each for each in self._drafts if self.contents.abandoned.cover(each)]:
+                self._drop(snapshot)
+            self._drop_copies()
+            self.delete_surplus(now)
 
     def _is_reachable(self, draft: Draft, hosts: Collection[str]) -> bool:
         """Whether each of these hosts can get all parts from hosts."""
@@ -295,7 +303,7 @@ class Commits:
         begun = self.records.on_answered(request, answer, now)
         if begun is None:
             return
-        if begun.late:
+        if self.contents.has_missed(begun.late, request.seen, request.parent):
             self.missed_newer = True
             self.contents.add_late(begun.late)
         elif not self.records:
@@ -309,6 +317,8 @@ class Commits:
         self.contents.mark_uncertain(snapshot)
         draft = self._drafts.get(snapshot)
         if draft is None:
+            if self.contents.abandoned.cover(snapshot):
+                self.delete_surplus(now)
             return
         if isinstance(answer, req.Failure):
             self._failed(draft, answer, "all tasks", now)
@@ -369,7 +379,8 @@ class Commits:
 
     def _restore_from_copies(self, now: float) -> None:
         """Send the newest complete copy from the hosts to the store again, after the record of its generation."""
-        complete = [draft for draft in (*self._copies.values(), *self._drafts.values()) if draft.is_complete]
+        on_hosts = [draft for draft in (*self._copies.values(), *self._drafts.values()) if draft.is_complete]
+        complete = [draft for draft in on_hosts if not self.contents.abandoned.cover(draft.snapshot)]
         if not complete:
             self.records.replace([self.record_of(self.generation, None, [])], now)
             return
@@ -465,12 +476,3 @@ class Commits:
         for host in self._plan.hosts:
             if host.role == "evaluator":
                 self.announce_to(host.name)
-
-
-def restoring_hosts(plan: Plan, units: Iterable[Unit]) -> set[str]:
-    """The hosts whose tasks resume from a snapshot: all hosts of a group, or the chief's of a parameter-server job."""
-    return {task.host for unit in units for task in unit.tasks if restores(plan, task)}
-
-
-def restores(plan: Plan, task: Task) -> bool:
-    return task.role == "chief" if plan.strategy == "parameter-server" else task.rank >= 0

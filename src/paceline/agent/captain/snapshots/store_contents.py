@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.snapshots.abandoned_steps import AbandonedSteps
 from paceline.agent.transfers.requests import Answer, DeleteSnapshot, Failure, ListSnapshots, Metrics, SnapshotList
 from paceline.plan import Plan
 from paceline.storage.snapshots.manifest import SnapshotId
@@ -31,6 +32,7 @@ class StoreContents:
         self._instruct, self._emit = instruct, emit
         self.is_known = False  # whether the store has listed its snapshots
         self.chain: list[SnapshotId] = []  # committed snapshots on the run's current chain, newest first
+        self.abandoned = AbandonedSteps()  # never on the chain, whatever the store lists
         self._committed: set[SnapshotId] = set()  # all in the store, on the chain or not
         self._uncertain: set[SnapshotId] = set()  # snapshots whose commit was requested but not confirmed
         self._exempt: set[SnapshotId] = set()  # written by a newer version of Paceline: never deleted
@@ -52,16 +54,26 @@ class StoreContents:
         return self.chain[0].step if self.chain else -1
 
     def is_past(self, snapshot: SnapshotId) -> bool:
-        """Whether this snapshot, or a later one of its generation, is committed."""
+        """Whether this snapshot need not be committed: it, or a later one of its generation, is committed; or it is
+        abandoned."""
         newest = self.chain[:1]
         is_later = any(each.generation == snapshot.generation and each > snapshot for each in newest)
-        return snapshot in self._committed or is_later
+        return snapshot in self._committed or is_later or self.abandoned.cover(snapshot)
+
+    def has_missed(self, listed: Iterable[SnapshotId], seen: Collection[SnapshotId], parent: SnapshotId | None) -> bool:
+        """Whether a generation should have started from another snapshot than `parent`. `listed`: the chain before it.
+        `seen`: the chain that the choice was made from."""
+        listed = list(listed)
+        current = self._without_abandoned(listed)
+        if current == listed:
+            return bool(listed)  # the store has compared them
+        return any(each not in seen and (parent is None or not _is_before(each, parent)) for each in current)
 
     # ---- contents
 
     def update(self, listing: SnapshotList) -> None:
         self.is_known = True
-        self.chain = [snapshot for snapshot in listing.counted if snapshot not in self.deleting]
+        self.chain = self._without_abandoned(each for each in listing.counted if each not in self.deleting)
         self._committed = set(listing.committed) - self.deleting - self._exempt
         self._values = dict(listing.metrics)
         for snapshot, metrics in listing.evaluations.items():
@@ -74,8 +86,9 @@ class StoreContents:
 
     def add_late(self, chain: Iterable[SnapshotId]) -> None:
         """Another captain, or a commit that seemed to fail, has added snapshots to the chain."""
-        self.chain = list(chain)
-        self._committed.update(snapshot for snapshot in self.chain if snapshot not in self._exempt)
+        listed = list(chain)
+        self.chain = self._without_abandoned(listed)
+        self._committed.update(snapshot for snapshot in listed if snapshot not in self._exempt)
         self._is_stale = True
 
     def add_committed(self, snapshot: SnapshotId, metrics: Metrics, now: float) -> None:
@@ -100,6 +113,15 @@ class StoreContents:
     def continue_from(self, parent: SnapshotId | None) -> None:
         """The new generation resumes from this snapshot, which may not be committed yet: newer ones leave the chain."""
         self.chain = [] if parent is None else [each for each in self.chain if _is_before(each, parent)]
+
+    def abandon(self, generation: int, step: int) -> bool:
+        """Snapshots from this step on leave the chain, and are deleted. Returns whether there may be any."""
+        is_new = self.abandoned.add(generation, step)
+        self.chain = self._without_abandoned(self.chain)
+        return is_new
+
+    def _without_abandoned(self, snapshots: Iterable[SnapshotId]) -> list[SnapshotId]:
+        return [each for each in snapshots if not self.abandoned.cover(each)]
 
     def exempt(self, snapshot: SnapshotId) -> None:
         """Never delete this snapshot: a newer version of Paceline wrote it."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from paceline.agent.captain.snapshots.commits import restores
+from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.objects.config_maps import projected
