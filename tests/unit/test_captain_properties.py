@@ -293,13 +293,12 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
             assert all(count <= LIMIT + 1 for count in unit.budget.counts.values())
 
     def teardown(self) -> None:
-        """From any state: with all hosts back, the run continues to its end. An evaluator that is lost after training
-        has ended is not restarted: the captain waits for it, up to its limit of 10 minutes."""
+        """From any state: with all hosts back, the run continues to its end."""
         if not hasattr(self, "world"):
             return
         world = self.world
         world.place.fails = world.place.read_only = world.peers_fail = None
-        for _ in range(60):
+        for _ in range(12):
             for host, machine in list(world.machines.items()):
                 if machine.finished and not world.is_over:
                     world.host_is_replaced(host, dead=True)

@@ -269,6 +269,18 @@ def test_an_evaluator_that_dies_after_training_restarts_for_the_remaining_snapsh
     assert evaluated_steps(world) == [10] and world.over is not None and world.over.status == "succeeded"
 
 
+def test_an_evaluator_that_dies_before_the_last_commit_restarts_for_it() -> None:
+    world = following()
+    world.save("worker-0", 10)
+    world.exit("worker-0", "")
+    world.exit(EVALUATOR, "signal")
+    world.deliver_all()
+    restart_evaluator(world)
+    evaluate(world)
+    world.deliver_all()
+    assert evaluated_steps(world) == [10] and world.over is not None and world.over.status == "succeeded"
+
+
 def test_an_evaluator_that_dies_after_the_last_evaluation_is_not_restarted() -> None:
     world = committed(following(), 10)
     evaluate(world)

@@ -136,7 +136,9 @@ class Failures:
     def _must_restart(self, unit: Unit, now: float) -> bool:
         """Whether a unit must restart after training: an evaluator that has not evaluated every snapshot."""
         return (
-            self._ledger.phase == CLOSING and unit.tasks[0].role == "evaluator" and self._evaluations.is_unfinished(now)
+            self._ledger.phase == CLOSING
+            and unit.tasks[0].role == "evaluator"
+            and self._evaluations.needs_evaluators(now)
         )
 
     def on_host_lost(self, task: str, detail: str, now: float) -> None:

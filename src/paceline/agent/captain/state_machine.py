@@ -397,7 +397,7 @@ class Captain:
             self.failures.advance(now)
         if self.phase == LIVE:
             self._generations.advance(now)
-        elif self.phase == CLOSING and self.evaluations.is_unfinished(now):
+        elif self.phase == CLOSING and self.evaluations.needs_evaluators(now):
             self.failures.advance(now)
             self._generations.restart_evaluators(now)
         self._group_snapshot.advance(now)

@@ -168,8 +168,15 @@ class Evaluations:
 
     def is_unfinished(self, now: float) -> bool:
         """Whether evaluations remain, or may remain: a captain that has returned must list the store first."""
-        has_follower = any(task in self.follows and self._may_follow(task, now) for task in self._host_of)
-        return bool(self._unrecorded) or (has_follower and (not self._contents.is_known or bool(self.unevaluated())))
+        may_remain = not self._contents.is_known or bool(self.unevaluated())
+        return bool(self._unrecorded) or (self._has_follower(now) and may_remain)
+
+    def needs_evaluators(self, now: float) -> bool:
+        """Whether an evaluator that is lost after training must restart: also if a snapshot may be committed soon."""
+        return self.is_unfinished(now) or (self._has_follower(now) and self._commits.is_busy())
+
+    def _has_follower(self, now: float) -> bool:
+        return any(task in self.follows and self._may_follow(task, now) for task in self._host_of)
 
     # ---- the end
 
