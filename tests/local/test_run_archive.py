@@ -79,6 +79,13 @@ def status_and_log_without_the_cluster(folder: Path, store: Store) -> tuple[str,
     return json.loads(status.stdout)["status"], (run_folder / "logs" / "worker-0.log").read_text().splitlines()
 
 
+def assert_archived(archived: list[str], printed: list[str]) -> None:
+    """All events that the captain printed, in order, and some of the steps; the last step of a task may come later."""
+    step = '"event": "step"'
+    assert [line for line in archived if step not in line] == [line for line in printed if step not in line]
+    assert {line for line in archived if step in line} <= set(printed)
+
+
 def test_everything_a_run_wrote_can_be_read_in_its_bucket(folder: Path, s3: Store) -> None:
     pods = Pods(folder, env=s3.options, snapshots={"to": s3.url})
     pods.all()
@@ -87,7 +94,7 @@ def test_everything_a_run_wrote_can_be_read_in_its_bucket(folder: Path, s3: Stor
     for index in (0, 1):
         lines = archived_lines(folder, s3, location, f"worker-{index}")
         assert lines == pod_log_lines(folder, f"{RUN}-worker-{index}") and len(lines) == 1
-    assert call(folder, s3, "events", location, "-o", "json").splitlines() == pods.stdout(f"{RUN}-0")
+    assert_archived(call(folder, s3, "events", location, "-o", "json").splitlines(), pods.stdout(f"{RUN}-0"))
     status = json.loads(call(folder, s3, "status", location, "-o", "json"))
     report = json.loads((folder / f"{RUN}-0" / "run" / "report.json").read_text())
     assert {**status, **report} == status | {"folder": report["folder"]}
@@ -109,9 +116,7 @@ def test_with_a_claim_members_archive_through_their_captain(folder: Path) -> Non
     assert set(pods.codes().values()) == {0}
     location = str(folder / "claim" / RUN)
     assert archived_lines(folder, None, location, "worker-1") == pod_log_lines(folder, f"{RUN}-worker-1") != []
-    uploaded, printed = call(folder, None, "events", location, "-o", "json").splitlines(), pods.stdout(f"{RUN}-0")
-    assert [line for line in printed if line in uploaded] == uploaded
-    assert all('"event": "step"' in line for line in printed if line not in uploaded), "only steps are left out"
+    assert_archived(call(folder, None, "events", location, "-o", "json").splitlines(), pods.stdout(f"{RUN}-0"))
 
 
 def test_lost_pods_killed_agents_and_an_unreachable_store_lose_no_archived_line(
@@ -157,5 +162,5 @@ def test_lost_pods_killed_agents_and_an_unreachable_store_lose_no_archived_line(
     assert lines[-len(after) :] == after
     first = lines[: -len(after)]
     assert first == pod_log_lines(folder, "lost")[: len(first)] and first
-    assert call(folder, s3, "events", location, "-o", "json").splitlines() == pods.stdout(f"{RUN}-0")
+    assert_archived(call(folder, s3, "events", location, "-o", "json").splitlines(), pods.stdout(f"{RUN}-0"))
     assert len([e for e in events(pods, "warning") if "cannot upload" in e["text"]]) == 1
