@@ -22,9 +22,9 @@ pytestmark = pytest.mark.timeout(600)
 
 def results(run: Run) -> list[str]:
     """What each worker prints at its end."""
-    found = [RESULT.findall(run.log(task)) for task in ("worker-0", "worker-1")]
-    assert [len(each) for each in found] == [1, 1], run.story()
-    return [text for [text] in found]
+    lines = [RESULT.findall(run.log(task)) for task in ("worker-0", "worker-1")]
+    assert [len(each) for each in lines] == [1, 1], run.story()
+    return [text for [text] in lines]
 
 
 def weights(run: Run) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from paceline.agent import state_events
-from paceline.agent.run_files import Appender, stamp
+from paceline.agent.run_files import Appender, replace_bytes, stamp
 from paceline.agent.series import Series
 from paceline.storage.regular_files import open_regular
 
@@ -58,7 +58,7 @@ class EventFile:
         mark = {"at": stamp(), "event": ROTATED, "generation": generation}
         self._add_to_old(events)
         self._file.close()
-        _replace(self._path, [*kept, json.dumps(mark).encode() + b"\n"])
+        replace_bytes(self._path, b"".join([*kept, json.dumps(mark).encode() + b"\n"]))
         self._size = _size(self._path)
         self._rotate_at = max(self._limit, 2 * self._size)
 
@@ -74,7 +74,7 @@ class EventFile:
             with open(self._old, "rb") as file:
                 file.seek(-OLD_LIMIT // 2, os.SEEK_END)
                 file.readline()  # it is incomplete
-                _replace(self._old, file.readlines())
+                replace_bytes(self._old, file.read())
 
 
 def _size(path: str) -> int:
@@ -82,18 +82,3 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
-
-
-def _replace(path: str, lines: list[bytes]) -> None:
-    partial = f"{path}.{os.getpid()}.partial"
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.writelines(lines)
-        os.replace(partial, path)
-    except OSError:
-        try:
-            os.unlink(partial)
-        except OSError:
-            pass
-        raise

@@ -107,11 +107,15 @@ def replace(path: str, data: dict[str, Any]) -> None:
 
 
 def replace_text(path: str, text: str) -> None:
+    replace_bytes(path, text.encode("utf-8", "surrogatepass") + b"\n")  # a text may be a path that is not UTF-8
+
+
+def replace_bytes(path: str, data: bytes) -> None:
     partial = f"{path}.{os.getpid()}.partial"
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(text.encode("utf-8", "surrogatepass") + b"\n")  # a text may be a path that is not UTF-8
+            file.write(data)
         os.replace(partial, path)
     except OSError:
         try:
