@@ -88,13 +88,14 @@ def environment(tasks: int, more: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def write_job(
-    folder: Path, framework: str, command: Sequence[str], workers: int, gpus: int = 0, code: Path = PROGRAMS
-) -> Path:
+    folder: Path, framework: str, command: Sequence[str], workers: int, gpus: int = 0, code: Path = PROGRAMS,
+    **more: object,
+) -> Path:  # fmt: skip
     """A job file as a user would write it; JSON is YAML."""
     worker = {"replicas": workers, **({"gpus": gpus} if gpus else {})}
     job = {
         "name": "bench", "framework": framework, "command": list(command), "code": str(code),
-        "roles": {"worker": worker},
+        "roles": {"worker": worker}, **more,
     }  # fmt: skip
     if framework == "tensorflow":
         job["strategy"] = "multi-worker"
@@ -224,6 +225,13 @@ def environment_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return b""
+
+
+def open_files(pid: int) -> set[str]:
+    try:
+        return {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return set()
 
 
 # ---- output

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import measure
 
@@ -18,6 +21,7 @@ STEP = 0.010
 GOAL = 0.005
 LIMIT = 120.0
 TRIMMED = 0.01
+SCRAPE_S = 5.0  # between two reads of the metrics; Prometheus reads them every 15 s or less often
 FIRST = 100  # steps that are not counted: other processes of the run still start then, which start.py measures
 
 
@@ -41,8 +45,8 @@ def main() -> None:
     work = _calibrate()
     measure.say(f"Mean time of a step of fixed CPU work ({1000 * STEP:g} ms on a free core, {work} kB hashed), with")
     measure.say(f"{args.workers} processes on {measure.cores()} cores; without the longest and shortest {TRIMMED:.0%}.")
-    measure.say("paceline: `paceline run` with a report every step; alone: the same program and processes without")
-    measure.say("Paceline: a report does nothing. Interleaved.")
+    measure.say("paceline: `paceline run` with a report every step, and metrics that are read every 5 s; alone: the")
+    measure.say("same program and processes without Paceline: a report does nothing. Interleaved.")
     measure.say(f"On: {machine_info}\n")
     ours: list[Session] = []
     alone: list[Session] = []
@@ -109,8 +113,9 @@ def _session(parent: Path, side: str, workers: int, steps: int, work: int) -> Se
         env = measure.environment(workers, {"PACELINE_HOME": str(folder / "home")})
         arguments = ["--steps", str(steps), "--work", str(work), "--output", str(folder / "times")]
         if side == "paceline":
-            job = measure.write_job(folder, "none", ["python", "loop.py", *arguments], workers)
+            job = measure.write_job(folder, "none", ["python", "loop.py", *arguments], workers, metrics=True)
             started = [measure.spawn([*measure.PACELINE, "run", str(job)], folder, env)]
+            Thread(target=_scrape, args=(folder / "home" / "runs", started[0]), daemon=True).start()
         else:
             program = [sys.executable, str(measure.PROGRAMS / "loop.py"), *arguments]
             started = [measure.spawn(program, folder, env) for _ in range(workers)]
@@ -128,6 +133,16 @@ def _session(parent: Path, side: str, workers: int, steps: int, work: int) -> Se
     call = statistics.median(seconds for each in outputs for seconds in each["calls"])
     cpu = statistics.fmean(each["call_cpu_s"] for each in outputs)
     return Session(statistics.fmean(times[trimmed : len(times) - trimmed]), call, cpu, agents)
+
+
+def _scrape(runs: Path, run: subprocess.Popen[bytes]) -> None:
+    """Reads the metrics again and again, as Prometheus does, until the run has ended."""
+    while run.poll() is None:
+        time.sleep(SCRAPE_S)
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            info = json.loads(next(iter(runs.glob("*/run.json")), runs).read_text())
+            request = urllib.request.Request(info["metrics_url"], headers={"Accept": "application/openmetrics-text"})
+            urllib.request.urlopen(request, timeout=10).read()
 
 
 def _agents_cpu_share(launcher: subprocess.Popen[bytes], workers: int, steps: int) -> float:

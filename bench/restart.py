@@ -19,7 +19,9 @@ from measure import Stamp
 START_LIMIT = 120.0
 RESTART_LIMIT = 60.0
 COMPILE_LIMIT = 300.0
-LENGTH = 64  # of sequences: the model then takes about 20 s to compile
+COMPILED = {"jax": ["--length", "64"], "torch": ["--blocks", "10"]}  # the model then takes about 20 s to compile
+CUDA_FILE = "/dev/nvidia-uvm"  # open in a process that has a CUDA context
+CONTEXT_LIMIT = 15.0
 IDLE = 1.0  # seconds without CPU time after which a spare is considered ready
 SETTLED = 5  # steps of every worker before a kill
 CHECKPOINTS = {"torchrun": "checkpoint.pt", "dcp": "checkpoint", "cold": "checkpoint"}  # of the peer
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="torch: one nccl rank on a GPU")
     parser.add_argument("--state-gib", type=float, default=0.0, help="a state of this size, saved and restored")
     parser.add_argument("--dcp", action="store_true", help="torchrun with async_save of torch.distributed.checkpoint")
-    parser.add_argument("--compile", action="store_true", help="jax: a model that takes about 20 s to compile")
+    parser.add_argument("--compile", action="store_true", help="a model that takes 20 s or more to compile")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--kills", type=int, default=2, help="kills in each run")
     args = parser.parse_args()
@@ -62,11 +64,13 @@ def main() -> None:
         parser.error("--gpu requires --framework torch")
     if args.state_gib and args.framework == "jax":
         parser.error("--state-gib requires --framework torch or tensorflow")
-    if args.compile != (args.framework == "jax"):
-        parser.error("--framework jax requires --compile, and the reverse")
+    if args.framework == "jax" and not args.compile:
+        parser.error("--framework jax requires --compile")
+    if args.compile and (args.framework == "tensorflow" or args.state_gib):
+        parser.error("--compile requires --framework jax or torch, without --state-gib")
     if args.dcp and not (args.state_gib and args.framework == "torch"):
         parser.error("--dcp requires --framework torch and --state-gib")
-    case = _case(args.framework, args.gpu, args.state_gib, args.dcp)
+    case = _case(args.framework, args.gpu, args.state_gib, args.dcp, args.compile)
     machine_info = measure.machine("tensorflow-cpu" if case.framework == "tensorflow" else case.framework)
     if case.gpu:
         machine_info["gpu"] = _gpu_name()
@@ -93,15 +97,15 @@ def main() -> None:
     _report(case, machine_info, times, hangs, warm)
 
 
-def _case(framework: str, gpu: bool, gib: float, dcp: bool) -> Case:
+def _case(framework: str, gpu: bool, gib: float, dcp: bool, compiles: bool) -> Case:
     if framework == "tensorflow":
         about = "bench/programs/launch.py kills the other worker with SIGKILL and restarts both"
         if gib:
             return Case(framework, 2, False, "cold", f"{about}, with tf.train.Checkpoint", 0.4, 2.5, gib)
         return Case(framework, 2, False, "cold", about, 0.3, 1.5)
-    if framework == "jax":
+    if compiles:
         about = "bench/programs/launch.py kills the other worker with SIGKILL and restarts both, which compile again"
-        return Case(framework, 2, False, "cold", about, 0.2, None, compiles=True)
+        return Case(framework, 1 if gpu else 2, gpu, "cold", about, 0.2, None, compiles=True)
     about = "torchrun --max-restarts with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     if gib:
         goal, goal_s = (0.2, 2.5 if gib <= 4 else 5.0) if gpu else (0.4, 2.0)
@@ -147,7 +151,7 @@ def _run(parent: Path, case: Case, side: str, kills: int) -> tuple[list[float], 
                 limit = max(START_LIMIT, case.restart_limit) if number == 0 else case.restart_limit
                 workers = _wait_for_steps(stamps, case, old, limit, side)
                 if side == "paceline":
-                    _wait_for_spares(process.pid, case.workers, frozenset(workers.values()))
+                    _wait_for_spares(process.pid, case, frozenset(workers.values()))
                 if case.gib:
                     _wait_for_save(folder, stamps, workers, side)
                 old |= frozenset(workers.values())
@@ -156,6 +160,7 @@ def _run(parent: Path, case: Case, side: str, kills: int) -> tuple[list[float], 
             measure.progress(str(error))
             measure.show_output(folder)
             return restarts, False, _warm_starts(folder)
+        _show_stages(folder)
         return restarts, True, _warm_starts(folder)
 
 
@@ -164,17 +169,20 @@ def _start(folder: Path, case: Case, side: str, stamps: Path) -> subprocess.Pope
     if case.gpu:
         more["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
     program = f"{case.framework}_state_steps.py" if case.gib else f"{case.framework}_steps.py"
+    if case.compiles and case.framework == "torch":
+        program = "torch_compile_steps.py"
     arguments = ["--steps", "1000000", "--sleep", "0.05", *(["--gpu"] if case.gpu else [])]
     if case.gib:
         checkpoint = [] if side == "paceline" else ["--checkpoint", str(folder / CHECKPOINTS[side])]
         checkpoint += ["--dcp"] if side == "dcp" else []
         arguments += ["--gib", str(case.gib), "--every", str(EVERY), *checkpoint]
-    arguments += ["--length", str(LENGTH)] if case.compiles else []
+    arguments += COMPILED[case.framework] if case.compiles else []
     task = [str(measure.PROGRAMS / program), *arguments]
     if side == "paceline":
         job = measure.write_job(folder, case.framework, ["python", program, *arguments], case.workers, int(case.gpu))
         command = [*measure.PACELINE, "run", str(job)]
     elif side == "cold":
+        more["BENCH_COLD"] = str(folder)
         launcher = [sys.executable, str(measure.PROGRAMS / "launch.py"), case.framework, str(case.workers)]
         command = [*launcher, sys.executable, *task]
     else:
@@ -199,22 +207,30 @@ def _settled(path: Path, case: Case, old: frozenset[int]) -> dict[int, int] | No
     return settled if len(settled) == case.workers else None
 
 
-def _wait_for_spares(launcher: int, count: int, workers: frozenset[int]) -> None:
-    """Wait until every agent has a spare that has finished its imports: it uses no more CPU time."""
+def _wait_for_spares(launcher: int, case: Case, workers: frozenset[int]) -> None:
+    """Wait until every agent has a spare that has finished its imports: it uses no more CPU time. With a GPU, wait for
+    a standby, too; there may be none.
+    """
     spent: dict[int, tuple[float, float]] = {}  # PID -> CPU seconds, and since when they have not changed
+
+    def spares() -> list[int]:
+        others = set(measure.descendants(launcher)) - workers
+        return [pid for pid in others if b"PACELINE_STARTER=spare" in measure.environment_of(pid)]
 
     def idle() -> bool:
         ready = 0
-        for pid in set(measure.descendants(launcher)) - workers:
-            if b"PACELINE_STARTER=spare" not in measure.environment_of(pid):
-                continue
+        for pid in spares():
             used, at = measure.cpu_seconds(pid), time.monotonic()
             if pid not in spent or spent[pid][0] != used:
                 spent[pid] = used, at
             ready += used > 0.1 and at - spent[pid][1] > IDLE
-        return ready >= count
+        return ready >= case.workers
 
-    measure.wait_until(idle, START_LIMIT, f"{count} spares", every=0.1)
+    measure.wait_until(idle, START_LIMIT, f"{case.workers} spares", every=0.1)
+    deadline = time.monotonic() + CONTEXT_LIMIT
+    while case.gpu and time.monotonic() < deadline and not any(CUDA_FILE in measure.open_files(p) for p in spares()):
+        time.sleep(0.1)
+    time.sleep(IDLE if case.gpu else 0.0)
 
 
 def _wait_for_save(folder: Path, path: Path, workers: dict[int, int], side: str) -> None:
@@ -252,6 +268,13 @@ def _kill(pid: int, old: frozenset[int], path: Path, case: Case, side: str) -> f
 def _warm_starts(folder: Path) -> list[bool]:
     events = [json.loads(line) for path in folder.glob("home/runs/*/events.jsonl") for line in path.open()]
     return [event["warm"] for event in events if event["event"] == "task-started" and event["generation"] > 1]
+
+
+def _show_stages(folder: Path) -> None:
+    for path in folder.glob("home/runs/*/events.jsonl"):
+        for event in map(json.loads, path.read_text().splitlines()):
+            if event["event"] == "start-times":
+                measure.progress(f"    {json.dumps(event)}")
 
 
 def _gpu_name() -> str | None:

@@ -19,6 +19,7 @@ TENSORBOARD = "tensorboard"  # the companion role
 CODE_IN_IMAGE = "image"  # a value of Plan.code, which is an absolute folder otherwise
 KEEP_FINISHED = 3600.0  # default, in seconds
 COMMIT = 600.0  # default, in seconds
+LOG_LIMIT = 1024**3  # default, in bytes
 KEEP = 3  # default number of snapshots
 INGEST = "ingest-0"  # the task that builds the data, before any other task starts
 INGEST_S = 6 * 3600.0  # default limit
@@ -35,6 +36,10 @@ GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with a chief its workers
 ALONE = "alone"  # restarted on its own
 BEFORE = "before"  # ingest: it must succeed before any other task starts
+
+# What a receiver can be notified of; the first three are ends of the run.
+FAILED, SUCCEEDED, STOPPED, HANG, RESTART = NOTIFY_ON = ("failed", "succeeded", "stopped", "hang", "restart")
+JSON, SLACK = NOTIFY_FORMATS = ("json", "slack")
 
 WARN, STOP, ROLLBACK = ON_NAN = ("warn", "stop", "rollback")  # what happens if a metric is NaN or infinite
 
@@ -96,6 +101,7 @@ class Limits:
     keep_finished: float = KEEP_FINISHED  # clusters only
     commit: float = COMMIT
     evaluation: float | None = None
+    log: int = LOG_LIMIT  # bytes of output that are kept of each task
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,25 @@ class Ingest:
         return split_claim(self.to)
 
 
+@dataclass(frozen=True)
+class Webhook:
+    """A receiver of notifications. Its address may be a secret: then it is in a variable of the captain."""
+
+    url: str = ""
+    url_from: str = ""  # name of the variable, instead of `url`
+    on: tuple[str, ...] = (FAILED, SUCCEEDED, STOPPED)  # of NOTIFY_ON
+    format: str = JSON  # or SLACK
+
+
+@dataclass(frozen=True)
+class Track:
+    """Where numbers are sent for experiment tracking."""
+
+    mlflow: str  # address of an MLflow server
+    experiment: str
+    parameters: dict[str, str] = field(default_factory=dict)  # fields of the job
+
+
 def split_claim(location: str) -> tuple[str, str]:
     """The name of a volume claim and the folder in it; both empty if the location is not in a claim."""
     if not location.startswith(CLAIM):
@@ -180,7 +205,10 @@ class Plan:
     kubernetes: dict[str, Any] = field(default_factory=dict)  # every field of the section; {}: no such section
     programs: dict[str, Program] = field(default_factory=dict)  # `try` and `export`, if the job has them
     serve: dict[str, Any] = field(default_factory=dict)  # every field of the section; {}: no such section
+    metrics: bool = False  # whether the captain serves metrics
     env_of: tuple[str, ...] = ()  # other systems whose variables tasks get, too: "jaxjob"
+    notify: tuple[Webhook, ...] = ()
+    track: Track | None = None
 
     @property
     def code_in_image(self) -> bool:
@@ -217,6 +245,16 @@ class Plan:
         texts += [] if self.ingest is None else [*self.ingest.command, *(self.ingest.inputs or ())]
         is_named = any(scheme in text for text in texts for scheme in BUCKETS)
         return self.snapshots.needs_bucket or to.startswith(BUCKETS) or is_named
+
+    @property
+    def delivers(self) -> bool:
+        """Whether servers of others get anything."""
+        return bool(self.notify or self.track)
+
+    @property
+    def leading_task(self) -> str:
+        """The task whose numbers stand for the run: rank 0, or the first one that decides how the run ends."""
+        return next(task.name for task in self.tasks if self.role(task.role).decides)
 
     @property
     def world_size(self) -> int:
@@ -290,6 +328,7 @@ def make(job: Job) -> Plan:
             job.limits.keep_finished,
             job.limits.commit,
             job.limits.evaluation,
+            job.limits.log,
         ),
         snapshots=_snapshots(job),
         ingest=_ingest(job),
@@ -301,7 +340,13 @@ def make(job: Job) -> Plan:
             name: Program(tuple(command), {**_keras_env(job), **job.env}) for name, command in job.programs.items()
         },
         serve=job.serve.model_dump() if job.serve is not None else {},
+        metrics=job.metrics,
         env_of=tuple(job.env_of),
+        notify=tuple(
+            Webhook(each.url or "", each.url_from or "", tuple(dict.fromkeys(each.on)), each.format)
+            for each in job.notify
+        ),
+        track=None if job.track is None else Track(job.track.mlflow, job.track.experiment or job.name, job.parameters),
     )
 
 
@@ -382,10 +427,18 @@ def to_data(plan: Plan) -> dict[str, Any]:
     # Plans without these fields look as they always have.
     if not plan.env_of:
         del data["env_of"]
+    if not plan.metrics:
+        del data["metrics"]
+    if not plan.notify:
+        del data["notify"]
+    if plan.track is None:
+        del data["track"]
     if plan.restart.compile_cache:
         del data["restart"]["compile_cache"]
     if plan.restart.on_nan == WARN:
         del data["restart"]["on_nan"]
+    if plan.limits.log == LOG_LIMIT:
+        del data["limits"]["log"]
     if plan.snapshots.commit_every is None:
         del data["snapshots"]["commit_every"]
     if plan.snapshots.memory is None:
@@ -411,6 +464,8 @@ def from_data(data: dict[str, Any]) -> Plan:
             "programs": {name: program_from(program) for name, program in data.get("programs", {}).items()},
             "ingest": _ingest_from(data.get("ingest")),
             "env_of": tuple(data.get("env_of", ())),
+            "notify": tuple(Webhook(**{**each, "on": tuple(each["on"])}) for each in data.get("notify", ())),
+            "track": Track(**data["track"]) if data.get("track") else None,
         }
     )
 

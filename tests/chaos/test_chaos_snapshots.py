@@ -6,7 +6,6 @@ snapshots are damaged, the disk of the hosts is full, clocks jump.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
@@ -17,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from paceline.storage.snapshots.manifest import SnapshotId, parse_id
-from paceline.storage.snapshots.repository import MANIFEST, SnapshotRepository
+from paceline.storage.snapshots.repository import MANIFEST, RECORDS_KEPT, SnapshotRepository
 from paceline.storage.stores.bucket import BucketStore
 from support import runs
 from support.clocks import Clocks
+from support.event_log import EventLog
 from support.runs import PROGRAMS, Event, Run, eventually, fill_names, job, kill, small_disk
 from support.stores.refusing import Asked, Fault, Proxy, proxy
 from support.stores.servers import Store as Server
@@ -50,22 +50,10 @@ FAULTS = {
 }  # fmt: skip
 
 
-class EventLog:
-    """The events of a run, read incrementally: there are thousands."""
-
+class Events:
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.events: list[Event] = []
-        self._offset = 0
-
-    def read(self) -> list[Event]:
-        with (self.run.folder / "events.jsonl").open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        lines = data[: data.rfind(b"\n") + 1]
-        self._offset += len(lines)
-        self.events += map(json.loads, lines.splitlines())
-        return self.events
+        self.read = EventLog(run.folder / "events.jsonl").read
 
     def wait(self, description: str, after: int, matches: Callable[[Event], bool]) -> Event:
         checked = after
@@ -122,7 +110,7 @@ class Chaos:
     ) -> None:
         self.run, self.state, self.dice = run, state, dice
         self.store_proxy, self.server, self.clocks = store_proxy, server, clocks
-        self.event_log, self.history = EventLog(run), History()
+        self.event_log, self.history = Events(run), History()
         self.generation = 1
         self.bucket = BucketStore(server.url, **server.config)
         self.snapshots = SnapshotRepository(self.bucket, run.folder.name)
@@ -369,8 +357,10 @@ def test_no_committed_snapshot_is_lost(number: int, s3: Server, tmp_path: Path) 
         snapshots.fetch(snapshots.manifest(id), str(tmp_path / "verified" / str(id)))
     # Each generation started from the newest readable snapshot, which its program found complete.
     for event in events:
-        if event["event"] == "generation-formed":
+        if event["event"] == "generation-formed" and event["generation"] >= min(inventory.records):
             assert inventory.records[event["generation"]].parent == (event["restore"] and parse_id(event["restore"]))
+    oldest = min([report["generations"] - RECORDS_KEPT, *(id.generation for id in reported)])
+    assert min(inventory.records) <= max(1, oldest)
     assert len(set(history.skipped)) >= faults.count("newest damaged")
     assert not [line for log in logs for line in log.splitlines() if "half-loaded" in line or "parts of" in line]
     expected = ("signal", "host-lost", "start-failed")  # the last one while the disk is full

@@ -1,4 +1,4 @@
-"""The cluster of the cluster tests is a real one, can be broken and repaired, and leaves nothing behind."""
+"""The cluster of the cluster tests is a real one, and leaves nothing behind; test_faults breaks and repairs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.lab import cgroups, control
+from support.lab import cgroups
 from support.lab.cluster import Cluster, LabError
 from support.lab.places import TESTS, Place
 
@@ -189,20 +189,6 @@ def unschedulable(cluster: Cluster, namespace: str, name: str) -> str:
     return str(eventually(f"{name} is unschedulable", reason))
 
 
-def test_extended_resources_are_counted(breakable: Cluster, namespace: str) -> None:
-    breakable.extended_resources("n1", {"nvidia.com/gpu": 8})
-    breakable.extended_resources("n2", {"nvidia.com/gpu": 1})
-    for name, gpus in (("eight", "8"), ("nine", "9")):
-        pod_spec = spec("true")
-        pod_spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
-        breakable.apply(pod(namespace, name, pod_spec))
-    succeeds(breakable, namespace, "eight")
-    assert breakable.get("pod/eight", f"--namespace={namespace}")["spec"]["nodeName"] == "n1"
-    assert "3 Insufficient nvidia.com/gpu" in unschedulable(breakable, namespace, "nine")
-    breakable.repair()
-    assert not [node for node in breakable.get("nodes")["items"] if "nvidia.com/gpu" in node["status"]["capacity"]]
-
-
 def test_the_capacity_of_a_node_can_be_reduced_and_restored(breakable: Cluster, namespace: str) -> None:
     pod_spec = spec("true", nodeSelector={"kubernetes.io/hostname": "n3"})
     pod_spec["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
@@ -236,44 +222,6 @@ def test_a_shared_volume_is_the_same_on_every_node_and_a_local_one_is_not(cluste
     assert sorted(path.name for path in shared.iterdir()) == ["on-n1", "on-n2", "on-n3"]
     assert [path.name for path in local.iterdir()] == ["tied"]
     assert cluster.get("pod/tied", f"--namespace={namespace}")["spec"]["nodeName"] == "n2"
-
-
-# ---- breaking and repairing it
-
-
-def test_a_node_without_power_is_lost_and_comes_back_with_its_images(breakable: Cluster, namespace: str) -> None:
-    began = time.monotonic()
-    breakable.power_off("n2")
-    breakable.wait_lost("n2")
-    assert time.monotonic() - began > control.GRACE_S - 10, "noticed sooner than a real cluster would"
-    assert breakable.ready() == {"n1": True, "n2": False, "n3": True}
-    breakable.power_on("n2")
-    breakable.wait_ready("n2")
-    breakable.apply(pod(namespace, "again", spec("python3", "-c", "print(1)", nodeName="n2")))
-    succeeds(breakable, namespace, "again")
-
-
-def test_a_node_without_network_is_lost_and_comes_back_with_its_pods(breakable: Cluster, namespace: str) -> None:
-    stays = spec("sleep", "1000", nodeName="n1", tolerations=[{"operator": "Exists"}])
-    breakable.apply(pod(namespace, "stays", stays))
-    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=180s")
-    breakable.cut("n1")
-    breakable.wait_lost("n1")
-    breakable.heal("n1")
-    breakable.wait_ready("n1")
-    breakable.kubectl("wait", "--for=condition=Ready", "pod/stays", f"--namespace={namespace}", "--timeout=180s")
-    (status,) = breakable.get("pod/stays", f"--namespace={namespace}")["status"]["containerStatuses"]
-    assert status["restartCount"] == 0
-
-
-def test_the_api_server_can_be_stopped_and_started(breakable: Cluster, namespace: str) -> None:
-    breakable.stop_api()
-    with pytest.raises(LabError):
-        breakable.kubectl("get", "nodes")
-    breakable.start_api()
-    assert breakable.get(f"namespace/{namespace}")["status"]["phase"] == "Active"
-    breakable.restart_api()
-    breakable.wait_ready()
 
 
 # ---- cleaning up

@@ -13,6 +13,11 @@ from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
+SCRAPE = """
+import sys, urllib.request
+print(urllib.request.urlopen(f"http://{sys.argv[1]}:7736/metrics", timeout=20).read().decode())
+"""
+
 
 def conditions(person: Person, job: str) -> set[str]:
     entries = person.cluster.get("job", job, "-n", person.namespace)["status"].get("conditions", ())
@@ -20,9 +25,15 @@ def conditions(person: Person, job: str) -> set[str]:
 
 
 def test_a_run_succeeds_on_all_nodes_and_leaves_nothing_once_deleted(person: Person, start: Callable[..., Run]) -> None:
-    run = start()
+    run = start(metrics=True)
     run.wait("generation-formed")
     eventually("steps of all tasks", lambda: len({e["task"] for e in run.events("step")}) == 3, more=run.said)
+    assert "note: this cluster has no PodMonitor (no Prometheus Operator): " in run.said()
+    [captain] = run.pods("captain")
+    assert captain["metadata"]["annotations"]["prometheus.io/port"] == "7736"
+    arguments = ["exec", run.pods("worker")[0]["metadata"]["name"], "-n", person.namespace, "--", "python3", "-c"]
+    metrics = person.cluster.kubectl(*arguments, SCRAPE, captain["status"]["podIP"])
+    assert f'paceline_task_up{{run="{run.name}",task="worker-2"}} 1' in metrics
     nodes = {pod["spec"]["nodeName"] for pod in run.pods("worker")}
     person.finish()
     assert run.ends() == 0, run.said()
@@ -117,6 +128,10 @@ def test_a_detached_run_is_shown_stopped_and_deleted_by_other_commands(person: P
 
     eventually("steps", steps)
     eventually("output of a worker", lambda: "worker-0 | pid" in person.call("logs", run).stdout)
+    stacks = person.call("stacks", run, "-o", "json")
+    assert stacks.returncode == 0, stacks.stderr
+    for process in json.loads(stacks.stdout)["tasks"]:
+        assert process["threads"][0]["frames"][-1]["function"] == "<module>", process
     stopped = person.call("stop", run)
     assert stopped.returncode == 0, stopped.stderr
     assert json.loads(person.call("status", run, "-o", "json").stdout)["status"] == "stopped"

@@ -97,6 +97,10 @@ def serving_objects(person: Person, run: Run) -> list[str]:
     return [f"{each['kind']} {each['metadata']['name']}" for each in items]
 
 
+def count_pods(person: Person, run: Run) -> int:
+    return sum(each.startswith("Pod ") for each in serving_objects(person, run))
+
+
 def test_pods_serve_a_run_load_a_newer_snapshot_under_load_and_outlive_it(
     person: Person, start: Callable[..., Run], bucket: dict[str, str], outside: dict[str, str]
 ) -> None:
@@ -110,7 +114,7 @@ def test_pods_serve_a_run_load_a_newer_snapshot_under_load_and_outlive_it(
     url = f"http://{run.name}-serve.{person.namespace}:8501/v1/models/loop:predict"
     assert served.stdout == f"{url}\n" and "step-5-g1 is served inside the cluster" in served.stderr
     created = serving_objects(person, run)
-    assert sum(each.startswith("Pod ") for each in created) == 2, created
+    assert count_pods(person, run) == 2, created
 
     host, _, path = url.removeprefix("http://").partition("/")
     arguments = ["exec", run.pods("worker")[0]["metadata"]["name"], "-n", person.namespace, "--", "python3", "-c", LOAD]
@@ -124,6 +128,8 @@ def test_pods_serve_a_run_load_a_newer_snapshot_under_load_and_outlive_it(
             assert "step-10-g1 is served" in updated.stderr
             again = serve(person, run.name)  # nothing has changed, so nothing is updated
             assert again.returncode == 0 and "waiting: " not in again.stderr
+            # Connections that are kept open are answered by the earlier pods until these have ended.
+            eventually("the earlier pods have ended", lambda: count_pods(person, run) == 2)
         finally:
             (person.shared / "enough").touch()
         result = json.loads(load.result(60))

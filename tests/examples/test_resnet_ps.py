@@ -13,7 +13,7 @@ from paceline.job import load
 from support.alone import alone
 from support.example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, done, kill_at, survived
 
-KILLS = (("worker-1", 50), ("ps-0", 63), ("chief-0", 100))
+KILLS = (("worker-1", 50), ("ps-0", 80))
 SMALL = ("--depth", 8, "--epochs", 3, "--cuts", 2, "--every", 20, "--no-flip")  # a mirrored digit is not the same digit
 MIN_ACCURACY = 0.8
 EXPORTED = """
@@ -107,10 +107,9 @@ def test_it_learns_with_an_evaluator(example: Begin, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_it_learns_although_a_worker_a_parameter_server_and_the_chief_are_killed(
-    example: Begin, tmp_path: Path
-) -> None:
-    """Training is asynchronous, so no two runs are identical. Then it is tried and exported."""
+def test_it_learns_although_a_worker_and_a_parameter_server_are_killed(example: Begin, tmp_path: Path) -> None:
+    """Training is asynchronous, so no two runs are identical. For the chief, see test_kills.py. Then it is tried and
+    exported."""
     data = digits(tmp_path / "data")
     run = example("resnet-ps", "--data", data, *SMALL, sets=SERVERS)
     kill_at(run, *KILLS, committed=True)
@@ -118,9 +117,9 @@ def test_it_learns_although_a_worker_a_parameter_server_and_the_chief_are_killed
     assert survived(report, KILLS)
     assert report["steps"] == 3 * 63
     assert report["metrics"]["chief-0"]["accuracy"] >= MIN_ACCURACY
-    assert run.log("chief-0").count("weights are stored on /job:ps/replica:0/task:0/device:CPU:0\n") == 3
+    assert run.log("chief-0").count("weights are stored on /job:ps/replica:0/task:0/device:CPU:0\n") == 2
     restored = [event["restore"] for event in run.events("generation-formed") if "chief-0" in event["tasks"]]
-    assert len(restored) == 3 and None not in restored[1:]
+    assert len(restored) == 2 and restored[1] is not None
     scopes = [event["scope"] for event in run.events("restart")]
-    assert [len(scope) for scope in scopes] == [1, 4, 4]
+    assert [len(scope) for scope in scopes] == [1, 4]
     answers_when_tried_and_exported(run, "resnet-ps", EXPORTED, "--data", data, least=12)

@@ -5,6 +5,7 @@ See support/fuzz.py for the seed and for longer runs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from paceline.storage.stores.peer_access import MemberAccess
 from paceline.storage.stores.peer_client import over_tls
 from paceline.storage.stores.peer_server import Server
 from support import fuzz, runs
+from support.metrics_text import ask, parse, value
 from support.runs import eventually
 
 SHORT = pytest.param(1.0, id="short")
@@ -65,7 +67,8 @@ def options(tmp_path: Path) -> Options:
     certificates.make(tmp_path / "tls")
     (tmp_path / "plan.json").write_text(plans.to_json(make_plan()))
     paths = (str(tmp_path / "plan.json"), str(tmp_path), str(tmp_path / "tls"))
-    return Options(RUN, "captain", *paths, f"127.0.0.1:{free_port()}", interpreter=sys.executable)
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in ("captain", "metrics")}
+    return Options(RUN, "captain", *paths, **addresses, interpreter=sys.executable)
 
 
 def dial(port: int) -> socket.socket | None:
@@ -104,6 +107,17 @@ FROM_MEMBERS: tuple[Message, ...] = (
     {"type": "agree", "task": "worker-2", "say": "yes", "which": 1, "count": 1, "step": 1},
     {"type": "said", "text": "hello", "warning": False},
 )  # fmt: skip
+
+
+def scrape(port: int) -> None:
+    """A connection may be closed to make room for those of an attacker; then Prometheus, too, tries again."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            head, body = ask(port)
+            if body:
+                assert head.startswith("HTTP/1.1 200 OK") and value(parse(body), "paceline_host_up", host=HOSTS[0]) == 1
+                return
+    raise AssertionError("no metrics")
 
 
 class Member:
@@ -158,10 +172,13 @@ def test_a_captain(options: Options, tmp_path: Path, usual: float) -> None:
             nonsense = (join(HOSTS[2]),)
             attacker = fuzz.Attacker(fuzz.SEED + number, port, tls, SERVER_NAME, nonsense, FROM_MEMBERS)
             attackers.append(attacker)
+        metrics_port = int(options.metrics.rpartition(":")[2])
+        attackers.append(fuzz.HttpAttacker(fuzz.SEED, metrics_port, tls, SERVER_NAME, (), ()))
 
         def work() -> None:
             for member in members:
                 member.beat()
+            scrape(metrics_port)
 
         try:
             fuzz.attack(fuzz.seconds(usual), attackers, work)

@@ -80,6 +80,16 @@ def test_metrics_of_a_part_that_are_not_finite_are_reported_separately(host: Hos
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "stall"),
+    [("1.5", 1.5), ("0", 0), ("NaN", 0), ("-1", 0), ("1e400", 0), ('"1"', 0), ("true", 0), ("[]", 0)],
+)
+def test_how_long_training_waited_is_reported_with_a_part(host: Host, written: str, stall: float) -> None:
+    host.save(10, paceline_json=f'{{"stall_s": {written}}}')
+    [event] = host.events
+    assert event == ev.PartSaved("worker-host-0", "worker-0", SnapshotId(10, 1), stall=stall)
+
+
 def test_a_saved_part_is_collected_and_reported(host: Host) -> None:
     host.save(10, state="x", paceline_json='{"parts": 2, "metrics": {"loss": 0.5}}')
     [event] = host.events

@@ -45,6 +45,7 @@ def test_training_continues_while_a_snapshot_is_written(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "held/merged/step-2/paceline.json").read_text())
     assert (about["parts"], about["metrics"]) == (2, {"loss": 2.0})
     assert about["versions"]["jax"] == jax.__version__
+    assert about["stall_s"] > 0
 
 
 # ---- alone, in this process

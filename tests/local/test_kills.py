@@ -75,6 +75,7 @@ def test_training_ends_with_the_same_bits_after_kills(framework: str, start: Sta
     """Dropout or noise, a shuffled order that starts over in the middle, and random numbers of Python and numpy."""
     undisturbed = start(job(framework, {"to": str(tmp_path / "whole")}, restart={"warm": False}))
     assert undisturbed.succeeds(LIMIT_S)["restarts"] == []
+    assert undisturbed.events("warning") == []  # none that the workers did not communicate
     run = start(job(framework, {"to": str(tmp_path / "killed")}))
     killed = kill_tasks(run, random.Random(f"{SEED} {framework}"), KILLS[framework])
     assert causes(run.succeeds(LIMIT_S)) == [("signal", task) for task in killed]

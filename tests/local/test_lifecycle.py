@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import stat
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -246,6 +248,29 @@ def test_a_killed_spare_is_replaced_and_training_does_not_notice(start: Starter)
     assert not run.events("restart", "task-exited", "member-lost")
 
 
+IMPORTS_LATE = """
+import os, time, paceline
+step = 0
+while step < 10**6:
+    if os.path.exists({path!r}):
+        import email.mime.text
+    step += 1
+    paceline.report(step=step)
+    time.sleep(0.05)
+"""
+
+
+def test_a_spare_is_renewed_once_the_program_has_imported_more(start: Starter, tmp_path: Path) -> None:
+    path = tmp_path / "go"
+    run = start(job([sys.executable, "-c", IMPORTS_LATE.format(path=str(path))], workers=1))
+    run.wait("spare-ready")
+    first, position = run.spare("worker-host-0"), run.position()
+    path.touch()
+    run.wait("spare-ready", after=position)
+    assert run.spare("worker-host-0") != first
+    assert not run.events("restart", "task-exited")
+
+
 def test_a_stray_ends_with_its_task(start: Starter, tmp_path: Path) -> None:
     """A process that a task started in its own session ends with the task, while the run continues."""
     fault = ["--fail-at", "4", "--fail-when", str(tmp_path / "go"), "--fail-how", "SIGKILL", "--fail-rank", "0"]
@@ -344,3 +369,19 @@ def test_a_run_does_not_keep_the_terminal_or_the_session_of_its_command_line(sta
                 assert process.terminal() is None
                 checked += 1
     assert checked
+
+
+def test_a_program_that_writes_without_end_does_not_fill_the_disk(start: Starter) -> None:
+    """The last part of its output is kept, in whole lines, also if its agent is replaced; the rest is mentioned."""
+    program = "import os\nfor number in range(30_000):\n    print(os.environ['PACELINE_GENERATION'], number, 'x' * 40)"
+    waits = f"{program}\nif os.environ['PACELINE_GENERATION'] == '1':\n    import time; time.sleep(600)"
+    run = start(job(["python", "-c", waits], workers=1, limits={"log": "1Mi"}))
+    log = run.folder / "logs" / "worker-0.log"
+    eventually("all is written", lambda: log.exists() and b" 29999 " in log.read_bytes(), more=run.story)
+    kill(run.agent("worker-host-0"))
+    run.succeeds()
+    assert sum(path.stat().st_size for path in (run.folder / "logs").rglob("*") if path.is_file()) < 1.1 * 2**20
+    shown = run.call("logs")
+    lines = [line.split()[2:4] for line in shown.stdout.splitlines()]
+    assert lines == [["2", str(number)] for number in range(30_000 - len(lines), 30_000)] and len(lines) > 8000
+    assert re.fullmatch(r"note: not shown: \d MiB of the output of worker-0, .* 1 MiB of each task\n", shown.stderr)

@@ -8,11 +8,12 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import pytest
 
 from paceline.agent import machine
 from paceline.agent.spares import spare as starting
-from paceline.agent.spares.spare import Message, Ready, Record, Spare, Started, Unfit
+from paceline.agent.spares.spare import ContextOrder, Message, Ready, Record, Spare, Started, Unfit
 from paceline.agent.tasks.python_command import Python, parse_command
 from support.runs import end_started_since
 
@@ -158,18 +159,27 @@ def answer(spare: Spare) -> Message:
 class Warm:
     """A spare that is ready, closed at the end."""
 
-    def __init__(self, command: list[str], folder: Path, record: Record, env: Mapping[str, str] = STATIC) -> None:
-        self.spare = Spare.spawn(python_of(command, folder), env, str(folder), record)
+    def __init__(
+        self,
+        command: list[str],
+        folder: Path,
+        record: Record,
+        env: Mapping[str, str] = STATIC,
+        devices: Sequence[str] = (),
+    ) -> None:
+        self.spare = Spare.spawn(python_of(command, folder), env, str(folder), record, devices=devices)
         self.state = answer(self.spare)
 
     def __enter__(self) -> Warm:
         return self
 
-    def begin(self, env: Mapping[str, str] | None = None, argv: Sequence[str] | None = None) -> tuple[int, Streams]:
+    def begin(
+        self, env: Mapping[str, str] | None = None, argv: Sequence[str] | None = None, standby: str = ""
+    ) -> tuple[int, Streams]:
         assert isinstance(self.state, Ready), self.state
         streams = Streams()
         out, err, report = streams.task_fds
-        self.spare.start(env or {**STATIC, **LATE}, out, err, report, argv)
+        self.spare.start(env or {**STATIC, **LATE}, out, err, report, argv, standby)
         streams.release()
         message = answer(self.spare)
         assert isinstance(message, Started), message
@@ -262,6 +272,8 @@ PROBE = '''
         "umask": os.umask(0o22), "nice": os.nice(0), "group": os.getpgid(0) == os.getpid(),
         "session": os.getsid(0) == os.getpid(),
         "fds": [os.readlink("/proc/self/fd/" + fd).split(":")[0] for fd in "0123"],
+        "shows_stacks": callable(signal.getsignal(55)) and any(
+            f"paceline-stacks-{os.getpid()} " in os.path.realpath(f"/proc/self/fd/{fd}") for fd in range(60, 80)),
         "more_fds": len(os.listdir("/proc/self/fd")), "next_fd": os.open("/dev/null", 0),
         "locale": locale.setlocale(locale.LC_ALL), "preferred": locale.getpreferredencoding(),
         "gc": [gc.get_threshold(), gc.isenabled()],
@@ -296,6 +308,9 @@ def test_a_program_sees_the_same_interpreter_three_ways(tmp_path: Path, command:
     plain, cold, warm = three_ways(command, tmp_path)
     assert [plain.code, plain.err] == [cold.code, cold.err] == [warm.code, warm.err]
     probes = [json.loads(ended.out.splitlines()[0]) for ended in (plain, cold, warm)]
+    assert [probe.pop("shows_stacks") for probe in probes] == [False, True, True]
+    for probe in probes[1:]:
+        probe["more_fds"] -= 2  # for the stacks
     probes[1]["more_fds"] -= 1  # the record
     probes[1]["meta_path"].remove("Recorder")
     assert probes[1] == probes[0]
@@ -848,3 +863,175 @@ def test_an_incompatible_jax_is_not_modified(tmp_path: Path) -> None:
     ended = run_cold(["python", "t.py"], tmp_path, env)
     assert (ended.code, ended.out) == (0, "1 SourceFileLoader True\n")
     assert len(ended.err.splitlines()) == 1 and "cannot register this run with JAX" in ended.err
+
+
+# ---- standbys
+
+CUDA = """
+    #include <fcntl.h>
+    #include <pthread.h>
+    #include <stddef.h>
+    #include <stdlib.h>
+    #include <unistd.h>
+    static int fd = -1;
+    static void *idle(void *nothing) { for (;;) pause(); }
+    int cuInit(unsigned flags) { return getenv("CUDA_VISIBLE_DEVICES") ? 0 : 100; }
+    int cuDeviceGet(int *handle, int device) { *handle = device; return device == 0 ? 0 : 101; }
+    int cuDeviceGetAttribute(int *value, int attribute, int handle) {
+        *value = atoi(getenv("CUDA_MODE")); return attribute == 20 ? 0 : 1;
+    }
+    int cuDevicePrimaryCtxRetain(void **context, int handle) {
+        pthread_t thread;
+        fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+        *context = &fd;
+        return pthread_create(&thread, NULL, idle, NULL);
+    }
+    int cuCtxSetCurrent(void *context) { return context == NULL || context == &fd ? 0 : 201; }
+    int cuMemGetInfo_v2(size_t *free, size_t *total) { *total = 100; *free = atoi(getenv("CUDA_FREE")); return 0; }
+    int context_fd() { return fd; }
+"""
+CUDA_TASK = """
+    import ctypes, os, sys
+    import json
+    fd = ctypes.CDLL(sys.argv[1]).context_fd()
+    print(fd >= 0 and os.readlink(f"/proc/self/fd/{fd}"), os.environ["CUDA_VISIBLE_DEVICES"], os.environ["RANK"])
+    links = [f"/proc/self/fd/{number}" for number in range(4, 256)]
+    files = [os.readlink(link) for link in links if os.path.islink(link)]
+    print([file for file in files if f"paceline-stacks-{os.getpid()} " not in file])
+"""
+CUDA_VARIABLES = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_MODE": "0", "CUDA_FREE": "50"}
+USES_CUDA = "/dev/full"  # stands for the device that a process with a context has open
+
+
+@pytest.fixture(scope="module")
+def cuda(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library with the functions of CUDA's driver that a standby calls."""
+    folder = tmp_path_factory.mktemp("cuda")
+    source = write(folder / "cuda.c", CUDA)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "cuda.so", source, "-lpthread"], check=True, timeout=60)
+    return str(folder / "cuda.so")
+
+
+def standbys_of(spare: Spare) -> list[psutil.Process]:
+    return [each for each in psutil.Process(spare.pid).children(recursive=True) if each.num_threads() > 1]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.long  # needs a C compiler
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_standby_with_a_context_becomes_the_task(tmp_path: Path, cuda: str, times: int) -> None:
+    write(tmp_path / "train.py", CUDA_TASK)
+    command = ["python", "train.py", cuda]
+    record = recorded(command, tmp_path, {**STATIC, **LATE, **CUDA_VARIABLES})
+    with open(USES_CUDA) as _, Warm(command, tmp_path, record) as warm:
+        for number in range(times):
+            for name in ("one", "other"):
+                warm.spare.prepare(name, ContextOrder(CUDA_VARIABLES, 0, os.getpid(), cuda, USES_CUDA))
+            wait_for(lambda: len(standbys_of(warm.spare)) == 2)
+            waiting = {each.pid for each in standbys_of(warm.spare)}
+            for name in ("one", "other"):
+                pid, streams = warm.begin({**STATIC, **LATE, **CUDA_VARIABLES, "RANK": str(number)}, standby=name)
+                ended = streams.end(pid)
+                assert ended.out == f"/dev/zero 0 {number}\n['/dev/zero']\n", ended
+                assert ended.code == 0
+                assert pid in waiting
+        ended = warm.run({**STATIC, **LATE, **CUDA_VARIABLES})
+        assert ended.out == "False 0 1\n[]\n", "a task without a standby has no context"
+
+
+@pytest.mark.long  # needs a C compiler
+@pytest.mark.parametrize(
+    ("variables", "device", "used"),
+    [
+        ({"CUDA_FREE": "9"}, 0, USES_CUDA),
+        ({"CUDA_MODE": "3"}, 0, USES_CUDA),
+        ({}, 1, USES_CUDA),
+        ({}, 0, "/dev/nvidia-uvm"),
+    ],
+    ids=["training needs the memory", "one process per GPU", "no such device", "the program does not use CUDA"],
+)
+def test_a_standby_that_cannot_be_of_use_ends(
+    tmp_path: Path, cuda: str, variables: dict[str, str], device: int, used: str
+) -> None:
+    write(tmp_path / "train.py", CUDA_TASK)
+    command = ["python", "train.py", cuda]
+    record = recorded(command, tmp_path, {**STATIC, **LATE, **CUDA_VARIABLES})
+    with open(USES_CUDA) as _, Warm(command, tmp_path, record) as warm:
+        warm.spare.prepare("one", ContextOrder({**CUDA_VARIABLES, **variables}, device, os.getpid(), cuda, used))
+        pid, streams = warm.begin({**STATIC, **LATE, **CUDA_VARIABLES}, standby="one")
+        assert streams.end(pid).out == "False 0 1\n[]\n"
+
+
+@pytest.mark.long  # needs a C compiler
+def test_standbys_end_with_their_spare(tmp_path: Path, cuda: str) -> None:
+    write(tmp_path / "train.py", CUDA_TASK)
+    command = ["python", "train.py", cuda]
+    record = recorded(command, tmp_path, {**STATIC, **LATE, **CUDA_VARIABLES})
+    with open(USES_CUDA) as _, Warm(command, tmp_path, record) as warm:
+        for name in ("one", "other"):
+            warm.spare.prepare(name, ContextOrder(CUDA_VARIABLES, 0, os.getpid(), cuda, USES_CUDA))
+        wait_for(lambda: len(standbys_of(warm.spare)) == 2)
+        standbys = standbys_of(warm.spare)
+        os.kill(warm.spare.pid, signal.SIGKILL)
+        assert psutil.wait_procs(standbys, DEADLINE)[1] == []
+
+
+# ---- imports that a spare leaves to the program
+
+# A record may lack the last few milliseconds of imports: this takes longer, and imports a module afterwards.
+SLOW_IMPORT = "import time\ntime.sleep(0.05)\nimport colorsys"
+
+
+def test_a_module_that_opens_what_forks_cannot_share_is_named(tmp_path: Path) -> None:
+    site = tmp_path / "lib" / "site-packages"
+    write(site / "opens.py", f"{SLOW_IMPORT}\nimport socket\nkept = socket.socket()\n")
+    write(site / "harmless.py", "import json\n")
+    write(tmp_path / "train.py", "import harmless, opens\nprint('opens' in __import__('sys').modules)\n")
+    env = {**STATIC, "PYTHONPATH": str(site)}
+    record = recorded(["python", "train.py"], tmp_path, {**env, **LATE})
+    with Warm(["python", "train.py"], tmp_path, record, env) as warm:
+        assert isinstance(warm.state, Unfit)
+        assert warm.state.reason.startswith("an import opened socket:"), warm.state
+        assert warm.state.module == "opens"
+    with Warm(["python", "train.py"], tmp_path, starting.without(record, {"opens"}), env) as warm:
+        assert warm.run({**env, **LATE}).out == "True\n"
+
+
+def test_imports_that_ask_for_a_gpu_do_not_initialize_it(tmp_path: Path) -> None:
+    """As modules that torch.compile imports do. A socket stands for what CUDA opens."""
+    site = tmp_path / "lib" / "site-packages"
+    write(site / "torch" / "__init__.py", "from torch import cuda")
+    write(
+        site / "torch" / "cuda.py",
+        """
+        import os, socket
+        asked = []
+        def is_available():
+            asked.append(socket.socket())
+            return os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+        """,
+    )
+    asks = "import torch.cuda\nfrom torch.cuda import is_available\nhas_gpu = is_available()"
+    write(site / "torch" / "asks.py", f"{SLOW_IMPORT}\n{asks}")
+    write(
+        tmp_path / "train.py",
+        """
+        import torch, torch.asks
+        print(torch.asks.has_gpu, len(torch.cuda.asked), torch.cuda.is_available.__module__)
+        print(torch.asks.is_available(), torch.cuda.is_available(), len(torch.cuda.asked))
+        """,
+    )
+    env = {**STATIC, "PYTHONPATH": str(site)}
+    task = {**env, **LATE, "CUDA_VISIBLE_DEVICES": "4,5"}
+    command = ["python", "train.py"]
+    record = recorded(command, tmp_path, task)
+    with Warm(command, tmp_path, record, env, devices=["4", "5"]) as warm:
+        assert warm.run(task).out == "True 0 torch.cuda\nTrue True 2\n"
+    with Warm(command, tmp_path, record, env) as warm:
+        assert warm.run({**task, "CUDA_VISIBLE_DEVICES": ""}).out == "False 0 torch.cuda\nFalse False 2\n"

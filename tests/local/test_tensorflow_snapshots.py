@@ -50,6 +50,7 @@ def test_metrics_and_versions_are_stored_with_a_snapshot(stories: Results) -> No
     result = stories["about"]
     assert result["steps"] == ["step-2"]
     assert result["about"]["parts"] == 1
+    assert result["about"]["stall_s"] > 0
     assert result["about"]["metrics"] == {"loss": 0.5, "accuracy": 0.25}
     assert sorted(result["about"]["versions"]) == ["keras", "numpy", "python", "tensorflow"]
 

@@ -203,16 +203,20 @@ def test_snapshots_rm_asks_for_confirmation(me: Person, snapshots: Path) -> None
 
 def test_a_copy_shows_its_progress_and_ctrl_c_leaves_nothing_behind(me: Person, snapshots: Path) -> None:
     weights = snapshots / committed.RUN / "step-40-g2" / "worker-0" / "variables" / "weights"
-    data = weights.read_bytes()
+    manifest = snapshots / committed.RUN / "step-40-g2" / "manifest.json"
+    data, text = weights.read_bytes(), manifest.read_text()
     os.truncate(weights, 16 << 30)  # a sparse file: copying it takes many seconds
+    assert text.count(f": {len(data)}") == 1
+    manifest.write_text(text.replace(f": {len(data)}", f": {16 << 30}"))
     terminal = me.terminal("snapshots", "get", "digits", "--to", "new/copy")
-    terminal.wait_for("step-40-g2: .* MiB of 19 KiB")
+    terminal.wait_for("step-40-g2: .* MiB of 16.0 GiB")
     assert [path.name for path in (me.folder / "new").iterdir()] != ["copy"]
     terminal.type(CTRL_C)
     assert terminal.end() == 130
     assert not (me.folder / "new").exists()
     weights.unlink()
     weights.write_bytes(data)
+    manifest.write_text(text)
     terminal = me.terminal("snapshots", "get", "digits", "--to", "new/copy")
     assert terminal.end() == 0
     [message] = [line for line in terminal.screen if line]

@@ -116,6 +116,7 @@ def test_metrics_and_versions_are_stored_with_a_snapshot(snapshot_dir: Path, mon
     about = json.loads((save_snapshot(snapshot_dir, monkeypatch, model=nn.Linear(2, 2)) / "paceline.json").read_text())
     assert (about["parts"], about["metrics"]) == (1, {"loss": 0.5, "accuracy": 1.0})
     assert about["versions"]["torch"] == torch.__version__
+    assert about["stall_s"] > 0
 
 
 def test_mismatches_are_listed_and_the_rest_is_restored_on_request(
@@ -342,6 +343,34 @@ def test_values_are_copied_in_pieces_by_several_threads() -> None:
     targets = [torch.zeros_like(source) for source in sources]
     gpu_load.copy_in_threads(list(zip(targets, sources, strict=True)), torch.device("cpu"))
     assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+
+
+@pytest.mark.parametrize("name", ["as it was", "removed", "replaced"])
+def test_values_in_a_mapped_file_are_copied_by_several_threads(tmp_path: Path, name: str) -> None:
+    """Threads read the file, if it is still the one that was mapped."""
+    path = tmp_path / "state.pt"
+    torch.save([torch.arange(5_000_003), torch.randn(1000)], path)
+    sources = torch.load(path, mmap=True, weights_only=True)
+    files = gpu_load.MappedFiles()
+    if name != "as it was":
+        path.rename(tmp_path / "old.pt")
+    if name == "replaced":
+        path.write_bytes(bytes(50_000_000))
+    targets = [torch.zeros_like(source) for source in sources]
+    gpu_load.copy_in_threads(list(zip(targets, sources, strict=True)), torch.device("cpu"))
+    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+    try:
+        assert (files.source(sources[0].data_ptr()).fd >= 0) == (name == "as it was")
+        assert files.source(targets[0].data_ptr()).fd == -1
+    finally:
+        files.close()
+
+
+def test_views_whose_bytes_are_not_their_values_are_not_copied_by_threads() -> None:
+    values = torch.randn(4, dtype=torch.complex64)
+    assert gpu_load.is_plain(values) and gpu_load.is_plain(values.conj().resolve_conj())
+    for view in (values.conj(), torch.view_as_real(values.conj().resolve_conj())[..., 1]._neg_view(), values[::2]):
+        assert not gpu_load.is_plain(view)
 
 
 def test_what_threads_cannot_copy_is_copied_plainly() -> None:

@@ -86,7 +86,7 @@ def test_a_closed_pipe_ends_a_reader_silently(tmp_path: Path, verb: str) -> None
             "digits-3f9a\tsucceeded",
         ),
         ("bash", {"COMP_WORDS": "paceline logs digits-3f9a --task w", "COMP_CWORD": "4"}, "worker-0\nworker-1"),
-        ("bash", {"COMP_WORDS": "paceline st", "COMP_CWORD": "1"}, "status\nstop"),
+        ("bash", {"COMP_WORDS": "paceline st", "COMP_CWORD": "1"}, "status\nstacks\nstop"),
     ],
 )
 def test_completion(home: Path, shell: str, variables: dict[str, str], expected: str) -> None:

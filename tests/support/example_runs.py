@@ -134,7 +134,8 @@ def last(run: Run) -> Path:
 def digest(run: Run) -> str:
     """A digest of the last snapshot: equal for equal training, whatever failed in between.
 
-    Random state is left out: the generators of Python and numpy were never seeded by the process.
+    Random state is left out, as the generators of Python and numpy were never seeded by the process, and how long
+    training waited.
     """
     hasher = hashlib.sha256()
     tasks = sorted(path for path in last(run).iterdir() if path.is_dir())
@@ -142,9 +143,9 @@ def digest(run: Run) -> str:
     for path in sorted(path for task in tasks for path in task.rglob("*") if path.is_file()):
         hasher.update(f"{path.relative_to(last(run))}\n".encode())
         if path.suffix == ".pt":
-            _add(hasher, _without_random(_loaded(path)))
+            _add(hasher, _without_differences(_loaded(path)))
         elif path.suffix == ".json":
-            _add(hasher, _without_random(json.loads(path.read_text())))
+            _add(hasher, _without_differences(json.loads(path.read_text())))
         else:
             hasher.update(path.read_bytes())
     return hasher.hexdigest()
@@ -156,10 +157,10 @@ def _loaded(path: Path) -> Any:
     return torch.load(path, weights_only=True)
 
 
-def _without_random(tree: Any) -> Any:
+def _without_differences(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
-    return {name: _without_random(value) for name, value in tree.items() if name != "random"}
+    return {name: _without_differences(value) for name, value in tree.items() if name not in ("random", "stall_s")}
 
 
 def _add(hasher: Any, value: Any) -> None:

@@ -152,6 +152,33 @@ class Attacker:
             sock.close()
 
 
+class HttpAttacker(Attacker):
+    """Attacks a server of HTTP."""
+
+    def _messages(self) -> None:
+        request = self._rng.choice(
+            (
+                b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\n\r\n",
+                b"GET /" + b"a/" * self._rng.choice((1, 100, 10_000)) + b" HTTP/1.1\r\n\r\n",
+                b"POST /metrics HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n" + bytes(100_000),
+                b"HEAD /metrics HTTP/1.0\n\n" * 50,
+            )
+        )
+        data = bytearray(request)
+        for _ in range(self._rng.choice((0, 0, 1, 5))):
+            data[self._rng.randrange(len(data))] = self._rng.randrange(256)
+        sock = self._dial()
+        try:
+            for start in range(0, len(data), step := self._rng.choice((1000, 100_000))):
+                sock.sendall(data[start : start + step])
+            if self._rng.random() < 0.7:
+                sock.recv(self._rng.choice((1, 100_000)))
+            if self._rng.random() < 0.3:
+                reset(sock)
+        finally:
+            sock.close()
+
+
 def attack(limit: float, attackers: Sequence[Attacker], work: Callable[[], None]) -> None:
     """Does the usual work, again and again, while the attackers do theirs."""
     until = time.monotonic() + limit

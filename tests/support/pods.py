@@ -52,7 +52,7 @@ class Pods:
         (source / "train.py").write_text(program)
         (source / "beside.py").write_text("WORD = 'sent along'\n")
         fields = {"name": "tiny", "framework": "none", "command": ["python", "train.py"], **job}
-        fields |= {"roles": {"worker": {"replicas": 2}}, "kubernetes": {"image": "any"}}
+        fields |= {"roles": {"worker": {"replicas": 2}}, "kubernetes": {"image": "any", **job.get("kubernetes", {})}}
         plan = plans.make(load_text(json.dumps(fields), "job.yaml", source, cluster=True).job)
         objects = run_objects.render(plan, "tiny-0000", b"", tuple(collect(source).chunks(100)))
         self.jobs = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Job"}

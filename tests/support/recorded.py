@@ -44,6 +44,18 @@ RESTART = event(
     delay_s=0.0, count=1, limit=10,
 )  # fmt: skip
 
+RESOURCES = event(
+    6.2, "resources", host="worker-host-1", gpus=[{"utilization": 0.85, "memory": 2**30, "memory_limit": 2**34}],
+    machine={
+        "memory": 7 * 2**30, "memory_limit": 2**33, "received_bytes_per_s": 2048, "sent_bytes_per_s": 1024,
+    },
+    tasks={
+        "worker-1": {
+            "cpu": 1.9, "memory": 6 * 2**30, "memory_peak": 7 * 2**30,
+            "read_bytes_per_s": 0, "written_bytes_per_s": 512,
+        },
+    },
+)  # fmt: skip
 BEST = {"snapshot": "step-100-g1", "metric": "accuracy", "value": 0.9}
 STARTED_WARM = event(
     11.28, "start-times", 2, task="worker-0", imports_s=0.1, joining_s=0.2, joined_s=0.3, restoring_s=1.8,
@@ -66,6 +78,7 @@ LIFE = [
     event(5, "saved", step=100, snapshot="step-100-g1"),
     event(5.5, "committed", step=100, snapshot="step-100-g1", bytes=1000, took_s=0.5),
     STEP,
+    RESOURCES,
     event(6.5, "not-finite", task="worker-0", metric="loss", value="NaN", step=121),
     KILLED,
     event(7.05, "task-exited", task="worker-0", code=None, signal="SIGKILL", expected=True),

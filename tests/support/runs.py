@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import psutil
 
 from support.environment import without
+from support.event_log import Event, EventLog
 
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -26,7 +27,6 @@ TENSORFLOW_PATH = f"{SOURCE}{os.pathsep}{Path(__file__).parent / 'without_jax' /
 LIMIT_S = 60.0
 GONE_S = 20.0  # time limit for the remaining processes of a run to end after it lost its supervisor
 
-Event = dict[str, Any]
 Report = dict[str, Any]
 T = TypeVar("T")
 
@@ -35,11 +35,13 @@ def eventually(description: str, check: Callable[[], T], limit: float = LIMIT_S,
     """The first true result of `check`; after the limit, an AssertionError with the description."""
     until = time.monotonic() + limit
     while True:
+        began = time.monotonic()
         result = check()
         if result:
             return result
-        assert time.monotonic() < until, f"not within {limit:g} s: {description}\n{more()}"
-        time.sleep(0.02)
+        now = time.monotonic()
+        assert now < until, f"not within {limit:g} s: {description}\n{more()}"
+        time.sleep(max(0.02, 4 * (now - began)))  # an expensive check must not slow down what it waits for
 
 
 def misbehave(*options: object) -> list[str]:
@@ -78,14 +80,24 @@ def job(command: Sequence[str] = (), workers: int = 2, **more: Any) -> dict[str,
 def processes(home: Path) -> list[psutil.Process]:
     """Every process that belongs to runs of this home, whatever its parent and session are now."""
     matching = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            has_home = process.environ().get("PACELINE_HOME") == str(home)
-            if has_home or any(str(home) in argument for argument in process.cmdline()):
-                matching.append(process)
+    variable = b"\0PACELINE_HOME=" + os.fsencode(home) + b"\0"
+    for process in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
+        with contextlib.suppress(OSError, psutil.Error):  # a zombie has neither environment nor command line
+            environment = b"\0" + (process / "environ").read_bytes()
+            if variable in environment or os.fsencode(home) in (process / "cmdline").read_bytes():
+                matching.append(psutil.Process(int(process.name)))
     return matching
+
+
+def children(pid: int) -> list[psutil.Process]:
+    """The direct children of a process. Unlike psutil, it does not read all processes of the machine."""
+    direct = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in path.read_text().split():
+                with contextlib.suppress(psutil.Error):
+                    direct.append(psutil.Process(int(child)))
+    return direct
 
 
 def alive(pid: int) -> bool:
@@ -137,6 +149,7 @@ class Run:
             )  # fmt: skip
         run_folder: list[Path] = eventually("the run's folder", lambda: self._folders() - before, more=self.said).pop()
         self.folder: Path = run_folder
+        self._event_log = EventLog(run_folder / "events.jsonl")
 
     def _folders(self) -> Any:
         return set((self.home / "runs").iterdir()) if (self.home / "runs").is_dir() else set()
@@ -148,12 +161,7 @@ class Run:
 
     def events(self, *kinds: str) -> list[Event]:
         """The events so far, in order; with `kinds`, only events of these kinds."""
-        try:
-            lines = (self.folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
-        except OSError:
-            return []
-        events = [json.loads(line) for line in lines if line]
-        return [event for event in events if not kinds or event["event"] in kinds]
+        return [event for event in self._event_log.read() if not kinds or event["event"] in kinds]
 
     def wait(self, kind: str, limit: float = LIMIT_S, after: int = 0, **fields: Any) -> Event:
         """The first event of that kind with those fields, at or after position `after` among all events."""
@@ -214,10 +222,9 @@ class Run:
         """The pid of the first process of each host, including the captain's."""
         pids = {}
         hosts = {name[:15]: name for name in ["captain", *self.hosts()]}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self.supervisor).children():
-                with contextlib.suppress(OSError, KeyError):
-                    pids[hosts[Path(f"/proc/{process.pid}/comm").read_text().strip()]] = process.pid
+        for process in children(self.supervisor):
+            with contextlib.suppress(OSError, KeyError):
+                pids[hosts[Path(f"/proc/{process.pid}/comm").read_text().strip()]] = process.pid
         return pids
 
     def keeper(self, host: str) -> int:
@@ -229,7 +236,7 @@ class Run:
         def check() -> int:
             with contextlib.suppress(psutil.Error):
                 keeper = psutil.Process(self.keepers().get(host, 0) or -1)
-                for child in keeper.children():
+                for child in children(keeper.pid):
                     if child.cmdline() == keeper.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                         return child.pid
             return 0
@@ -256,7 +263,7 @@ class Run:
         def check() -> int:
             tasks = set(self.tasks().values())
             with contextlib.suppress(psutil.Error):
-                for child in psutil.Process(agent).children():
+                for child in children(agent):
                     if child.pid not in tasks and child.environ().get("PACELINE_STARTER", "").startswith("spare"):
                         return child.pid
             return 0

@@ -225,6 +225,7 @@ class Spare:
         stderr: int,
         reports: int,
         argv: Sequence[str] | None = None,
+        standby: str = "",
     ) -> None:
         self.requests.append(Process(environment, stdout, reports, argv))
 

@@ -7,8 +7,7 @@ import pytest
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.snapshots.restoring_tasks import restores
-from paceline.agent.captain_process.connections import MEMBER_LIMIT
-from paceline.agent.net.frames import Decoder, encode
+from paceline.agent.net.frames import MEMBER_LIMIT, Decoder, encode
 from paceline.agent.net.messages import FILES_AT_ONCE, member_message, read_member, stored_messages
 from paceline.agent.transfers import requests as req
 from paceline.plan import Plan, Snapshots

@@ -162,6 +162,35 @@ def test_snapshots_are_kept_until_they_are_evaluated() -> None:
     assert counted(world) == [SnapshotId(30, 1)]
 
 
+def test_nothing_is_remembered_of_snapshots_that_were_deleted() -> None:
+    """A run may commit, evaluate and delete a snapshot every minute, for months."""
+    world = following(keep=2, best=("accuracy", False))
+    for step in range(10, 2000, 10):
+        committed(world, step)
+        evaluate(world, accuracy=1 / step)
+    world.place.fails = AWAY
+    committed(world, 2000)
+    world.place.fails = None
+    world.pass_time(100)
+    remembered = referenced_by(world.captain)
+    assert set(counted(world)) <= remembered and len(remembered) < 10
+
+
+def referenced_by(captain: Any) -> set[SnapshotId]:
+    """The snapshots that any attribute of the captain, or of its parts, contains."""
+    snapshots, seen, objects = set(), set(), [captain]
+    while objects:
+        each = objects.pop()
+        if isinstance(each, SnapshotId):
+            snapshots.add(each)
+        elif id(each) not in seen:
+            seen.add(id(each))
+            objects += [*each, *each.values()] if isinstance(each, dict) else []
+            objects += each if isinstance(each, (list, set, tuple)) else []
+            objects += vars(each).values() if hasattr(each, "__dict__") and not isinstance(each, type) else []
+    return snapshots
+
+
 def test_the_evaluator_decides_the_best_snapshot_even_if_it_is_slow() -> None:
     world = following(keep=1, best=("accuracy", False))
     for step in (10, 20, 30):

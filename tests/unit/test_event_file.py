@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.agent import state_events
+from paceline.agent import event_file, state_events
 from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.event_file import NAME, OLD, EventFile
 from paceline.agent.run_files import Echo
@@ -27,7 +28,11 @@ def fold(lines: list[dict[str, Any]]) -> run_state.State:
 
 def shown(state: run_state.State) -> dict[str, Any]:
     """What `status` shows of it."""
-    data = {name: value for name, value in vars(state).items() if name not in ("pace", "waiting", "speed")}
+    data = {
+        name: value
+        for name, value in vars(state).items()
+        if name not in ("pace", "waiting", "speed", "goodput", "resources")
+    }
     return {**data, "waiting": state.waiting and state.waiting.data, "steps_per_s": state.steps_per_s}
 
 
@@ -148,3 +153,45 @@ def test_the_first_and_the_last_step_of_a_task_are_uploaded(tmp_path: Path, monk
     assert uploaded == [
         ("step", "worker-0", 0), ("step", "worker-1", 0), ("step", "worker-1", 4), ("task-exited", "worker-1", None),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["step", "task-exited", "restart", "generation-formed"])
+def test_events_of_thousands_of_tasks_do_not_grow_without_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A captain of another user may write anything, and a viewer copies it."""
+    monkeypatch.setattr(event_file, "KEPT_LIMIT", 40_000)
+    monkeypatch.setattr(event_file, "OLD_LIMIT", 40_000)
+    file = EventFile(str(tmp_path), pytest.fail, limit=20_000)
+    for number in range(3000):
+        names = [f"worker-{number}"] if kind == "generation-formed" else None
+        write(file, event(number, kind, task=f"worker-{number}", step=number, tasks=names, reason="x" * 100))
+    sizes = [(tmp_path / name).stat().st_size for name in (NAME, OLD)]
+    assert max(sizes) < 100_000
+    assert f'"worker-{2999}"' in (tmp_path / NAME).read_text()
+
+
+def test_a_file_that_an_earlier_version_has_let_grow_is_read_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = event(0, "run-started", run="first"), event(9, "saved", step=7)
+    path = tmp_path / NAME
+    with path.open("wb") as file:
+        file.write(json.dumps(first).encode() + b"\n")
+        file.truncate(1 << 40)  # without blocks
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + json.dumps(last).encode() + b"\n")
+    monkeypatch.setattr(event_file, "READ_LIMIT", 100_000)
+    write(EventFile(str(tmp_path), pytest.fail), event(10, "note", text="x"))
+    assert [each["event"] for each in written(tmp_path)] == ["run-started", "saved", "rotated"]
+
+
+@pytest.mark.parametrize("limit", [200, 1000, 1 << 20])
+def test_each_line_is_read_once_however_much_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    (tmp_path / NAME).write_bytes(b"".join(b"%05d\n" % number for number in range(100)))
+    monkeypatch.setattr(event_file, "READ_LIMIT", limit)
+    numbers = [int(line) for line in event_file._read_lines(str(tmp_path / NAME)) if line]
+    assert numbers == sorted(set(numbers)) and {0, 99} <= set(numbers)
+    assert limit < 600 or numbers == list(range(100))

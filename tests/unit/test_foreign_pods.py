@@ -23,6 +23,7 @@ from paceline.backends.kubernetes.runs import listing, local_folder, running, sn
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.job import load_text
 from paceline.view import run_folders, run_state
+from paceline.view.snapshot_locations import NoClaim
 
 RUN, UID = "digits-3f9a", "the-captains-job"
 JOB = "name: digits\nframework: none\ncommand: [python, -V]\nroles: {worker: {replicas: 2}}\nkubernetes: {image: any}\n"
@@ -95,6 +96,107 @@ def test_a_secret_of_the_run_that_somebody_deleted_is_named_as_the_runs_own(mirr
     mirror.update_events([Event.from_dict(fields)])
     [reason] = mirror.waiting
     assert str(reason).startswith(f"captain: the run's Secret {RUN} was deleted: stop the run with `paceline stop")
+
+
+def refused_creation(uid: str) -> Any:
+    """An event of the workers' Job: its pods violate a policy."""
+    subject = {"kind": "Job", "name": f"{RUN}-worker", "uid": uid}
+    message = 'Error creating: pods "x" is forbidden: violates PodSecurity "restricted:latest": hostNetwork=true'
+    metadata = {"name": "e", "creationTimestamp": "2026-11-17T12:00:00Z"}
+    return Event.from_dict(
+        {"metadata": metadata, "involvedObject": subject, "reason": "FailedCreate", "message": message}
+    )
+
+
+class Admission:
+    """An API server that answers dry runs like this, and creates nothing."""
+
+    def __init__(self, *refusal: Any) -> None:
+        self._refusal = refusal
+        self.dry_runs = 0
+
+    def get(self, kind: Any, name: str) -> Any:
+        template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "worker"}]}}
+        metadata = {"name": name, "uid": "the-workers-job"}
+        return Job.from_dict({"metadata": metadata, "spec": {"template": template}})
+
+    def create(self, created: Any, dry_run: bool = False) -> Any:
+        assert dry_run and isinstance(created, Pod)
+        self.dry_runs += 1
+        for code, reason, message in self._refusal:
+            body = {"code": code, "reason": reason, "message": message}
+            raise ApiError(response=httpx2.Response(code, json=body))
+        return created
+
+
+VIOLATION = (403, "Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest": hostNetwork=true')
+
+
+@pytest.mark.parametrize(
+    ("admission", "uid", "ends"),
+    [
+        (Admission(), "the-workers-job", False),
+        (Admission((403, "Forbidden", 'cannot create resource "pods"')), "the-workers-job", False),
+        (Admission((500, "InternalError", "etcd is away")), "the-workers-job", False),
+        (Admission(VIOLATION), "another-job", False),
+        (Admission(VIOLATION), "the-workers-job", True),
+    ],
+    ids=["admitted", "not permitted", "unknown", "another Job", "refused"],
+)
+def test_an_event_alone_does_not_end_a_run(folder: Path, admission: Admission, uid: str, ends: bool) -> None:
+    """Anybody who may create events may have written it: the cluster is asked whether it refuses such pods."""
+    plan = plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)
+    mirror = Mirror(Cluster(cast(Client, admission), "shared", "team", "https://127.0.0.1:1"), RUN, folder, plan)
+    mirror.is_followed = True
+    mirror.update_job("ADDED", job(f"{RUN}-worker", "the-workers-job"))
+    for _ in range(3):
+        mirror.update_events([refused_creation(uid)])
+    assert (mirror.fatal_reason is not None) == ends
+    assert [reason.cause for reason in mirror.waiting] == (["admission"] if uid == "the-workers-job" else [])
+    assert admission.dry_runs <= 1
+
+
+def test_a_pod_of_another_user_does_not_answer_for_a_pod_that_reads_a_claim(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = (pod("x", "visit", "visit-1", "another-job"), pod("c", "visit", "visit-1", "the-visit"))
+    cluster = Cluster(cast(Client, Pods(*pods)), "shared", "team", "https://127.0.0.1:1")
+    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster)
+    replace(str(folder / "run.json"), {**run_folders.info(folder), "context": None, "namespace": None})
+    reader = snapshot_reader.SnapshotPod(folder, print)
+    reader._visit, reader._visit_uid = "visit-1", "the-visit"
+    assert [each.metadata.name for each in reader._pods_of_visit()] == ["c"]
+
+
+def test_an_event_alone_does_not_say_that_a_claim_was_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`delete` would conclude that the snapshots are gone."""
+    text = JOB + "snapshots: {to: claim://disk/runs}\n"
+    plan = plans.make(load_text(text, "job.yaml", folder, cluster=True).job)
+    events = [
+        {"reason": "FailedMount", "message": 'persistentvolumeclaim "disk" not found'},
+        {"reason": "FailedCreate", "message": VIOLATION[2]},
+    ]
+    claims: list[Any] = [SimpleNamespace()]
+
+    class Claims:
+        def list(self, kind: Any, fields: Any) -> list[Any]:
+            return [SimpleNamespace(to_dict=lambda: events[0])]
+
+        def get(self, kind: Any, name: str) -> Any:
+            if not claims:
+                raise ApiError(response=httpx2.Response(404, json={"code": 404, "reason": "NotFound", "message": "no"}))
+            return claims[0]
+
+    cluster = Cluster(cast(Client, Claims()), "shared", "team", "https://127.0.0.1:1")
+    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster)
+    replace(str(folder / "run.json"), {**run_folders.info(folder), "context": None, "namespace": None})
+    reader = snapshot_reader.SnapshotPod(folder, print)
+    assert "there is no PersistentVolumeClaim disk" in reader._why([], plan, True)
+    claims.clear()
+    with pytest.raises(NoClaim):
+        reader._why([], plan, True)
+    del events[0]
+    assert "violates PodSecurity" in reader._why([], plan, True)
 
 
 @pytest.mark.parametrize(

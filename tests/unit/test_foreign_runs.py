@@ -335,6 +335,36 @@ def test_uploaded_files_do_not_change_whose_run_it_is(name: str, adopted: Callab
     assert not run_folders.is_own(run.folder)
 
 
+def test_uploaded_output_that_is_too_large_is_downloaded_once(
+    adopted: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the reader selects some of the hosts, as the message proposes."""
+    monkeypatch.setattr(run_folders, "COPY_LIMIT", 100)
+    run = adopted({}, hosts=make_plan(2).hosts)
+    local_folder.mark_submitted(run.folder)
+    names = [f"worker-host-{number}" for number in range(2)]
+    for name in names:
+        path = tmp_path / "store" / RUN / "logs" / name / "life" / "00000001"
+        path.parent.mkdir(parents=True)
+        log = f"2026-11-15T10:00:01.000Z g1 | {'x' * 40}\n"
+        head = {"version": 1, "files": {f"logs/{name.replace('-host', '')}.log": len(log)}}
+        path.write_text(f"{json.dumps(head)}\n{log}")
+    opened = []
+
+    def open_source(run: Run) -> Any:
+        opened.append(run)
+        return SimpleNamespace(archive=RunArchive(FolderStore(str(tmp_path / "store")), RUN))
+
+    monkeypatch.setattr(snapshot_locations, "open_source", open_source)
+    for _ in range(3):
+        with pytest.raises(archive_import.TooLarge, match="select tasks with"):
+            local_folder.refresh(run.folder, set(names))
+    assert len(opened) == 1
+    assert [path.name for path in (run.folder / "logs").iterdir()] == ["worker-0.log"]
+    local_folder.refresh(run.folder, {names[1]})
+    assert len(opened) == 2 and (run.folder / "logs" / "worker-1.log").exists()
+
+
 def test_a_plan_cannot_claim_to_be_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not if the reader is killed while the run is adopted."""
     plan = plan_with({"adopted": "False"}, name="adopted", framework='", "adopted": false, "x": "')
@@ -408,6 +438,7 @@ def test_a_plan_of_millions_of_values_is_not_parsed(monkeypatch: pytest.MonkeyPa
         (("limits", "keep_finished"), float("-inf"), "-Infinity"),
         (("limits", "commit"), -1, "-1"),
         (("limits", "evaluation"), -1, "-1"),
+        (("limits", "log"), -1, "-1"),
         (("restart", "limit"), -1, "-1"),
         (("restart", "hang_after"), -0.5, "-0.5"),
         (("snapshots", "keep"), -1, "-1"),

@@ -162,8 +162,8 @@ WRONG_OVERRIDES = {
     "unknown section": (
         "restrat.limit=3",
         'restrat: unknown key "restrat"; did you mean "restart"? allowed: code, command, cpu, credentials, env, '
-        "env_of, export, framework, gpus, ingest, kubernetes, limits, memory, name, restart, roles, serve, snapshots, "
-        "strategy, tensorboard, tensorflow, try",
+        "env_of, export, framework, gpus, ingest, kubernetes, limits, memory, metrics, name, notify, restart, roles, "
+        "serve, snapshots, strategy, tensorboard, tensorflow, track, try",
     ),
     "unknown role": (
         "roles.workr.replicas=3",

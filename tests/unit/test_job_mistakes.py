@@ -16,7 +16,7 @@ AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1
 CORES = 'allowed: a number of cores such as 4 or 0.5, or millicores such as "500m"'
 TOP = (
     "allowed: code, command, cpu, credentials, env, env_of, export, framework, gpus, ingest, kubernetes, limits, "
-    "memory, name, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, try"
+    "memory, metrics, name, notify, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, track, try"
 )
 LOCATIONS = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
@@ -421,7 +421,7 @@ FIELDS = {
     "a section that is text": (
         "limits: 6h\n",
         'job.yaml:4: limits: must be a mapping, got the string "6h"; '
-        "allowed: commit, evaluation, grace, keep_finished, runtime, start\n    limits: 6h",
+        "allowed: commit, evaluation, grace, keep_finished, log, runtime, start\n    limits: 6h",
     ),
     "variables that are a list": (
         "env: [A=b]\n",

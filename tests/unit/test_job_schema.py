@@ -52,7 +52,7 @@ def test_every_field_has_a_description() -> None:
     schema = job.schema()
     models = [schema, *schema["$defs"].values()]
     fields = [(name, field) for model in models for name, field in model["properties"].items()]
-    assert len(fields) == 22 + 6 + 1 + 1 + 7 + 5 + 6 + 2 + 19 + 5 + 7 + 3 + 10 + 2 + 3 + 4 + 3 + 4 + 2
+    assert len(fields) == 25 + 4 + 2 + 6 + 1 + 1 + 7 + 5 + 7 + 2 + 19 + 5 + 7 + 3 + 10 + 2 + 3 + 4 + 3 + 4 + 2
     assert [name for name, field in fields if not field.get("description")] == []
     assert all("null" not in json.dumps(field) for _, field in fields)
 
@@ -79,6 +79,7 @@ RIGHT: list[dict[str, Any]] = [
     {"kubernetes": {"volumes": [{"name": "a", "mount": "/a", "secret": "b"}, {"mount": "/c", "config_map": "d"}]}},
     {"kubernetes": {"env_from": [{"secret": "a"}, {"config_map": "b", "prefix": "B_"}], "service_account": "c"}},
     {"tensorboard": {"image": "a/b:c", "memory": "512Mi", "service": "LoadBalancer"}},
+    {"notify": [{"url": "http://a:1/b?c=d"}, {"url_from": "B", "on": ["hang"], "format": "slack"}]},
     {"tensorboard": {"ingress": {"host": "a.b", "class": "c", "tls": "d"}}},
     {"kubernetes": {"labels": {"a.b/C_d": "", "e": "F.1"}, "annotations": {"a": "any text: 1\n"}}},
     {"kubernetes": {"node_selector": {"kubernetes.io/arch": "amd64"}, "pod": {"a": None, "b": [{"c": {}}]}}},
@@ -119,6 +120,13 @@ WRONG: list[dict[str, Any]] = [
     {"tensorboard": {"ingress": {"class": "c"}}},
     {"kubernetes": {"tensorboard_image": "a"}},
     {"code": " "},
+    {"notify": {"url": "http://a/"}},
+    {"notify": [{}]},
+    {"notify": [{"url": "http://a/", "url_from": "B"}]},
+    {"notify": [{"url": "ftp://a/"}]},
+    {"notify": [{"url": "http://a:b@c/"}]},
+    {"notify": [{"url": "http://a/", "on": []}]},
+    {"notify": [{"url": "http://a/", "on": ["end"]}]},
     {"tensorboard": "true"},
     {"try": {}},
     {"try": {"command": []}},

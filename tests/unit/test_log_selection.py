@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from paceline.agent.limited_log import LimitedLog
+from paceline.storage.log_parts import LogReader
 from paceline.view import tail as tails
-from paceline.view.logs import Logs, settle, stamp
+from paceline.view.logs import Logs, deleted_reason, settle, stamp
+from paceline.view.wording import size
 from support import recorded
 from support.recorded import at, call
 
@@ -137,44 +138,29 @@ def test_the_last_lines_are_those_that_all_lines_end_with(
             assert texts(tmp_path, *options, "--tail", str(count)) == (everything[-count:] if count else [])
 
 
-class Reads:
-    """A file that counts the bytes read from it."""
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of bytes that are read from logs."""
+    counts: list[int] = []
+    read = LogReader.read
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.count = 0
-
-    def read(self, size: int) -> bytes:
-        data: bytes = self._file.read(size)
-        self.count += len(data)
+    def counted(self: LogReader, size: int) -> bytes:
+        data = read(self, size)
+        counts.append(len(data))
         return data
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    monkeypatch.setattr(LogReader, "read", counted)
+    return counts
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reads]]:
-    opened: list[Reads] = []
-
-    def fdopen(number: int, mode: str) -> Any:
-        opened.append(Reads(open(number, mode)))  # noqa: SIM115
-        return opened[-1]
-
-    monkeypatch.setattr("paceline.view.tail.os.fdopen", fdopen)
-    yield opened
-    for each in opened:
-        each.close()
-
-
-def test_only_the_end_of_a_large_log_is_read(tmp_path: Path, reads: list[Reads]) -> None:
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path, reads: list[int]) -> None:
     log = "".join(line(number / 1000, f"{number} {'x' * 100}") for number in range(50_000))
     folder = recorded.write(tmp_path, logs={"worker-0": log})
     logs = Logs(folder)
     logs.skip_to_last(100)
     lines = list(settle(logs.backlog()))
     assert lines[-1].text.startswith("49999 ") and 100 <= len(lines) < 110
-    assert sum(each.count for each in reads) < 200_000 < len(log) / 20
+    assert 0 < sum(reads) < 200_000 < len(log) / 20
     logs.close()
 
 
@@ -219,3 +205,117 @@ def test_logs_in_a_store_are_searched_in_the_same_way(tmp_path: Path) -> None:
     home.mkdir()
     assert texts(home, str(location), "--grep", "loss", "--tail", "2") == ["loss 0.8", "loss nan"]
     assert texts(home, str(location), "--tail", "2", "--since", at(3)) == ["loss nan", "20%"]
+
+
+# ---- logs whose oldest parts were deleted
+
+
+def long_log(folder: Path, lines: int = 400, limit: int = 8000, first: int = 0) -> None:
+    log = LimitedLog(str(folder / "logs" / "worker-0.log"), pytest.fail, limit)
+    for number in range(first, first + lines):
+        log.write(line(number / 10, f"line {number}").encode())
+    log.close()
+
+
+def shown(home: Path, *arguments: str) -> tuple[list[int], str]:
+    result = call(home, "logs", *arguments, "-o", "json")
+    assert result.returncode == 0
+    numbers = [json.loads(line)["text"].split()[-1] for line in result.stdout.splitlines()]
+    return [int(number) for number in numbers], result.stderr
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    folder = recorded.write(tmp_path, report=recorded.REPORT, logs={"worker-1": ""})
+    long_log(folder)
+    return tmp_path
+
+
+def test_what_was_deleted_is_mentioned_once(long: Path) -> None:
+    numbers, words = shown(long)
+    assert numbers == list(range(numbers[0], 400)) and 200 < numbers[0] < 300
+    dropped = sum(len(line(number / 10, f"line {number}")) for number in range(numbers[0]))
+    assert words == (
+        f"note: not shown: {size(dropped)} of the output of worker-0, which was deleted: limits.log keeps the last "
+        "1.0 GiB of each task\n"
+    )
+    assert shown(long, "-f") == (numbers, words)
+    assert shown(long, "--grep", "9$") == ([number for number in numbers if number % 10 == 9], words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--tail", "3"], [397, 398, 399]),
+        (["--since", at(39.55)], [396, 397, 398, 399]),
+        (["--tail", "2", "--since", at(39.55)], [398, 399]),
+        (["-t", "worker-1"], []),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_what_was_deleted_is_not_mentioned_if_it_was_not_asked_for(
+    long: Path, arguments: list[str], expected: list[int]
+) -> None:
+    assert shown(long, *arguments) == (expected, "")
+
+
+@pytest.mark.parametrize("arguments", [["--tail", "350"], ["--since", at(5)]], ids=" ".join)
+def test_what_was_asked_for_may_have_been_deleted(long: Path, arguments: list[str]) -> None:
+    numbers, words = shown(long, *arguments)
+    assert numbers == shown(long)[0] and words.startswith("note: not shown: ")
+
+
+def test_every_time_is_found_in_a_log_of_parts(long: Path) -> None:
+    first = shown(long)[0][0]
+    for number in range(first + 1, 400, 7):
+        assert shown(long, "--since", at(number / 10))[0] == list(range(number, 400))
+    for count in range(1, 400 - first, 11):
+        assert shown(long, "--tail", str(count))[0] == list(range(400 - count, 400))
+
+
+def test_a_reader_that_is_too_slow_continues_with_whole_lines(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, logs={})
+    long_log(folder, 100)
+    logs = Logs(folder)
+    seen = [one.text for one in logs.backlog()]
+    assert len(seen) == 100 and logs.missed() == ""
+    long_log(folder, 20, first=100)
+    seen += [one.text for one in logs.more()]
+    long_log(folder, 400, first=120)
+    while lines := logs.more():
+        seen += [one.text for one in lines]
+    assert logs.missed().startswith("not shown: ") and logs.missed(last=True) == ""
+    numbers = [int(text.removeprefix("line ")) for text in seen]
+    assert numbers[:120] == list(range(120)) and numbers[-1] == 519 and len(set(numbers)) == len(numbers) < 400
+    logs.close()
+
+
+@pytest.mark.parametrize(
+    ("to", "where"),
+    [
+        ("s3://models/digits", "; `paceline logs s3://models/digits/digits-3f9a` shows all output"),
+        ("claim://models/digits", "; `paceline logs claim://models/digits/digits-3f9a` shows all output"),
+        ("", ""),
+    ],
+)
+def test_where_all_output_is(tmp_path: Path, to: str, where: str) -> None:
+    folder = recorded.write(tmp_path, logs={})
+    (folder / "run.json").write_text(json.dumps({"run": folder.name, "on": "kubernetes", "context": "a"}))
+    (folder / "plan.json").write_text(json.dumps({"limits": {"log": 64 << 20}, "snapshots": {"to": to}}))
+    expected = f"which was deleted: limits.log keeps the last 64 MiB of each task{where}"
+    assert deleted_reason(folder) == expected
+
+
+def test_a_reader_that_is_always_too_slow_is_not_told_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.view.logs.time.monotonic", lambda: now)
+    folder = recorded.write(tmp_path, logs={})
+    logs, messages = Logs(folder), []
+    for now in range(1000, 1100):  # noqa: B007
+        long_log(folder, 50, limit=800)
+        logs.more()
+        messages.append(logs.missed())
+    messages.append(logs.missed(last=True))
+    assert [bool(text) for text in messages] == [number in (0, 60, 100) for number in range(101)]
+    logs.close()

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import plan as plans
+from paceline.agent.limited_log import LimitedLog
 from paceline.agent.options import Options
 from paceline.agent.transfers import log_upload
 from paceline.agent.transfers.log_upload import LogUpload
@@ -22,6 +23,7 @@ from paceline.agent.transfers.requests import STORE, Answer, Failure, UploadLogs
 from paceline.backends import archive_import
 from paceline.backends.archive_import import merged
 from paceline.job import load_text
+from paceline.storage.log_parts import bounds, read_range
 from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged, Newer
 from paceline.storage.snapshots.repository import SnapshotRepository
@@ -282,6 +284,17 @@ def test_a_broken_connection_at_the_end_loses_nothing(location: Path, tmp_path: 
     assert import_logs(location, tmp_path / "here") == pod.log_texts()
 
 
+def test_a_file_that_appears_only_at_the_end_is_uploaded(location: Path, tmp_path: Path) -> None:
+    """As the report does."""
+    pod = Pod(location, tmp_path / "pod")
+    for number in range(40):
+        pod.write("worker-0", line(number))
+        pod.loop.turn()
+    pod.write("worker-1", line(41, "worker-1"))
+    pod.close()
+    assert import_logs(location, tmp_path / "imported") == pod.log_texts()
+
+
 def test_the_plan_of_the_last_captain_is_used(location: Path, tmp_path: Path) -> None:
     archive = RunArchive(FolderStore(str(location)), RUN)
     for life in ("1", "2"):
@@ -325,6 +338,72 @@ def test_merging_two_incomplete_logs_gives_all_lines(drawn: list[tuple[int, bool
         lines.append((line(number, f"worker-0 {len(lines)}").encode(), *sides[number]))
     expected = [text for text, remote, local in lines if remote or local]
     assert list(merged((t for t, remote, _ in lines if remote), (t for t, _, local in lines if local))) == expected
+
+
+def limited_output(pod: Pod, numbers: range, limit: int = 4000) -> None:
+    log = LimitedLog(str(pod.folder / "logs" / "worker-0.log"), pytest.fail, limit)
+    for number in numbers:
+        log.write(line(number).encode())
+        if number % 5 == 0:
+            pod.loop.turn()
+    log.close()
+
+
+def uploaded_numbers(location: Path, folder: Path) -> list[int]:
+    return [int(text.split()[-1]) for text in import_logs(location, folder)["worker-0"].splitlines()]
+
+
+def test_all_output_is_uploaded_although_the_host_keeps_little_of_it(location: Path, tmp_path: Path) -> None:
+    pod = Pod(location, tmp_path / "pod")
+    limited_output(pod, range(300))
+    pod.start()  # the agent was restarted
+    limited_output(pod, range(300, 500))
+    pod.close()
+    assert len(pod.log_texts()["worker-0"].splitlines()) < 30
+    assert uploaded_numbers(location, tmp_path / "here") == list(range(500)) and not pod.warnings
+
+
+def test_the_last_output_is_imported_into_a_folder_that_keeps_little(location: Path, tmp_path: Path) -> None:
+    """Also if the folder has some of it."""
+    pod = Pod(location, tmp_path / "pod")
+    limited_output(pod, range(500))
+    pod.close()
+    folder = tmp_path / "here"
+    (folder / "logs").mkdir(parents=True)
+    archive, path = RunArchive(FolderStore(str(location)), RUN), str(folder / "logs" / "worker-0.log")
+    for _ in range(3):
+        archive_import.import_hosts(archive, folder, [HOST], log_limit=4000)
+        assert [each.name for each in folder.iterdir()] == ["logs"]
+        first, end = bounds(path)
+        lines = read_range(path, first, end).decode().splitlines(keepends=True)
+        assert lines == list(map(line, range(500 - len(lines), 500))) and 3000 < end - first <= 4000
+        assert end == len("".join(map(line, range(500))))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_output_that_was_deleted_before_it_was_uploaded_is_a_gap(
+    location: Path, tmp_path: Path, is_restarted: bool
+) -> None:
+    """It is mentioned once. What was uploaded before stays, also if its piece was not complete."""
+    pod = Pod(location, tmp_path / "pod")
+    pod.write("worker-0", line(0) + line(1))
+    pod.loop.turn()
+    pod.loop.turn()
+    assert uploaded_numbers(location, tmp_path / "first") == [0, 1]
+    pod.porter.unavailable = True
+    limited_output(pod, range(2, 300))
+    if is_restarted:
+        pod.start()
+    pod.porter.unavailable = False
+    for _ in range(40):
+        pod.loop.turn()
+    limited_output(pod, range(300, 500))
+    pod.close()
+    numbers = uploaded_numbers(location, tmp_path / "here")
+    begin = numbers[2]
+    assert numbers == [0, 1, *range(begin, 500)] and 200 < begin < 300
+    deleted = [text for text in pod.warnings if "was deleted before it was uploaded to s3://somewhere/kept" in text]
+    assert len(deleted) == 1 and len(pod.warnings) == 2
 
 
 @pytest.mark.parametrize("state", ["", "[]", "{}", '{"life": "a/b", "number": 1e400, "begins": {}}', "[" * 100_000])

@@ -509,6 +509,13 @@ def is_bad(snapshot: SnapshotId | None, reports: list[tuple[int, int]]) -> bool:
     return snapshot is not None and any(snapshot.generation <= of and snapshot.step >= step for of, step in reports)
 
 
+def test_what_was_abandoned_long_ago_is_forgotten() -> None:
+    steps = abandoned_steps.AbandonedSteps()
+    for generation in range(1, 3 * abandoned_steps.MOST):
+        steps.add(generation, 10 * generation)
+    assert len(steps.to_notes()) == abandoned_steps.MOST and steps.cover(SnapshotId(10 * generation, generation))
+
+
 def test_examples_in_the_docstrings() -> None:
     import doctest
 

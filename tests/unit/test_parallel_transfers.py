@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -78,3 +80,26 @@ def test_a_cancellation_ends_all_transfers() -> None:
     deadline = time.monotonic() + 0.05
     with pytest.raises(TransferCanceled):
         together(transfer, range(5), lambda _: 2, lambda _: time.monotonic() < deadline)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_a_failed_transfer_was_sending_is_freed_at_once(at_once: int) -> None:
+    """A process that transfers little allocates little: Python may not look for cycles for hours."""
+
+    class Data:
+        pass
+
+    sending = []
+
+    def transfer(number: int, _: ContinueCheck) -> None:
+        data = Data()
+        sending.append(weakref.ref(data))
+        raise StoreError(f"{number} failed")
+
+    gc.disable()
+    try:
+        with pytest.raises(StoreError):
+            together(transfer, range(2), lambda _: at_once, always)
+        assert sending and not any(data() for data in sending)
+    finally:
+        gc.enable()

@@ -274,3 +274,52 @@ def test_a_client_that_sends_too_much_is_disconnected(server: Server, tls: str) 
         for _ in range(100):
             wire.write(b"x" * PIECE)
     wire.close()
+
+
+REPLIES = [
+    b"{", b"[]", b"null", b"7", b'"found"', b"[" * 100_000, b"\xff\xfe", b"{}", b'{"there": true}', b'{"error": [[]]}',
+    b'{"found": 5}', b'{"found": "abc"}', b'{"found": [1]}', b'{"found": {"a": 1}}', b'{"found": [["a"]]}',
+    b'{"there": true, "size": Infinity, "sha256": []}', b'{"there": true, "size": NaN}', b'{"read": Infinity}',
+    b'{"there": true, "size": ' + b"9" * 5000 + b"}", b'{"read": "x"}',
+]  # fmt: skip
+
+
+class Hostile:
+    """The other end of a connection that answers every request like this, then ends."""
+
+    def __init__(self, reply: bytes) -> None:
+        self._data = struct.pack(">I", len(reply)) + reply
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def recv_into(self, buffer: memoryview, most: int) -> int:
+        count = min(most, len(self._data))
+        buffer[:count], self._data = self._data[:count], self._data[count:]
+        return count
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: reply[:40].decode("latin-1"))
+def test_whatever_a_peer_answers_is_an_error_of_the_store(tmp_path: Path, reply: bytes) -> None:
+    """The pod of another user may run any program."""
+    peer = PeerStore(lambda: Hostile(reply), "a pod")
+    for number, call in enumerate(
+        (
+            lambda: peer.read("a", 100),
+            lambda: peer.has("a"),
+            lambda: peer.names("a/"),
+            lambda: peer.folders("a/"),
+            lambda: peer.digest("a", always),
+            lambda: peer.fetch("a", str(tmp_path / "fetched"), always),
+        )
+    ):
+        with contextlib.suppress(StoreError, KeyError):
+            result = call()
+            assert number < 2 or (number < 4 and isinstance(result, list) and all(isinstance(x, str) for x in result))
+        (tmp_path / "fetched").unlink(missing_ok=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.agent.run_files import replace
 from paceline.backends.kubernetes.runs.pod_lines import Inbox, try_lock
 from paceline.view import run_folders, run_state
 
@@ -25,6 +27,7 @@ def take(inbox: Inbox, *lines: str, captain: bool = False) -> None:
     reader = inbox.reader(captain)
     for each in lines:
         reader.take(each)
+    inbox.close()
 
 
 def numbers(folder: Path) -> list[int]:
@@ -106,3 +109,72 @@ def test_an_interrupted_submission_is_abandoned(folder: Path) -> None:
         with try_lock(folder) as locked_again:
             assert not locked_again
     assert not run_folders.alive(folder) and run_state.read(run).report["status"] == "abandoned"
+
+
+def test_the_output_of_another_users_run_does_not_fill_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace(str(folder / "run.json"), {"run": "r", "on": "kubernetes", "adopted": True})
+    monkeypatch.setattr(run_folders, "COPY_LIMIT", 2000)
+    for _ in range(2):
+        inbox = Inbox(folder)
+        take(inbox, *map(line, range(1, 60)))
+        take(inbox, "a line of an agent")
+    size = sum(path.stat().st_size for path in (folder / "logs").iterdir())
+    assert 1900 < size <= 2000 and numbers(folder)[0] == 1
+    assert kinds(folder) == ["note", "note"], "one for each process"
+    assert "no more output of this run is copied" in (folder / "events.jsonl").read_text()
+    replace(str(folder / "run.json"), {"run": "r", "on": "kubernetes", "adopted": False})
+    take(Inbox(folder), *map(line, range(1, 60)))
+    assert numbers(folder)[-1] == 59, "this user's own run has no such limit"
+
+
+def test_output_of_another_users_run_that_was_deleted_again_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace(str(folder / "run.json"), {"run": "r", "on": "kubernetes", "adopted": True})
+    monkeypatch.setattr(run_folders, "COPY_LIMIT", 2000)
+    inbox = Inbox(folder, log_limit=800)
+    take(inbox, *(line(number, 1) for number in range(500)))
+    assert numbers(folder)[-1] == 499
+    assert not (folder / "events.jsonl").exists(), "no note: at most 800 bytes are kept"
+
+
+def test_all_parts_of_the_output_of_another_users_run_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace(str(folder / "run.json"), {"run": "r", "on": "kubernetes", "adopted": True})
+    monkeypatch.setattr(run_folders, "COPY_LIMIT", 2000)
+    for name in ("agents.log", "logs/worker-1.log"):
+        (folder / f"{name}.parts").mkdir()
+        (folder / f"{name}.parts" / f"{0:020}").write_bytes(b"x" * 900)
+        (folder / name).write_bytes(b"x" * 95)
+    take(Inbox(folder), line(1))
+    assert not (folder / "logs" / "worker-0.log").exists() and kinds(folder) == ["note"]
+
+
+def test_output_of_tasks_that_the_run_does_not_have_makes_no_files(folder: Path) -> None:
+    others = [line(1).replace("worker-0", f"worker-{number}", 1) for number in range(1, 50)]
+    take(Inbox(folder, ["worker-0"]), line(1), *others)
+    assert [path.name for path in (folder / "logs").iterdir()] == ["worker-0.log"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"at": "2026-11-17T12:00:00nan"}, {"at": None}, {"at": 7}, {"at": []}, {"at": "2026-99-99T12:00:00.000Z"},
+        {"event": None}, {"event": ["step"]}, {"task": json.loads("[" * 300 + "]" * 300)}, {"metrics": [{"a": {}}]},
+        {"metrics": {"a": float("nan")}}, {"step": float("inf")}, {"step": 10**300}, {"generation": -(10**300)},
+    ],
+)  # fmt: skip
+def test_whatever_a_captain_writes_its_next_events_are_copied(folder: Path, fields: dict[str, Any]) -> None:
+    """The captain may be of another user."""
+    hostile = {
+        "at": "2026-11-15T10:00:01.000Z",
+        "event": "step",
+        "task": "worker-0",
+        "step": 1,
+        "generation": 1,
+        **fields,
+    }
+    inbox = Inbox(folder)
+    inbox._events._rotate_at = 1  # rotate after every event
+    take(inbox, json.dumps(hostile), event("run-started", 2), json.dumps(hostile), event("saved", 3), captain=True)
+    assert {"run-started", "saved"} <= set(kinds(folder))
+    run_state.read(run_folders.Run("r", folder))

@@ -12,6 +12,7 @@ from lightkube.config import models
 
 from paceline.backends.kubernetes.api import pod_output
 from paceline.backends.kubernetes.api.cluster import Cluster
+from paceline.backends.kubernetes.serving import unready_reasons
 
 MIB = 1024 * 1024
 JSON = {"Content-Type": "application/json"}
@@ -81,14 +82,16 @@ def test_the_last_lines_are_limited_by_the_cluster() -> None:
 @pytest.mark.parametrize("follow", [True, False])
 def test_only_a_program_that_is_followed_may_be_silent(follow: bool) -> None:
     timeouts: list[float | None] = []
+    sent: list[str] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         timeouts.append(request.extensions["timeout"]["read"])
+        sent.append(request.url.params["sinceTime"])
         return httpx2.Response(200, content=b"")
 
     cluster = cluster_of(answer)
-    assert list(pod_output.read_lines(cluster, "p", "captain", 10, follow)) == []
-    assert (timeouts[0] is None) == follow
+    assert list(pod_output.read_lines(cluster, "p", "captain", "2026-11-15T10:00:00.000Z", follow)) == []
+    assert (timeouts[0] is None) == follow and sent == ["2026-11-15T10:00:00.000Z"]
 
 
 def test_an_error_is_that_of_the_cluster_and_the_connection_is_closed() -> None:
@@ -97,3 +100,18 @@ def test_an_error_is_that_of_the_cluster_and_the_connection_is_closed() -> None:
     with pytest.raises(ApiError, match="no pod") as error:
         list(pod_output.read_lines(cluster, "p", "captain"))
     assert error.value.status.code == 404 and body.closed
+
+
+@pytest.mark.parametrize("state", ["running", "waiting", "terminated"])
+def test_the_output_of_a_failed_export_is_that_of_the_container_that_ended(state: str) -> None:
+    """Whether it was restarted already, or will be."""
+    ended = {"terminated": {"exitCode": 3}}
+    states = {"state": ended} if state == "terminated" else {"state": {state: {}}, "lastState": ended}
+    status = {"initContainerStatuses": [{"name": "export", "restartCount": 1, **states}]}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        is_previous = request.url.params.get("previous") == "true"
+        return httpx2.Response(200, content=b"half way\n" if is_previous == (state != "terminated") else b"begins\n")
+
+    lines = unready_reasons.lines(cluster_of(answer), {"metadata": {"name": "p"}, "status": status})
+    assert lines == ["export: half way"]

@@ -16,7 +16,7 @@ import pytest
 
 from paceline import plan as plans
 from paceline.backends import certificates
-from paceline.backends.kubernetes.objects import names, run_objects
+from paceline.backends.kubernetes.objects import names, pods, run_objects
 from paceline.backends.kubernetes.objects.pod_patch import merge
 from paceline.job import load_text
 from paceline.view.yaml_output import dump
@@ -63,6 +63,14 @@ JOBS = {
           service: NodePort
           ingress: {host: digits.example.com, class: nginx, tls: digits-tls}
         kubernetes: {image: "registry.example/tf:1"}
+    """,
+    "metrics": """
+        name: digits
+        framework: torch
+        command: [python, train.py]
+        code: image
+        metrics: true
+        kubernetes: {image: "registry.example/torch:1", namespace: team-a, annotations: {prometheus.io/port: "1"}}
     """,
     "data": """
         name: digits
@@ -211,6 +219,7 @@ def test_memory_for_snapshots_is_added_to_that_of_hosts_that_save(tmp_path: Path
         folders = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         in_memory = {folders[name]: volume for name, volume in volumes.items() if volume.get("medium") == "Memory"}
         settings = json.loads(container["env"][0]["value"])
+        del container["resources"]["requests"]["ephemeral-storage"]
         return container["resources"], in_memory, settings.get("memory", "")
 
     amount, full_pages = 8_000_000_000, 8_000_000_000 // 65536 * 65536
@@ -226,6 +235,24 @@ def test_memory_for_snapshots_is_added_to_that_of_hosts_that_save(tmp_path: Path
     resources = {"memory": str(1 << 30)}
     shm = {"medium": "Memory", "sizeLimit": str(1 << 29)}
     assert member("evaluator") == ({"requests": resources, "limits": resources}, {"/dev/shm": shm}, "")
+
+
+@pytest.mark.parametrize(("limit", "per_task"), [("", 1 << 30), ("limits: {log: 80Mi}", 80 << 20)])
+def test_logs_have_a_volume_that_is_larger_than_they_can_be(tmp_path: Path, limit: str, per_task: int) -> None:
+    """Logs that exceed its size would evict the pod. The disk that it needs is requested; other files have no limit."""
+    plan = plan_of(f"{JOBS['servers'].rstrip()}\n        {limit}", tmp_path)
+    for group in names.groups(plan):
+        spec = pods.member(plan, "servers-0001", group, [], [])
+        [container] = spec["containers"]
+        [mount] = [each for each in container["volumeMounts"] if each["name"] == "paceline-logs"]
+        [volume] = [each for each in spec["volumes"] if each["name"] == mount["name"]]
+        size = int(volume["emptyDir"]["sizeLimit"])
+        assert round(0.8 * size) == len(group.hosts[0].tasks) * per_task
+        assert mount["mountPath"] == "/paceline/run/logs"
+        assert container["resources"]["requests"]["ephemeral-storage"] == str(size)
+        assert "ephemeral-storage" not in container["resources"].get("limits", {})
+    others = [each for each in spec["volumes"] if each["name"] in ("paceline-run", "paceline-home", "paceline-tmp")]
+    assert [each["emptyDir"] for each in others] == [{}, {}, {}]
 
 
 def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:

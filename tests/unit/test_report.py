@@ -144,3 +144,16 @@ def test_a_step_that_is_reported_twice_is_one_step(agent: socket.socket) -> None
     reports.report(step=7, loss=0.5)
     reports.report(step=7, accuracy=0.9)
     assert received(agent) == [{"step": 7, "loss": 0.5}, {"step": 7, "accuracy": 0.9}]
+
+
+def test_the_first_report_of_a_task_with_a_gpu_tells_what_cuda_reads(
+    agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("CUDA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as a program sets it
+    reports.report(step=1)
+    reports.report(step=2)
+    variables = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert received(agent) == [{"_": "gpu", "environment": variables}, {"step": 1}, {"step": 2}]

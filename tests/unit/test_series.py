@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 
@@ -96,3 +97,40 @@ def test_a_disk_that_cannot_be_written_to_costs_nothing_else(tmp_path: Path) -> 
     begin = time.monotonic()
     report(Series(str(tmp_path)), BEGIN, 1)
     assert reader.read(tmp_path, "step") == [] and time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "at", ["", "2026-11-17T12:00:00nan", "2026-11-17T12:00:00inf", "0001-01-01T00:00:00.000Z", 7, {}]
+)
+def test_a_report_without_a_valid_time_is_dropped(tmp_path: Path, at: object) -> None:
+    """The captain of another user may write anything."""
+    writer = Series(str(tmp_path))
+    writer.add({"at": at, "event": "step", "task": "worker-0", "step": 1})
+    assert reader.read(tmp_path, "step") == [] and not (tmp_path / "series").exists()
+    report(writer, BEGIN, 7)
+    assert [point.mean for point in reader.read(tmp_path, "step")] == [7]
+
+
+def test_a_report_with_thousands_of_metrics_is_kept_without_them(tmp_path: Path) -> None:
+    writer = Series(str(tmp_path))
+    report(writer, BEGIN, 7, **{f"metric {number}": 1.0 for number in range(10_000)})
+    assert [point.mean for point in reader.read(tmp_path, "step")] == [7]
+    assert reader.read(tmp_path, "metric 1") == [] and sizes(tmp_path)[1] < 1000
+    writer.add({"at": stamp(BEGIN), "event": "step", "task": "x" * 1_000_000, "step": 8})
+    assert sizes(tmp_path)[1] < 1000
+
+
+def test_files_that_are_not_of_the_series_are_ignored(tmp_path: Path) -> None:
+    writer = Series(str(tmp_path))
+    report(writer, BEGIN, 7)
+    folder = tmp_path / "series" / "1"
+    for name in ("\u00b2.jsonl", "-7.jsonl", "07.jsonl", ".jsonl", f"{'9' * 5000}"[:200] + ".jsonl", "a.jsonl"):
+        (folder / name).write_text("{}")
+    os.mkfifo(folder / "5.jsonl")
+    (folder / "6.jsonl").symlink_to("/dev/zero")
+    with (folder / "9.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+    assert [point.mean for point in reader.read(tmp_path, "step")] == [7]
+    for second in range(500):
+        report(writer, BEGIN + second, second)
+    assert len(reader.read(tmp_path, "step")) == 501

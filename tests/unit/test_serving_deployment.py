@@ -282,15 +282,52 @@ def test_why_a_pod_does_not_serve(pod_object: Object, message: str, final: bool)
     assert reason is not None and (str(reason), reason.final) == (message, final)
 
 
+def add_pod(api: Api, objects: list[Object], owned: bool, name: str = "p") -> None:
+    """A pod that has failed, with the labels of the pods that serve. `owned`: by the Deployment."""
+    live = next(each for each in api.objects.values() if each["kind"] == "Deployment")
+    owner = live["metadata"]["uid"] if owned else "another"
+    set_name = "own" if owned else "theirs"
+    owners = [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": owner, "controller": True}]
+    replica_set = {"metadata": {"name": set_name, "uid": f"uid-of-{set_name}", "ownerReferences": owners}}
+    api.objects[f"/apis/apps/v1/namespaces/team-a/replicasets/{set_name}"] = {
+        **replica_set,
+        "kind": "ReplicaSet",
+        "spec": {"selector": {}},
+    }
+    reference = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": set_name, "uid": f"uid-of-{set_name}"}
+    failed = pod("export", ended(66, "paceline: it failed"))
+    failed["metadata"] |= {"name": name, "labels": objects[0]["spec"]["template"]["metadata"]["labels"]}
+    failed["metadata"] |= {"uid": name, "ownerReferences": [{**reference, "controller": True}]}
+    failed["spec"] |= {"nodeName": "n1"}
+    api.objects[f"{PATHS['Pod']}{name}"] = failed
+
+
+def test_objects_of_others_with_the_same_labels_are_not_part_of_it(
+    api: Api, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not fail an update, are not deleted, and do not delay the end."""
+    objects = rendered("paceline-serve", tmp_path)
+    api.stuck = True
+    deployment.apply(cluster, RUN, objects)
+    add_pod(api, objects, owned=False, name="theirs")
+    theirs = {"kind": "ConfigMap", "metadata": {"name": "theirs", "labels": {"paceline.dev/serves": RUN}}}
+    api.apply("/api/v1/namespaces/team-a/configmaps/theirs", theirs)
+    with pytest.raises(deployment.NotServed, match=r"^no progress within 0.1 s: its pods are not ready$"):
+        deployment.wait(cluster, RUN, objects[0], 0.1, lambda text: pytest.fail(text))
+    api.stuck = False
+    serve(api, cluster, objects)
+    assert {"theirs"} == api.names("Pod") and "theirs" in api.names("ConfigMap")
+    monkeypatch.setattr(deployment, "DELETION_S", 0.0)
+    deployment.stop(cluster, RUN)
+    assert api.names("Pod") == api.names("ConfigMap") == {"theirs"} and not api.names("Deployment")
+
+
 def test_a_failed_update_is_told_apart_from_the_previous_one(api: Api, cluster: Cluster, tmp_path: Path) -> None:
     """The pod of a failed update still exists when the next one starts; requesting the same again deletes it."""
     first, second = rendered("paceline-serve", tmp_path), rendered("paceline-serve", tmp_path, "step-240-g3")
     api.stuck = True
     deployment.apply(cluster, RUN, first)
-    failed = pod("export", ended(66, "paceline: it failed"))
-    failed["metadata"] |= {"labels": first[0]["spec"]["template"]["metadata"]["labels"]}
-    failed["spec"] |= {"nodeName": "n1"}
-    api.objects[f"{PATHS['Pod']}p"] = failed
+    add_pod(api, first, owned=True)
     with pytest.raises(deployment.NotServed, match=r"^p: it failed"):
         deployment.wait(cluster, RUN, first[0], 10, lambda text: pytest.fail(text))
     deployment.apply(cluster, RUN, second)

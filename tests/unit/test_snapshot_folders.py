@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,23 @@ def test_a_step_that_is_saved_again_is_never_incomplete(tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
     assert (tmp_path / "step-3" / "state").read_text() == "second"
     assert deleted and all(name.endswith(".partial") for name in deleted)
+
+
+def test_how_long_training_waits_is_stored_with_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the time, unless a thread writes it: then what its caller says."""
+    monkeypatch.setenv("PACELINE_SNAPSHOT_DIR", str(tmp_path))
+    times = itertools.count(100.0, 2.5)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    snapshot_folders.save_snapshot(lambda _: None, 1)
+    snapshot_folders.save_snapshot(lambda _: None, 2, stall=0.25)
+    for step, stall in ((3, None), (4, 0.5)):
+        background = snapshot_folders.Background()
+        background.start(
+            step, lambda step=step, stall=stall: snapshot_folders.save_snapshot(lambda _: None, step, stall=stall)
+        )
+        background.wait()
+    about = [json.loads((tmp_path / f"step-{step}" / "paceline.json").read_text()) for step in range(1, 5)]
+    assert [each["stall_s"] for each in about] == [2.5, 0.25, 0.0, 0.5]
 
 
 # ---- with `snapshots.memory`

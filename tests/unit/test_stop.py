@@ -115,3 +115,16 @@ def test_an_interrupted_submission_cannot_be_stopped_if_the_cluster_does_not_res
     replace(str(folder / "run.json"), {**run_folders.info(folder), "submitted": False})
     assert app.main(["stop", RUN]) == 1
     assert "cannot connect to the cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"), [({}, 45.0), ({"notify": [{"url_from": "HOOK"}]}, 80.0), ({"track": {"mlflow": "a"}}, 80.0)]
+)
+def test_a_run_that_notifies_others_has_time_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], limit: float
+) -> None:
+    limits: list[float] = []
+    replace(str(tmp_path / "plan.json"), {"limits": {"grace": 30.0}, **fields})
+    monkeypatch.setattr(stop, "_request_stop", lambda _, seconds, __: limits.append(seconds) or True)
+    assert stop.stop(run_folders.Run(RUN, tmp_path))
+    assert limits == [limit]

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.storage import local_files, regular_files
-from paceline.storage.snapshots import chain, manifest
+from paceline.storage.snapshots import chain, manifest, repository
 from paceline.storage.snapshots.chain import Record
 from paceline.storage.snapshots.manifest import Damaged, File, Manifest, Newer, Part, SnapshotId
-from paceline.storage.snapshots.repository import SnapshotRepository, Superseded, Unfit
+from paceline.storage.snapshots.repository import RECORDS_KEPT, SnapshotRepository, Superseded, Unfit
 from paceline.storage.snapshots.retention import to_delete
 from paceline.storage.stores import folder
 from paceline.storage.stores.folder import FolderStore
@@ -99,6 +99,20 @@ def test_a_snapshot_is_committed_once(snapshots: SnapshotRepository, tmp_path: P
     committed = commit(snapshots, tmp_path, 10)
     assert not snapshots.commit(Manifest(RUN, committed.id, 7, ()))
     assert snapshots.manifest(committed.id) == committed
+
+
+def test_a_file_that_is_larger_than_its_manifest_says_does_not_fill_the_disk(
+    snapshots: SnapshotRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots.begin(1, None)
+    committed = commit(snapshots, tmp_path, 10)
+    file = tmp_path / "store" / RUN / "step-10-g1" / "worker-0" / "variables" / "weights"
+    with file.open("r+b") as stored:
+        stored.truncate(1 << 40)  # without blocks
+    monkeypatch.setattr(repository, "PIECE", 0)
+    with pytest.raises(Damaged, match="it is larger than its manifest says"):
+        snapshots.fetch(committed, str(tmp_path / "fetched"))
+    assert not [path for path in tmp_path.iterdir() if "fetched" in path.name]
 
 
 @pytest.mark.parametrize("damage", ["changed", "truncated", "gone", "no manifest", "a manifest of another"])
@@ -292,6 +306,42 @@ def test_other_files_beside_the_records_are_ignored(snapshots: SnapshotRepositor
     assert snapshots.inventory().generation == 1
     assert snapshots.inventory().current() == [SnapshotId(10, 1)]
     assert path.exists()
+
+
+def test_records_of_generations_older_than_all_snapshots_are_deleted(
+    snapshots: SnapshotRepository, tmp_path: Path
+) -> None:
+    """A captain that restarts reads all records, and a run may have thousands of generations."""
+    parent: SnapshotId | None = None
+    last = 3 * RECORDS_KEPT
+    for generation in range(1, last + 1):
+        snapshots.begin(generation, parent)
+        snapshots.sweep(generation, parent)
+        before, parent = parent, commit(snapshots, tmp_path, 10 * generation, generation).id
+        if before is not None:
+            snapshots.delete(before)
+    kept = SnapshotRepository(FolderStore(str(tmp_path / "store")), RUN).inventory()
+    assert sorted(kept.records) == [*range(last - RECORDS_KEPT, last + 1)]
+    assert kept.current() == [parent] and snapshots.inventory().records == kept.records
+    with pytest.raises(Superseded):
+        snapshots.begin(5, None)  # its record was deleted
+
+
+def test_the_chain_keeps_the_records_between_its_oldest_snapshot_and_the_newest(tmp_path: Path) -> None:
+    """The best snapshot may be old. The run is still that of its token."""
+    snapshots = SnapshotRepository(FolderStore(str(tmp_path / "store")), RUN, "token")
+    oldest = SnapshotId(30, 3)
+    parent: SnapshotId | None = None
+    for generation in range(1, 2 * RECORDS_KEPT):
+        snapshots.begin(generation, parent)
+        snapshots.sweep(generation, parent)
+        before, parent = parent, commit(snapshots, tmp_path, 10 * generation, generation).id
+        if before is not None and before != oldest:
+            snapshots.delete(before)
+    contents = snapshots.inventory()
+    assert min(contents.records) == oldest.generation and contents.current() == [parent, oldest]
+    with pytest.raises(StoreError, match="already exists"):
+        SnapshotRepository(FolderStore(str(tmp_path / "store")), RUN, "another").inventory()
 
 
 def test_a_captain_that_was_frozen_deletes_nothing(snapshots: SnapshotRepository, tmp_path: Path) -> None:

@@ -232,3 +232,24 @@ def test_hosts_hold_only_what_is_needed_while_the_store_is_slow() -> None:
         world.deliver(HOSTS[0])
     held = sorted(snapshot.step for _, snapshot in world.machines[HOSTS[0]].held)
     assert held == [10, 90] and world.captain.commits.skipped == 7
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_the_snapshots_of_a_host_do_not_become_more_while_generations_come_and_go(is_reachable: bool) -> None:
+    """Whatever is not sent yet and whatever records are owed: a host has the newest committed snapshot, the one that is
+    being sent, and the newest complete one; and a part of the one that the group is saving."""
+    world = committed(up(a_plan()), 10)
+    if not is_reachable:
+        unreachable(world)
+    for step in range(20, 400, 10):
+        world.save("worker-0", step, parts=2)
+        most_held = len({snapshot for _, snapshot in world.machines[HOSTS[0]].held})
+        world.save("worker-1", step, parts=2)
+        for host in HOSTS:
+            world.deliver(host)  # the store does not answer meanwhile
+        for host in HOSTS:
+            held = {snapshot for _, snapshot in world.machines[host].held}
+            assert len(held) <= 3 and most_held <= 4
+        if step % 50 == 0:
+            fail(world)
+    assert len(restored(world)) == 8 and world.captain.commits.skipped > 10

@@ -1,10 +1,12 @@
 """Logs of several tasks: merged by time, read incrementally, progress bars folded."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from paceline.view.logs import Line, Logs, Prefixer, settle
+from paceline.view.tail import Tail
 from support import recorded
 
 
@@ -41,6 +43,21 @@ def test_since_finds_its_line_by_bisection(tmp_path: Path, first: int) -> None:
     lines = list(Logs(folder, since=recorded.at(first * 0.05)).backlog())
     assert len(lines) == 1000 - first
     assert all(one.text.split()[0] == str(first + i) for i, one in enumerate(lines))
+
+
+def test_since_needs_little_memory_whatever_a_file_contains(tmp_path: Path) -> None:
+    """A sparse file, as after a crash of the machine, or a line of gigabytes."""
+    path = tmp_path / "worker-0.log"
+    path.write_text(line(1, "a"))
+    with path.open("ab") as file:
+        file.truncate(1 << 30)
+    tail = Tail(path)
+    tracemalloc.start()
+    tail.seek(recorded.at(2))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    tail.close()
+    assert peak < 16 << 20
 
 
 @pytest.mark.parametrize(

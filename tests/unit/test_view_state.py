@@ -55,7 +55,7 @@ def test_the_whole_life() -> None:
     end = fold_events(recorded.LIFE)
     assert (end.status, end.reason, end.cause) == ("succeeded", "all workers have succeeded", None)
     assert (end.generation, end.steps) == (2, 161)
-    assert end.committed == run_state.Mark(100, "step-100-g1", recorded.at(5.5), 1)
+    assert end.committed == run_state.Mark(100, "step-100-g1", recorded.at(5.5), 1, size=1000, took_s=0.5)
     assert end.metrics == {"worker-0": {"loss": 0.2, "accuracy": 0.91}, "evaluator-0": {"accuracy": 0.9}}
     assert (end.tasks["evaluator-0"].step, end.best) == (100, recorded.BEST)
     assert end.restarts == recorded.REPORT["restarts"]

@@ -17,6 +17,8 @@ LOGS = {
     "worker-1": f"{at(2)} g1 | \x1b[31mred\x1b[0m\n",
 }
 
+GIB = 2**30
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
@@ -42,8 +44,9 @@ def test_ls(home: Path) -> None:
 def test_ls_and_status_give_the_fields_of_the_report(home: Path) -> None:
     listed = json.loads(call(home, "ls", "-o", "json").stdout)
     status = json.loads(call(home, "status", "digits", "-o", "json").stdout)
-    assert listed[1] == {**REPORT, "run": "digits-3f9a", "folder": str(home / "runs" / "digits-3f9a")}
-    assert {key: status[key] for key in listed[1]} == listed[1]
+    unknown = {"goodput": None, "resources": None}  # this report is of a version that did not measure them
+    assert listed[1] == {**REPORT, "run": "digits-3f9a", "folder": str(home / "runs" / "digits-3f9a"), **unknown}
+    assert {key: status[key] for key in listed[1]} == {**listed[1], **{key: status[key] for key in unknown}}
     assert [task["task"] for task in status["tasks"]] == recorded.TASKS
     assert status["waiting"] is None
     assert status["saved"] == {"step": 100, "snapshot": "step-100-g1", "at": at(5.5)}
@@ -82,6 +85,41 @@ def test_status_as_text(home: Path) -> None:
     assert lines[2].split() == ["TASK", "STATE", "HOST", "PID", "GENERATION", "STEP", "EXIT"]
     assert lines[3].split() == ["worker-0", "succeeded", "worker-host-0", "-", "2", "161", "exit", "0"]
     assert "04:30:07 worker-1 signal: killed by SIGKILL; next step after 1.3 s" in "\n".join(lines)
+
+
+def test_status_shows_what_was_used_and_how_the_time_was_spent(home: Path) -> None:
+    output = call(home, "status", "digits").stdout
+    assert "  memory       worker-1 peaked at 7 of 8 GiB\n" in output
+    table = [line.split() for line in output[output.index("  goodput") :].splitlines()]
+    assert table[:3] == [
+        ["goodput", "30.3%", "of", "12", "s"], ["training", "3.7", "s", "30.3%"],
+        ["waiting", "for", "hosts", "2.4", "s", "19.7%"],
+    ]  # fmt: skip
+    assert ["lost", "and", "redone", "2", "s", "16.4%"] in table
+    status = json.loads(call(home, "status", "digits", "-o", "json").stdout)
+    assert sum(status["goodput"]["seconds"].values()) == pytest.approx(status["goodput"]["wall_s"])
+    assert status["resources"]["tasks"]["worker-1"]["memory"] == {"last": 6 * GIB, "mean": 6 * GIB, "peak": 7 * GIB}
+    assert status["resources"]["hosts"]["worker-host-1"]["gpus"]["0"]["utilization"]["peak"] == 0.85
+    wide = [" ".join(line.split()) for line in call(home, "status", "digits", "-o", "wide").stdout.splitlines()]
+    assert "worker-1 1.90 1.90 6.0 GiB 7.0 GiB 8.0 GiB 0 B 512 B" in wide
+    assert "worker-host-1 0 85% 1.0 GiB 1.0 GiB 16.0 GiB - -" in wide
+
+
+@pytest.mark.parametrize(
+    "damaged", ["x", [], {"tasks": 1}, {"tasks": {"a": 1, "b": {"memory": {"peak": "x"}}}, "hosts": {}}]
+)
+def test_damaged_resources_in_a_report_do_no_harm(tmp_path: Path, damaged: object) -> None:
+    recorded.write(tmp_path, events=[recorded.STARTED], report={**REPORT, "resources": damaged, "goodput": damaged})
+    for output in ((), ("-o", "wide"), ("-o", "json")):
+        result = call(tmp_path, "status", *output)
+        assert (result.returncode, "Traceback" in result.stderr) == (0, False)
+
+
+def test_status_of_a_running_run_shows_the_memory_of_its_tasks(tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path, events=recorded.LIFE[: recorded.LIFE.index(recorded.RESOURCES) + 1])
+    with recorded.supervised(folder):
+        lines = [line.split() for line in call(tmp_path, "status").stdout.splitlines()]
+    assert lines[2][5:7] == ["STEP", "MEMORY"] and lines[4][-3:] == ["6.0", "GiB", "-"]
 
 
 def test_status_shows_where_the_time_of_the_newest_start_went(tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ def test_json(tmp_path: Path) -> None:
     mark = {"step": 100, "snapshot": "step-100-g1", "at": at(5.5)}
     result = call(tmp_path, "wait", "-o", "json")
     expected = {**REPORT, "status": "failed", "run": RUN, "folder": str(folder), "saved": mark, "committed": mark}
-    assert (result.returncode, json.loads(result.stdout)) == (1, expected)
+    printed = json.loads(result.stdout)
+    measured = {name: printed[name] for name in ("goodput", "resources")}  # derived: not in this report
+    assert (result.returncode, printed) == (1, {**expected, **measured})
     missed = call(tmp_path, "wait", "--for", "step=1000", "-o", "json")
     error = json.loads(missed.stdout)["error"]
     assert (missed.returncode, error["kind"]) == (3, "EndedBefore")
@@ -270,7 +272,8 @@ class Followed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.mirror = SimpleNamespace(start=lambda: None, output_incomplete=False)
+        inbox = SimpleNamespace(close=lambda: None)
+        self.mirror = SimpleNamespace(start=lambda: None, stop=lambda: None, output_incomplete=False, inbox=inbox)
 
     def ended(self, timeout: float) -> bool:
         (self.folder / "report.json").write_text(json.dumps({**REPORT, "run": RUN}))

@@ -16,6 +16,7 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.net import frames, messages
 from paceline.agent.net.frames import Decoder, WireError, encode, encode_packed
+from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.transfers import requests as req
 from paceline.storage.snapshots.manifest import File, SnapshotId
 
@@ -77,8 +78,13 @@ EXIT = ev.TaskExit(
     "worker-0", 2, None, "SIGKILL", False, "signal", "died", "here", True, 0.5, 30.0, 2.0, "model.pt", False
 )
 FAILURE = req.Failure(req.STORE, "away", True)
-FROM_MEMBERS: list[ev.MemberEvent] = [
+RESOURCES = ev.HostResources(
+    2.0**30, 2.0**33, 5.5, 0.0, {"worker-0": ev.TaskResources(1.5, 2.0**30, 2.0**30, 0.0, 7.0)},
+    (ev.GpuResources(0.5, 1.0, 2.0),),
+)  # fmt: skip
+FROM_MEMBERS: list[messages.MemberMessage] = [
     ev.Heartbeat("host", 3, {"worker-0": ev.TaskProgress(7, 0.1, 0.2, {"loss": 0.5})}, 0.5, ("worker-0",)),
+    ev.Heartbeat("host", 3, {}, resources=RESOURCES),
     ev.TaskStarted("host", "worker-0", 1, 100, True),
     ev.StartMeasured("host", "worker-0", 1, ev.StartTimes(2.5, 2.6, 2.7, 3.0, None, 4.5)),
     NOT_FINITE,
@@ -99,6 +105,17 @@ FROM_MEMBERS: list[ev.MemberEvent] = [
     ev.AgreementReply("host", "worker-0", "yes", 1, 3, 40),
     ev.Notice("host", "the disk is full", True),
     ev.MemberLeft("host"),
+    StacksTaken(
+        "host",
+        3,
+        "worker-0",
+        "",
+        100,
+        (Frame("train.py", 41, "step"),),
+        ((0,),),
+        (ThreadSamples(100, (0, 0), 0.1),),
+        True,
+    ),
 ]
 FROM_CAPTAIN: list[messages.CaptainMessage] = [
     messages.Welcome(10.0, 1.0),
@@ -106,6 +123,7 @@ FROM_CAPTAIN: list[messages.CaptainMessage] = [
     messages.HeartbeatReply(3),
     messages.Roster(2, {"worker-0": "h:1"}),
     messages.StartOnHost(2, 1, "/data", "step-20-g3", {"worker-0": 2}),
+    TakeStacks(3, ("worker-0",), 10.0),
     ins.EndTasks("host", {"worker-0": 1}, ins.TERMINATE, 30.0),
     ins.DismissMember("host", "succeeded", ""),
     ins.StorePart("host", "worker-0", SNAPSHOT, True),
@@ -128,7 +146,7 @@ def transfer(message: frames.Message) -> frames.Message:
 
 
 @pytest.mark.parametrize("event", FROM_MEMBERS, ids=lambda event: type(event).__name__)
-def test_a_message_of_a_member_arrives_unchanged(event: ev.MemberEvent) -> None:
+def test_a_message_of_a_member_arrives_unchanged(event: messages.MemberMessage) -> None:
     assert messages.read_member(transfer(messages.member_message(event)), "host") == event
 
 
@@ -146,7 +164,7 @@ def test_a_join_arrives_unchanged_and_applies_only_to_its_own_host() -> None:
 
 
 def test_every_type_of_both_directions_is_covered() -> None:
-    assert {type(event) for event in FROM_MEMBERS} | {ev.MemberJoined} == set(get_args(ev.MemberEvent))
+    assert {type(event) for event in FROM_MEMBERS} | {ev.MemberJoined} == set(get_args(messages.MemberMessage))
     assert {type(message) for message in FROM_CAPTAIN} == set(get_args(messages.CaptainMessage))
 
 

@@ -1,15 +1,19 @@
 """events.jsonl, whose size is limited. If it is too large, it is replaced by a file that begins with the events that
-still determine the state of the run, followed by an event of the kind `rotated`. What happened before is added to
-events.old.jsonl, whose size is limited, too. Steps are left out there: the series contain them (see series.py)."""
+still determine the state of the run, followed by an event of the kind `rotated`, which has the sums over all events
+(see goodput.py and resources.py). What happened before is added to events.old.jsonl, whose size is limited, too. Steps
+and resources are left out there: the series contain them (see series.py)."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Callable
 
 from paceline.agent import state_events
+from paceline.agent.goodput import Goodput
+from paceline.agent.resources import Resources
 from paceline.agent.run_files import Appender, replace_bytes, stamp
 from paceline.agent.series import Series
 from paceline.storage.regular_files import open_regular
@@ -17,8 +21,11 @@ from paceline.storage.regular_files import open_regular
 NAME = "events.jsonl"
 OLD = "events.old.jsonl"
 LIMIT = 2 * 1024 * 1024  # bytes of events.jsonl: reading it takes about 0.1 s
+READ_LIMIT = 128 * 1024 * 1024  # bytes of events.jsonl that are read at once
+KEPT_LIMIT = 16 * 1024 * 1024  # bytes of the events that still determine the state
 OLD_LIMIT = 16 * 1024 * 1024  # bytes of events.old.jsonl; the older half is dropped
 ROTATED = "rotated"
+FREQUENT = ("step", "resources")  # events that are in the series
 
 
 class EventFile:
@@ -32,7 +39,7 @@ class EventFile:
 
     def write(self, line: bytes, event: Mapping[str, Any]) -> bool:
         """`line`: the event as JSON, with a line end. Returns whether it was written."""
-        if event.get("event") == "step":
+        if event.get("event") in FREQUENT:
             self._series.add(event)
         is_written = self._file.write(line)
         self._size = self._size + len(line) if self._size is not None else _size(self._path)
@@ -50,12 +57,11 @@ class EventFile:
         self._file.close()
 
     def _rotate(self) -> None:
-        with os.fdopen(open_regular(self._path, follow=True), "rb") as file:
-            lines = file.read().splitlines(keepends=True)
-        events = state_events.parse(lines)
-        kept = [json.dumps(event).encode() + b"\n" for event in state_events.needed(events)]
+        events = state_events.parse(_read_lines(self._path))
+        kept = _newest([json.dumps(event).encode() + b"\n" for event in state_events.needed(events)], KEPT_LIMIT)
         generation = max((event["generation"] for event in events if type(event.get("generation")) is int), default=0)
-        mark = {"at": stamp(), "event": ROTATED, "generation": generation}
+        sums = {"goodput": Goodput().add_all(events).to_json(), "resources": Resources().add_all(events).to_json()}
+        mark = {"at": stamp(), "event": ROTATED, "generation": generation, **sums}
         self._add_to_old(events)
         self._file.close()
         replace_bytes(self._path, b"".join([*kept, json.dumps(mark).encode() + b"\n"]))
@@ -66,7 +72,7 @@ class EventFile:
         """Adds what has happened since the last rotation."""
         marks = [number for number, event in enumerate(events) if event.get("event") == ROTATED]
         new = events[marks[-1] + 1 if marks else 0 :]
-        lines = [json.dumps(event).encode() + b"\n" for event in new if event.get("event") != "step"]
+        lines = [json.dumps(event).encode() + b"\n" for event in new if event.get("event") not in FREQUENT]
         fd = os.open(self._old, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.writelines(lines)
@@ -75,6 +81,36 @@ class EventFile:
                 file.seek(-OLD_LIMIT // 2, os.SEEK_END)
                 file.readline()  # it is incomplete
                 replace_bytes(self._old, file.read())
+
+
+def read_sums(folder: str) -> tuple[Goodput, Resources]:
+    """The time of a run by kind, and what it has used, up to its last event."""
+    try:
+        events = state_events.parse(_read_lines(f"{folder}/{NAME}"))
+    except OSError:
+        events = []  # the run begins
+    return Goodput().add_all(events), Resources().add_all(events)
+
+
+def _read_lines(path: str) -> list[bytes]:
+    """Of a file that is too large, as an earlier version has written it or it is damaged: its begin and its end."""
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
+        begin = file.read(READ_LIMIT // 2).split(b"\n")
+        position = max(file.tell(), file.seek(0, os.SEEK_END) - READ_LIMIT // 2)
+        file.seek(position)
+        end = file.read(READ_LIMIT // 2).split(b"\n")
+    is_whole = position <= READ_LIMIT // 2
+    return [*begin[:-1], begin[-1] + end[0], *end[1:]] if is_whole else [*begin[:-1], *end[1:]]
+
+
+def _newest(lines: list[bytes], limit: int) -> list[bytes]:
+    """The last lines within this number of bytes. All, unless tasks have thousands of names or events are huge.
+
+    >>> _newest([b"first", b"second", b"third"], 11)
+    [b'second', b'third']
+    """
+    sizes = accumulate(len(line) for line in reversed(lines))
+    return lines[len(lines) - sum(size <= limit for size in sizes) :]
 
 
 def _size(path: str) -> int:

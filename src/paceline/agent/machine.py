@@ -14,6 +14,7 @@ import sys
 _PORTS = (20000, 30000)  # below the range of ephemeral ports
 _ANY_PORT = 0  # any that the kernel chooses
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
+_TGKILL = {"x86_64": 234, "aarch64": 131, "riscv64": 131, "ppc64le": 250, "s390x": 241}  # numbers of the system call
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -68,6 +69,17 @@ def descendants(pid: int) -> list[int]:
     return pids
 
 
+def signal_thread(pid: int, thread: int, number: int) -> bool:
+    """Send a signal to one thread of a process. False: it has ended, or this system cannot do that."""
+    tgkill = getattr(_libc, "tgkill", None)
+    if tgkill is not None:
+        return bool(tgkill(pid, thread, number) == 0)
+    call = _TGKILL.get(os.uname().machine)  # musl, or glibc before 2.30
+    if _libc is None or call is None:
+        return False
+    return bool(_libc.syscall(call, pid, thread, number) == 0)
+
+
 def environment_of(pid: int, name: str) -> str | None:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -116,6 +128,28 @@ def resident(pid: int) -> int:
         return 0
 
 
+def peak_resident(pid: int) -> int:
+    """The most memory that the process has used so far, in bytes; 0: unknown."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, IndexError, ValueError):
+        pass
+    return 0
+
+
+def cpu_with_children(pid: int) -> float:
+    """CPU seconds that a process has used, including its children that have ended."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:  # a process may have any name
+            fields = file.read().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS
+    except (OSError, ValueError):
+        return 0.0
+
+
 class Memory:
     """Memory of this process's cgroup, or of the machine if the cgroup has no limit."""
 
@@ -148,6 +182,10 @@ class Memory:
                 files = self._memory_stat("shmem" if self._is_v2 else "total_shmem")
                 return max(0, used - cache), limit_bytes, files
         return total - available, total, total
+
+    def is_limited(self) -> bool:
+        """Whether the cgroup has a limit of its own."""
+        return self.used_and_limit()[1] < _machine_memory()[0]
 
     def share(self) -> float:
         used, limit = self.used_and_limit()

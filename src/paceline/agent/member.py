@@ -6,17 +6,24 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import Any, Callable
 
+from paceline.agent import machine
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import CaptainMessage, HeartbeatReply, Roster, StartOnHost, Wait, Welcome
 from paceline.agent.options import LEAVING, SAVING_SHARE, Options
+from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, write_termination_message
+from paceline.agent.stacks import TakeStacks
 from paceline.agent.tasks.compiled_folder import compiled_folder
+from paceline.agent.tasks.gpus import GpuMonitor
 from paceline.agent.tasks.host_tasks import HostTasks
+from paceline.agent.tasks.resource_sampler import ResourceSampler, cpu_clock
+from paceline.agent.tasks.stack_sampler import StackSampler
 from paceline.agent.tensorboard.file_sender import FileSender
 from paceline.agent.tensorboard.trim_requests import Curves
 from paceline.agent.transfers.compiled_upload import CompiledUpload
@@ -40,9 +47,7 @@ class Member:
         self.loop = Loop()
         os.makedirs(f"{options.folder}/logs", exist_ok=True)
         echo = Echo() if options.echo else None
-        self._connection = CaptainConnection(
-            options, self.loop, echo, self._join, lambda n: self._tasks.heartbeat(n), self._receive
-        )
+        self._connection = CaptainConnection(options, self.loop, echo, self._join, self._heartbeat, self._receive)
         self._snapshots = HostSnapshots(self._plan, options, self.loop, self._connection.send, self._connection.notify)
         self._evaluators = EvaluatorCopies(
             self._plan, options, self._snapshots.porter, self.loop, self._connection.send, self._connection.notify,
@@ -52,6 +57,8 @@ class Member:
             self._plan, options, self.loop, self._connection, self._snapshots, self._evaluators, echo,
             self._leave_for_replacement,
         )  # fmt: skip
+        self._gpus = GpuMonitor()
+        self._sampler = ResourceSampler(machine.Memory(options.memory), self._gpus.last, self.loop.now(), cpu_clock)
         ingest = self._plan.ingest_task
         logged_tasks = [*host.tasks, *([INGEST] if ingest is not None and ingest.host == host.name else [])]
         self._upload = LogUpload(
@@ -61,6 +68,10 @@ class Member:
         self._compiled = CompiledUpload(
             self._plan, options, compiled_folder(self._plan, options), self._snapshots.porter, self.loop
         )
+        self._stacks = StackSampler(
+            options.host, self.loop, self._tasks.attempts, self._tasks.program_processes,
+            Redactor(os.environ, self._plan.role(host.role).env), self._connection.send,
+        )  # fmt: skip
         self._curves = Curves(self._plan, options, self._snapshots.porter, self.loop)
         self._leaving = False
         self._leave_by = 0.0  # how long to wait for the upload of its last snapshot
@@ -80,6 +91,7 @@ class Member:
     def run(self) -> int:
         self.loop.run()
         self._tasks.close()
+        self._gpus.close()
         self._snapshots.close()
         if self._run_over:
             self._snapshots.tidy()
@@ -110,12 +122,17 @@ class Member:
             not_finite=self._tasks.not_finite.all(),
         )
 
+    def _heartbeat(self, number: int) -> ev.Heartbeat:
+        return replace(self._tasks.heartbeat(number), resources=self._sampler.take(self.loop.now()))
+
     def _receive(self, message: CaptainMessage) -> None:
         if isinstance(message, Roster):
             self._tasks.roster = dict(message.roster)
         elif isinstance(message, StartOnHost):
             self._curves.begin_generation(message.generation, message.restore, self._tasks.reached)
             self._tasks.start(message)
+        elif isinstance(message, TakeStacks):
+            self._stacks.take(message)
         elif isinstance(message, ins.EndTasks):
             self._tasks.end(message)
         elif isinstance(message, ins.StorePart):
@@ -153,6 +170,9 @@ class Member:
     def _beat(self) -> None:
         self._snapshots.collect()
         self._snapshots.watched.capture(self._tasks.attempts)
+        attempts = self._tasks.attempts.values()
+        pids = {(each.task.name, each.number): (each.pid, each.started) for each in attempts if not each.exited}
+        self._sampler.sample(pids, self.loop.now())
         self._connection.beat()
         self._tasks.look()
         for text in self._sender.notices() if self._sender is not None else ():

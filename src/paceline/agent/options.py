@@ -9,6 +9,7 @@ LEASE = 10.0
 NO_CAPTAIN = "cannot find the captain: "  # begins a line that a member prints, after "paceline: "
 FAILED = 64  # exit code of a captain whose run has failed
 PAGE_PORT = 6006  # TensorBoard's port, only on the loopback address of its pod: users connect through a forwarded port
+METRICS_PATH = "/metrics"
 LEAVING = 75  # exit code of a host that was asked to shut down: the backend may replace it
 SHARED_FOLDER = "folder"  # `peers` of hosts that see each other's folders
 SAVING_SHARE = 0.7  # fraction of limits.grace for a last snapshot of the group; the rest is for tasks to end
@@ -40,6 +41,7 @@ class Options:
     origin: str = ""  # snapshot that the run starts from; empty: the plan's
     ingest: str = ""  # location of ingested data; empty: the plan's
     peers: str = ""  # how other hosts get its snapshots: SHARED_FOLDER, or an address; empty: not at all
+    metrics: str = ""  # captain only: host:port that serves metrics; empty: none
     serve: str = ""  # host:port that serves the store and the library for buckets (captain), or its parts (member)
     obstore: str = ""  # source of the library for buckets, if it is not installed: an archive, or peer://host:port
     token: str = ""  # captain only: distinguishes runs with the same id; a restart does not change it

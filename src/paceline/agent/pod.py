@@ -55,12 +55,13 @@ def prepare(settings: dict[str, Any], index: int, address: str, uid: str = "", t
     if settings["role"] == CAPTAIN:
         serve = f"{any_address}:{settings['serve']}" if settings["serve"] else ""
         listen = f"{any_address}:{endpoint(settings['captain'])[1]}"
+        metrics = f"{any_address}:{settings['metrics']}" if settings.get("metrics") else ""
         obstore = ""
         if settings["obstore"]:
             obstore = join_parts(settings["obstore"], f"{settings['folder']}/served/{settings['run']}")
         return replace(
             options, listen=listen, address=address, snapshots=settings["snapshots"], serve=serve, obstore=obstore,
-            origin=settings["origin"], token=token,
+            origin=settings["origin"], token=token, metrics=metrics,
         )  # fmt: skip
     python = shutil.which("python") or sys.executable
     if settings["role"] == TENSORBOARD:

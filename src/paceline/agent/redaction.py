@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -37,15 +37,17 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 class Redactor:
-    def __init__(self, *environments: Mapping[str, str]) -> None:
-        secrets = {
+    def __init__(self, *environments: Mapping[str, str], secrets: Iterable[str] = ()) -> None:
+        """`secrets`: values to replace besides those in the environments."""
+        forms = {
             form
             for environment in environments
             for name, value in environment.items()
             if looks_secret(name, value)
             for form in _forms(value.strip())
         }
-        self._secrets = sorted(secrets, key=len, reverse=True)  # one may contain another
+        forms.update(form for value in secrets for form in _forms(value))
+        self._secrets = sorted(forms, key=len, reverse=True)  # one may contain another
 
     def __call__(self, text: str) -> str:
         """The text to show. Call it before a text is shortened: a part of a secret is not recognized."""

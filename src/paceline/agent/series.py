@@ -1,9 +1,11 @@
-"""Steps and reported numbers of a run over time: every report for an hour, means of 10 s for a day, of 5 min for ever.
+"""Steps, reported numbers and resources of a run over time: every report for an hour, means of 10 s for a day, of 5 min
+for ever.
 
 <folder>/series/<seconds>/<first>.jsonl, where <seconds> is 1, 10 or 300, and <first> the time of the first line, in
 seconds since 1970. A line is a JSON object: `at` (seconds since 1970), `task`, `generation`, and numbers: `step`,
-`steps_per_s`, and `metrics` by name. In the folders 10 and 300, `at` is the beginning of an interval, and each number
-is a list [least, mean, largest], unless all were equal. Each report is in one folder only: what is too old for a folder
+`steps_per_s`, and `metrics` by name; or `resources` by name, of a task, or of a host, whose name is in `task`. In the
+folders 10 and 300, `at` is the beginning of an interval, and each number is a list [least, mean, largest], unless all
+were equal. Each report is in one folder only: what is too old for a folder
 is summed up in the next one. The first line of each file has the version of this format.
 """
 
@@ -12,18 +14,24 @@ from __future__ import annotations
 import calendar
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from paceline.agent.resources import series_of
 from paceline.agent.run_files import Appender
+from paceline.storage.regular_files import open_regular
 
 FOLDER = "series"
 VERSION = 1
 PART = 1024 * 1024  # bytes of a file; summing one up takes about 0.1 s
 TIERS = (1, 10, 300)  # seconds
+LONGEST = PART // 16  # bytes of a report; metrics of a longer one are left out
+READ_LIMIT = 16 * PART  # bytes of a file: it is larger only if it is damaged
+_NAME = re.compile(r"([1-9][0-9]{0,14}|0)\.jsonl")
 _KEPT_S = {1: 3600, 10: 24 * 3600}
-_KEPT_PARTS = {1: 64, 10: 96, 300: 256}  # of the last tier, the oldest are deleted
+_KEPT_PARTS = {1: 64, 10: 96, 300: 384}  # of the last tier, the oldest are deleted
 
 
 class Series:
@@ -33,12 +41,19 @@ class Series:
         self._size = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """`event`: of the kind `step`. What cannot be written is dropped: training does not depend on it."""
+        """`event`: of the kind `step` or `resources`. What cannot be written is dropped: training does not depend on
+        it."""
         at = seconds(event.get("at"))
         if at is None:
             return
-        line = {name: event.get(name) for name in ("task", "generation", "step", "steps_per_s", "metrics")}
-        data = _encode({"at": at, **line})
+        if event.get("event") == "resources":
+            generation, used = event.get("generation"), series_of(event)
+            lines = [{"task": name, "generation": generation, "resources": used[name]} for name in used]
+        else:
+            lines = [{name: event.get(name) for name in ("task", "generation", "step", "steps_per_s", "metrics")}]
+        data = b"".join(_encode_short({"at": at, **line}) for line in lines)
+        if not data:
+            return
         try:
             if self._file is None:
                 self._open(at)
@@ -95,15 +110,15 @@ def parts(folder: str, tier: int) -> list[str]:
         names = os.listdir(f"{folder}/{tier}")
     except OSError:
         return []
-    numbers = sorted(int(name[:-6]) for name in names if name.endswith(".jsonl") and name[:-6].isdigit())
+    numbers = sorted(map(int, filter(None, map(_number, names))))
     return [f"{folder}/{tier}/{number}.jsonl" for number in numbers]
 
 
 def read_part(path: str) -> list[dict[str, Any]]:
     """The lines of a file; damaged lines are left out."""
     lines = []
-    with open(path, "rb") as file:
-        for data in file:
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
+        for data in file.read(READ_LIMIT).split(b"\n"):
             try:
                 line = json.loads(data)
             except (ValueError, RecursionError):
@@ -121,24 +136,42 @@ def summed_up(lines: Iterable[Mapping[str, Any]], tier: int) -> list[dict[str, A
         key = int(line["at"]) // tier * tier, line["task"], generation if isinstance(generation, int) else 0
         groups.setdefault(key, []).append(line)
     return [
-        {
-            "at": at, "task": task, "generation": generation,
-            "step": _range(line.get("step") for line in group),
-            "steps_per_s": _range(line.get("steps_per_s") for line in group),
-            "metrics": _metrics(group),
-        }
+        {"at": at, "task": task, "generation": generation, **_progress(group), **_resources(group)}
         for (at, task, generation), group in sorted(groups.items())
-    ]  # fmt: skip
+    ]
+
+
+def _progress(group: list[Mapping[str, Any]]) -> dict[str, Any]:
+    reports = [line for line in group if "step" in line]
+    numbers = {name: _range(line.get(name) for line in reports) for name in ("step", "steps_per_s")}
+    return {**numbers, "metrics": _ranges(reports, "metrics")} if reports else {}
+
+
+def _resources(group: list[Mapping[str, Any]]) -> dict[str, Any]:
+    used = _ranges(group, "resources")
+    return {"resources": used} if used else {}
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def _metrics(lines: list[Mapping[str, Any]]) -> dict[str, Any]:
-    reported = [line["metrics"] for line in lines if isinstance(line.get("metrics"), dict)]
-    names = sorted({name for metrics in reported for name in metrics})
-    return {name: _range(metrics.get(name) for metrics in reported) for name in names}
+def _encode_short(line: dict[str, Any]) -> bytes:
+    """Without the metrics if they are too long; empty if the rest is, too."""
+    data = _encode(line)
+    if len(data) > LONGEST:
+        data = _encode({**line, "metrics": {}})
+    return data if len(data) <= LONGEST else b""
+
+
+def _ranges(lines: list[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """Of all numbers below this key."""
+    values: dict[str, list[Any]] = {}
+    for line in lines:
+        numbers = line.get(key)
+        for name, value in numbers.items() if isinstance(numbers, dict) else ():
+            values.setdefault(name, []).append(value)
+    return {name: _range(values[name]) for name in sorted(values)}
 
 
 def _range(values: Iterable[Any]) -> Any:
@@ -163,9 +196,16 @@ def seconds(at: Any) -> float | None:
     60.5
     """
     try:
-        return calendar.timegm(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S")) + float(at[19:23])
-    except (TypeError, ValueError, IndexError):
+        since = calendar.timegm(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S")) + float(at[19:23])
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError):
         return None
+    return since if 0 <= since < 1e12 else None
+
+
+def _number(name: str) -> str:
+    """The number in the name of a file; empty: it is not one of these files."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else ""
 
 
 def _first(path: str) -> int:
@@ -174,8 +214,8 @@ def _first(path: str) -> int:
 
 def _begin(folder: str, at: float) -> str:
     """A new file: its name is later than that of any other."""
-    names = [int(name[:-6]) for name in os.listdir(folder) if name.endswith(".jsonl") and name[:-6].isdigit()]
-    path = f"{folder}/{max([int(at), *(number + 1 for number in names)])}.jsonl"
+    numbers = [int(number) for number in map(_number, os.listdir(folder)) if number]
+    path = f"{folder}/{max([int(at), *(number + 1 for number in numbers)])}.jsonl"
     with open(path, "xb") as file:
         file.write(_encode({"version": VERSION}))
     return path

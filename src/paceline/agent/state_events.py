@@ -59,6 +59,8 @@ class _Collected:
             self._last["committed",] = number
         elif kind in ("step", "evaluated"):
             self._add_measured(number, event, kind, task, generation)
+        if kind == "resources":
+            self._last[kind, str(event.get("host"))] = number
         if kind in _LAST_OF_TASK:
             self._last[kind, task] = number
         if kind in ("task-started", "start-times"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shutil
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,26 +12,54 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from paceline.agent.limited_log import LimitedLog
 from paceline.agent.run_files import replace
 from paceline.plan import CAPTAIN
+from paceline.storage import log_parts
 from paceline.storage.run_archive import RunArchive
+from paceline.storage.snapshots.manifest import Damaged
 from paceline.view import run_folders
 from paceline.view.snapshot_locations import InvalidLocation, Source
 
 PARALLEL_READS = 8
 RECENT_LINES = 100_000
+RECENT_BYTES = 64 * 1024 * 1024
+GROUP_LINES = 10_000  # lines with the same time that are compared at once
+LONGEST_LINE = 8 * 1024 * 1024  # bytes
+MOST_FILES = 20_000  # of one host
+MOST_OPEN = 64  # logs
+CHUNK = 16 * 1024  # bytes that are read at a time
 _LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) g(\d{1,9}) ")
 _EVENT = re.compile(rb'\{"at": "([^"]+)"')
 
-Moment = tuple[int, bytes]
+Moment = tuple[int, bytes, int]
 
 
-def import_hosts(archive: RunArchive, folder: Path, hosts: Iterable[str]) -> None:
-    """Import what these hosts have written. Lines that the folder already contains are kept once."""
+class TooLarge(Damaged):
+    """Another user's run has written more than is copied."""
+
+
+def import_hosts(archive: RunArchive, folder: Path, hosts: Iterable[str], log_limit: int | None = None) -> None:
+    """Import what these hosts have written. Lines that the folder already contains are kept once. `log_limit`: the
+    number of bytes to keep of the output of each task; None: all of it.
+
+    TooLarge: only a part was imported."""
+    limit = run_folders.copy_limit(folder)
+    left = math.inf if limit is None else limit
+    too_large = False
     for host in hosts:
         with TemporaryDirectory(prefix=".kept-", dir=folder) as scratch:
-            for name in _fetch(archive, host, Path(scratch)):
-                _merge_into(Path(scratch, name), folder, name)
+            sizes, is_cut = _fetch(archive, host, Path(scratch), left, log_limit)
+            too_large = too_large or is_cut
+            left -= sum(sizes.values())
+            for name in sizes:
+                too_large = not _merge_into(Path(scratch, name), folder, name, limit, log_limit) or too_large
+    if too_large:
+        raise TooLarge(
+            "another user's run has written more than is copied to this machine "
+            f"({run_folders.COPY_LIMIT >> 30} GiB, or half of the free space): the rest is not shown; "
+            "select tasks with `logs --task NAME`"
+        )
 
 
 def import_run(source: Source, folder: Path) -> None:
@@ -42,43 +72,138 @@ def import_run(source: Source, folder: Path) -> None:
     replace(str(folder / "run.json"), {"run": source.run, "on": run_folders.LOCATION, "where": source.address})
 
 
-def _fetch(archive: RunArchive, host: str, scratch: Path) -> list[str]:
-    """The names of the files that were fetched into `scratch`."""
+def _fetch(
+    archive: RunArchive, host: str, scratch: Path, limit: float, log_limit: int | None
+) -> tuple[dict[str, int], bool]:
+    """The files that were fetched into `scratch`, with the number of bytes kept; and whether there are more."""
     (scratch / "logs").mkdir()
     pieces = archive.pieces(host)
     instance_of: dict[str, str] = {}  # by file: the instance of the host that wrote it last
+    sizes: dict[str, int] = {}
+    logs: dict[str, LimitedLog] = {}
+    total = 0
     pool = ThreadPoolExecutor(PARALLEL_READS)
     try:
-        for piece, files in zip(pieces, pool.map(archive.read, pieces), strict=True):
+        for piece, files in _read_all(archive, pieces, pool):
             instance = piece.split("/")[1]
             for name, data in files.items():
+                before = sizes.get(name, 0)
+                kept_limit = log_limit if log_limit is not None and name.endswith(".log") else math.inf
+                added = max(0, min(len(data), kept_limit - before))
+                if total + added > limit or (name not in sizes and len(sizes) >= MOST_FILES):
+                    return sizes, True
                 # Lines of a later instance of the host are appended; a JSON file of a later instance replaces it.
                 is_replaced = name.endswith(".json") and instance_of.get(name) != instance
-                with (scratch / name).open("wb" if is_replaced else "ab") as file:
-                    file.write(data)
                 instance_of[name] = instance
+                if log_limit is not None and name.endswith(".log"):
+                    if name not in logs:
+                        if len(logs) >= MOST_OPEN:
+                            _close(logs)
+                        logs[name] = LimitedLog(str(scratch / name), _fail, log_limit)
+                    logs[name].write(data)
+                    sizes[name] = _size(scratch / name)  # a long line is kept even if it exceeds the limit
+                else:
+                    with (scratch / name).open("wb" if is_replaced else "ab") as file:
+                        file.write(data)
+                    sizes[name] = before + len(data)
+                total += sizes[name] - before
     finally:
+        _close(logs)
         pool.shutdown(wait=False, cancel_futures=True)  # after an error, do not wait for the other reads
-    return list(instance_of)
+    return sizes, False
 
 
-def _merge_into(fetched: Path, folder: Path, name: str) -> None:
+def _close(logs: dict[str, LimitedLog]) -> None:
+    """They are opened again if something is written."""
+    for log in logs.values():
+        log.close()
+    logs.clear()
+
+
+def _read_all(
+    archive: RunArchive, pieces: list[str], pool: ThreadPoolExecutor
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """A few at a time: a piece may be large."""
+    for first in range(0, len(pieces), PARALLEL_READS):
+        batch = pieces[first : first + PARALLEL_READS]
+        yield from zip(batch, pool.map(archive.read, batch), strict=True)
+
+
+def _fail(problem: str) -> None:
+    raise OSError(problem)
+
+
+def _merge_into(fetched: Path, folder: Path, name: str, limit: int | None, log_limit: int | None) -> bool:
+    """False: the file would be larger than the limit, and was left as it is."""
     target = folder / name
     if name == "report.json":
         report = run_folders.read_object(fetched)
         if report is None or run_folders.outcome_known(folder):
-            return
+            return True
         report.pop("folder", None)  # a path on the captain's host
         replace(str(fetched), report)
     elif name == "plan.json" and target.exists():
-        return
-    elif target.exists():
+        return True
+    elif target.exists() or log_parts.parts(str(target)):
         combined = fetched.with_suffix(".whole")
-        with fetched.open("rb") as remote, target.open("rb") as local, combined.open("wb") as file:
-            file.writelines(merged(remote, local))
+        if log_limit is not None and name.endswith(".log"):
+            _merge_logs(fetched, target, combined, log_limit)
+        else:
+            with combined.open("wb") as file:
+                file.writelines(merged(_lines(fetched), _lines(target)))
+        if limit is not None and _size(combined) > max(limit, _size(target)):
+            return False
         fetched = combined
     target.parent.mkdir(exist_ok=True)
-    fetched.replace(target)
+    _move(fetched, target)
+    return True
+
+
+def _size(path: Path) -> int:
+    first, end = log_parts.bounds(str(path))
+    return end - first
+
+
+def _merge_logs(remote: Path, local: Path, combined: Path, limit: int) -> None:
+    first = max(log_parts.bounds(str(path))[0] for path in (remote, local))
+    if first:  # what comes before it was deleted: an empty part begins there
+        Path(log_parts.parts_folder(str(combined))).mkdir()
+        Path(log_parts.part_path(str(combined), first)).touch()
+    log = LimitedLog(str(combined), _fail, limit)
+    for line in merged(_lines(remote), _lines(local)):
+        log.write(line)
+    log.close()
+
+
+def _move(source: Path, target: Path) -> None:
+    """Replace a file and its earlier parts."""
+    source_parts, target_parts = (Path(log_parts.parts_folder(str(path))) for path in (source, target))
+    if target_parts.exists():
+        shutil.rmtree(target_parts)
+    if source_parts.exists():
+        source_parts.rename(target_parts)
+    if source.exists():
+        source.replace(target)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """With their line ends. No line uses memory without limit: a longer one is cut into several."""
+    reader = log_parts.LogReader(str(path))
+    try:
+        rest = b""
+        while data := reader.read(CHUNK):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+            if len(rest) >= LONGEST_LINE:
+                yield rest
+                rest = b""
+        if rest:
+            yield rest
+    finally:
+        reader.close()
 
 
 def merged(remote: Iterable[bytes], local: Iterable[bytes]) -> Iterator[bytes]:
@@ -113,13 +238,17 @@ class RecentLines:
 
     def __init__(self) -> None:
         self._order: deque[bytes] = deque()
+        self._bytes = 0
         self._count: Counter[bytes] = Counter()
 
     def add(self, line: bytes) -> None:
         self._order.append(line)
+        self._bytes += len(line)
         self._count[line] += 1
-        if len(self._order) > RECENT_LINES:
-            self.remove(self._order.popleft())
+        while len(self._order) > RECENT_LINES or self._bytes > RECENT_BYTES:
+            oldest = self._order.popleft()
+            self._bytes -= len(oldest)
+            self.remove(oldest)
 
     def remove(self, line: bytes) -> bool:
         """Remove one occurrence. False: there is none."""
@@ -132,16 +261,19 @@ class RecentLines:
 
 
 def _moments(lines: Iterable[bytes]) -> Iterator[tuple[Moment, list[bytes]]]:
-    """Consecutive lines with the same time; the lines of a task are ordered by generation first."""
-    last: Moment = 0, b""
+    """Consecutive lines with the same time, a limited number; the lines of a task are ordered by generation first."""
+    last, count, size = (0, b""), 0, 0
 
     def moment(line: bytes) -> Moment:
-        nonlocal last
+        nonlocal last, count, size
+        before = last
         if match := _LINE.match(line):
             last = int(match[2]), match[1]
         elif match := _EVENT.match(line):
             last = 0, match[1]
-        return last  # a line without a time belongs to the line before it
+        # A line without a time belongs to the line before it.
+        count, size = (count + 1, size + len(line)) if last == before else (0, 0)
+        return *last, count // GROUP_LINES + size // LONGEST_LINE
 
     for at, group in groupby(lines, moment):
         yield at, [line if line.endswith(b"\n") else line + b"\n" for line in group]

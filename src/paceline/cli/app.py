@@ -29,6 +29,7 @@ VERBS = {
     "status": "Show the status of a run and its tasks.",
     "logs": "Show the output of a run's tasks.",
     "events": "Show the events of a run.",
+    "stacks": "Show what the tasks of a run do at the moment.",
     "wait": "Wait until a run has ended, has reached a step or has committed a snapshot.",
     "snapshots": "List, show, copy, verify or delete a run's snapshots.",
     "try": "Run the job's `try` command with a snapshot of a run.",
@@ -37,6 +38,7 @@ VERBS = {
     "stop": "Stop a run.",
     "delete": "Delete runs and, with --snapshots, their snapshots.",
     "tensorboard": "Show a run in TensorBoard.",
+    "metrics": "Print metrics of runs for Prometheus, or serve them.",
     "doctor": "Check this machine or a cluster.",
 }
 

@@ -231,6 +231,8 @@ class View:
                 new_lines += map(self._format, self._bars.add(entry))
             else:
                 new_lines += self._describe(entry)
+        if missed := self._logs.missed(last):
+            new_lines.append(self._highlight(missed))
         new_lines += map(self._format, self._bars.finish() if last else self._bars.due())
         self.has_output = self.has_output or bool(new_lines)
         bars = [self._prefix(line, plain=True) for line in self._bars.states()[:_PROGRESS_LINES]]

@@ -98,6 +98,7 @@ def main(
         else:
             lines = out.matching(_all(reader, out))
             out.lines(lines if tail is None else deque(lines, maxlen=tail))
+            out.note(reader.missed(last=True))
     for problem in reader.problems:
         note(problem)
     return 0
@@ -174,6 +175,7 @@ def _all(reader: Logs, out: Output) -> Iterator[Line]:
 def _follow(has_ended: Callable[[], bool], reader: Logs, out: Output, tail: int | None) -> None:
     out.live(reader.backlog(), tail)
     while True:
+        out.note(reader.missed())
         is_last = has_ended()
         new = reader.more()
         out.live(new)
@@ -183,6 +185,7 @@ def _follow(has_ended: Callable[[], bool], reader: Logs, out: Output, tail: int 
             time.sleep(_POLL_S)
     out.live(reader.rest())
     out.finish()
+    out.note(reader.missed(last=True))
 
 
 class Output:
@@ -229,6 +232,12 @@ class Output:
                 self._show(batch)
                 batch = []
         self._show([*batch, *map(self._format, self.matching(self._bars.due()))])
+
+    def note(self, text: str) -> None:
+        if text and self._screen.live:
+            self._show([f"note: {text}"])
+        elif text:
+            note(text)
 
     def finish(self) -> None:
         self._show([self._format(line) for line in self.matching(self._bars.finish())])

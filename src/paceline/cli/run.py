@@ -199,7 +199,7 @@ def _run_on_kubernetes(
     from paceline.backends.kubernetes.payload.prepare import prepare
     from paceline.backends.kubernetes.runs import local_folder
     from paceline.backends.kubernetes.runs.submit import Interrupted
-    from paceline.client.kubernetes_submission import cluster_of, published_tensorboard, submitted
+    from paceline.client.kubernetes_submission import cluster_of, monitor_metrics, published_tensorboard, submitted
     from paceline.client.plans import with_rebuilt_data
 
     prepared = prepare(loaded)
@@ -222,6 +222,8 @@ def _run_on_kubernetes(
                 run = folder.name
                 if tensorboard := published_tensorboard(cluster, run, plan):
                     tell(tensorboard)
+                if note := monitor_metrics(cluster, folder, plan):
+                    tell(f"note: {note}")
                 location = f"submitted {run} to namespace {cluster.namespace} (context {cluster.context})"
                 if detach:
                     print_json({"run": run, "namespace": cluster.namespace}) if output == "json" else print(run)

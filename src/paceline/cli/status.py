@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 OutputOption = Annotated[
     str,
     typer.Option(
-        "-o", "--output", metavar="json|wide", help="Output format; wide adds the starts of all generations.",
+        "-o", "--output", metavar="json|wide", help="Output format; wide adds resources and the starts of generations.",
         autocompletion=lambda: ["json", "wide"],
     ),
 ]  # fmt: skip
+
+_PAGES = {"tensorboard": "tensorboard", "metrics": "metrics_url"}  # what the text calls them -> their key
 
 
 def main(
@@ -51,7 +53,7 @@ def main(
     if output == "json":
         pods = {"pods": _pods(standing), "reasons": _reasons(standing)} if _on_cluster(standing) else {}
         more: dict[str, Any] = {"from": origin_of(target.folder) or None}
-        more |= {"tensorboard": _tensorboard_url(standing)}
+        more |= {key: _url(standing, key) for key in _PAGES.values()}
         marks = {"saved": standing.state.saved, "committed": standing.state.committed}
         more |= {name: mark and mark.to_json() for name, mark in marks.items()}
         print_json({**standing.report, "tasks": _tasks(standing), "waiting": _waiting(standing.state), **more, **pods})
@@ -67,9 +69,9 @@ def _waiting(state: State) -> dict[str, Any] | None:
     return {key: state.waiting.get(key) for key in ("missing", "since_s", "limit_s")}
 
 
-def _tensorboard_url(standing: Standing) -> str | None:
-    """The URL of TensorBoard, which runs only as long as a run on this machine."""
-    url = standing.info.get("tensorboard")
+def _url(standing: Standing, key: str) -> str | None:
+    """The URL of TensorBoard or of the metrics, which are served only as long as a run on this machine."""
+    url = standing.info.get(key)
     return url if standing.alive and isinstance(url, str) else None
 
 
@@ -95,7 +97,7 @@ def _tasks(standing: Standing) -> list[dict[str, Any]]:
         {
             "task": task.name, "state": task.state if standing.alive else _final_state(task.state), "host": task.host,
             "pid": task.pid if standing.alive else None, "generation": task.generation, "step": task.step,
-            "memory": task.memory, "exit": task.exit or None, "metrics": task.metrics,
+            "memory": task.memory if standing.alive else None, "exit": task.exit or None, "metrics": task.metrics,
         }
         for task in standing.state.tasks.values()
     ]  # fmt: skip
@@ -122,7 +124,7 @@ def _pod_table(standing: Standing) -> list[str]:
 
 
 def _text(standing: Standing, wide: bool) -> list[str]:
-    from paceline.view import run_folders
+    from paceline.view import run_folders, usage
     from paceline.view import run_report as reports
     from paceline.view.terminal import table
     from paceline.view.wording import size
@@ -130,14 +132,15 @@ def _text(standing: Standing, wide: bool) -> list[str]:
     problems = [f"  {'damaged':<12} {problem}" for problem in standing.problems]
     *lines, _ = reports.text(standing.report, reports.snapshots(standing, time.time()))  # without the next command
     lines += [f"  {line}" for line in reports.started(standing.report)]
-    if url := _tensorboard_url(standing):
-        lines.append(f"  {'tensorboard':<12} {url}")
+    lines += [f"  {line}" for line in (*usage.memory(standing.report), *usage.goodput(standing.report))]
+    lines += [f"  {page:<12} {url}" for page, key in _PAGES.items() if (url := _url(standing, key))]
     lines += problems if standing.report.get("status") != "damaged" else []  # then they are its reason
     command = reports.next_command(standing.report)
     if command and not run_folders.at_location(standing.folder):  # it needs a run id known here
         lines.append(reports.next_line(command))
-    starts = reports.start_table(standing.report) if wide else []
-    lines[1:1] = [*table(starts).splitlines(), ""] if starts else []
+    tables = (reports.start_table, usage.host_table, usage.task_table) if wide else ()  # the last one first
+    for rows in filter(None, (make(standing.report) for make in tables)):
+        lines[1:1] = [*table(rows).splitlines(), ""]
     tasks = _tasks(standing)
     lines[1:1] = _pod_table(standing) if _on_cluster(standing) else []
     if not tasks:

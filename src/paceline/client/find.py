@@ -119,7 +119,10 @@ def refresh(folder: Path, hosts: Iterable[str] = (), notify: Notify = ignore) ->
         from paceline.client import run_store
 
         with closing(run_store.open_location(run_folders.info(folder)["where"], notify)) as source:
-            archive_import.import_hosts(source.archive, folder, hosts)
+            try:
+                archive_import.import_hosts(source.archive, folder, hosts)
+            except archive_import.TooLarge as error:
+                notify(str(error))
     is_final = run_folders.deleted(folder) or (run_folders.outcome_known(folder) and not hosts)
     if is_final or not run_folders.on_cluster(folder):
         return

@@ -78,3 +78,19 @@ def published_tensorboard(cluster: Cluster, run: str, plan: Plan) -> str:
         return published(cluster, run, plan.tensorboard)
     except (Refused, Unreachable):
         return ""
+
+
+def monitor_metrics(cluster: Cluster, folder: Path, plan: Plan) -> str:
+    """If the run serves metrics, tells the Prometheus Operator where. Returns why that was not possible."""
+    if not plan.metrics:
+        return ""
+    from paceline.backends.kubernetes.api.cluster import Refused, Unreachable
+    from paceline.backends.kubernetes.runs import pod_monitor
+    from paceline.backends.kubernetes.runs.submit import owner_of
+    from paceline.view import run_folders
+
+    owner = owner_of(folder.name, str(run_folders.info(folder).get("uid")))
+    try:
+        return pod_monitor.create(cluster, plan, folder.name, owner)
+    except (Refused, Unreachable) as error:
+        return str(error)

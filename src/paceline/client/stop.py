@@ -23,6 +23,15 @@ def grace_of(run: Run) -> float:
     return float(run_folders.plan(run.folder).get("limits", {}).get("grace", 30.0))
 
 
+def _deliveries_of(run: Run) -> float:
+    """Seconds that its captain may take to notify others after the end of the run."""
+    from paceline.agent.deliveries.client import PATIENCE_S as MORE_S
+    from paceline.agent.deliveries.schedule import END_S
+
+    plan = run_folders.plan(run.folder)
+    return END_S + MORE_S if plan.get("notify") or plan.get("track") else 0.0
+
+
 def is_running(run: Run) -> bool:
     """Also asks the cluster: the events of a run on a cluster come from pods, which others may be able to create."""
     if run_folders.alive(run.folder) or not run_folders.on_cluster(run.folder):
@@ -47,7 +56,7 @@ def stop(run: Run, now: bool = False, on_event: Callable[[Event], None] = lambda
         return _stop_on_cluster(run, now)
     from paceline.backends import local
 
-    if now or not _request_stop(run, grace_of(run) + PATIENCE_S, on_event):
+    if now or not _request_stop(run, grace_of(run) + _deliveries_of(run) + PATIENCE_S, on_event):
         local.kill(run.folder)
     return wait_until_ended(run.folder)
 
@@ -66,7 +75,7 @@ def _stop_on_cluster(run: Run, now: bool) -> bool:
     from paceline.backends.kubernetes.runs.local_folder import reopen
 
     running = reopen(run.folder)
-    deadline = time.monotonic() + grace_of(run) + CLUSTER_PATIENCE_S
+    deadline = time.monotonic() + grace_of(run) + _deliveries_of(run) + CLUSTER_PATIENCE_S
     with followed(run.folder, follow=True) as has_ended:
         if not (running.kill() if now else running.stop(_REASON)):
             raise PacelineError(

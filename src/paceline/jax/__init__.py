@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import platform
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -108,8 +109,9 @@ class Snapshots:
         if stopping:
             self._save(n, state, metrics, urgent=True)
         elif due or self._postponed is not None:
+            began = time.monotonic()
             if _all_ready(not self._background.busy()):
-                self._take(n, state, metrics)
+                self._take(n, state, metrics, began)
             else:
                 self.skipped += due
                 self._postponed = (n, state, metrics)
@@ -121,8 +123,9 @@ class Snapshots:
 
     def _save(self, n: int, state: Any, metrics: dict[str, Any], urgent: bool) -> None:
         if in_a_run():
+            began = time.monotonic()
             self._background.settle()
-            self._take(n, state, metrics, urgent)
+            self._take(n, state, metrics, began, urgent)
 
     def close(self) -> None:
         """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
@@ -145,7 +148,8 @@ class Snapshots:
             self._background.settle()
             self._host_copy.free()
 
-    def _take(self, n: int, state: Any, metrics: dict[str, Any], urgent: bool = False) -> None:
+    def _take(self, n: int, state: Any, metrics: dict[str, Any], began: float, urgent: bool = False) -> None:
+        """`began`: since when training waits for it."""
         self._postponed = None
         self._schedule.taken()
         numbers = {name: float(value) for name, value in metrics.items()}
@@ -159,7 +163,8 @@ class Snapshots:
         def write(folder: Path) -> None:
             snapshot_files.write(folder, leaves, about, process, processes)
 
-        self._background.start(n, lambda: save_snapshot(write, n, processes, numbers, versions), urgent)
+        stall = time.monotonic() - began
+        self._background.start(n, lambda: save_snapshot(write, n, processes, numbers, versions, stall), urgent)
 
 
 def _load_leaf(saved: snapshot_files.Saved, path: str, like: Any) -> Any:

@@ -18,9 +18,9 @@ Item = TypeVar("Item")
 
 
 def credentials(section: Credentials, broken: Sequence[Path]) -> Iterator[Finding]:
-    reported = _reported(broken)
+    reported = reported_steps(broken)
     for field in ("secret", "file"):
-        if getattr(section, field) is None and not _is_reported(reported, ("credentials",), section, field):
+        if getattr(section, field) is None and not is_reported(reported, ("credentials",), section, field):
             examples = Credentials.model_fields[field].examples or [""]
             message = "is missing: credentials need a Secret and the name of a file in it"
             yield Finding(("credentials", field), message, f"write {field}: {examples[0]}")
@@ -30,12 +30,12 @@ def kubernetes(
     section: Kubernetes, roles: Sequence[str], code_in_image: bool, broken: Sequence[Path]
 ) -> Iterator[Finding]:
     """`roles`: of the job; the container of a pod with tasks has the name of its role."""
-    reported = _reported(broken)
-    for path, toleration in _items(section.tolerations, ("kubernetes", "tolerations"), broken):
+    reported = reported_steps(broken)
+    for path, toleration in items_with_paths(section.tolerations, ("kubernetes", "tolerations"), broken):
         yield from _toleration(toleration, path, reported)
-    for path, source in _items(section.env_from, ("kubernetes", "env_from"), broken):
-        yield from _one_of(source, ("secret", "config_map"), "an item of env_from", path, reported)
-    volumes = list(_items(section.volumes, ("kubernetes", "volumes"), broken))
+    for path, source in items_with_paths(section.env_from, ("kubernetes", "env_from"), broken):
+        yield from one_of(source, ("secret", "config_map"), "an item of env_from", path, reported)
+    volumes = list(items_with_paths(section.volumes, ("kubernetes", "volumes"), broken))
     for path, volume in volumes:
         yield from _volume(volume, path, reported)
     work = section.work
@@ -66,14 +66,14 @@ def _containers(patches: Any, path: Path, roles: Sequence[str]) -> Iterator[Find
             yield Finding((*path, index, "name"), message, exist or "write image: ...")
 
 
-def _items(items: Sequence[Item], steps: Path, broken: Sequence[Path]) -> Iterator[tuple[Path, Item]]:
+def items_with_paths(items: Sequence[Item], steps: Path, broken: Sequence[Path]) -> Iterator[tuple[Path, Item]]:
     """The items with their paths in the file. Items that are not mappings were removed before."""
     removed = {path[-1] for path in broken if path[:-1] == steps}
     indices = (index for index in range(len(items) + len(removed)) if index not in removed)
     return (((*steps, index), item) for index, item in zip(indices, items, strict=False))
 
 
-def _reported(broken: Sequence[Path]) -> Reported:
+def reported_steps(broken: Sequence[Path]) -> Reported:
     reported: Reported = {}
     for path in broken:
         for end in range(len(path)):
@@ -81,23 +81,23 @@ def _reported(broken: Sequence[Path]) -> Reported:
     return reported
 
 
-def _is_reported(reported: Reported, path: Path, item: Strict, *fields: str) -> bool:
+def is_reported(reported: Reported, path: Path, item: Strict, *fields: str) -> bool:
     """Whether a problem that is already reported may concern one of these fields."""
     return any(step in fields or step not in type(item).model_fields for step in reported.get(path, ()))
 
 
-def _one_of(item: Strict, fields: Sequence[str], subject: str, path: Path, reported: Reported) -> Iterator[Finding]:
+def one_of(item: Strict, fields: Sequence[str], subject: str, path: Path, reported: Reported) -> Iterator[Finding]:
     present = [field for field in fields if getattr(item, field) is not None]
     if len(present) > 1:
         message = f"{subject} must have exactly one of {join_names(fields)}, got {join_names(present)}"
         yield Finding((*path, present[1]), message, f"remove {present[0]} or {present[1]}", at_key=True)
-    elif not present and not _is_reported(reported, path, item, *fields):
+    elif not present and not is_reported(reported, path, item, *fields):
         yield Finding(path, f"{subject} needs one of {join_names(fields)}", at_key=True)
 
 
 def _volume(volume: Volume, path: Path, reported: Reported) -> Iterator[Finding]:
-    yield from _one_of(volume, SOURCES, "a volume", path, reported)
-    if volume.mount is None and not _is_reported(reported, path, volume, "mount"):
+    yield from one_of(volume, SOURCES, "a volume", path, reported)
+    if volume.mount is None and not is_reported(reported, path, volume, "mount"):
         yield Finding((*path, "mount"), "is missing: a volume needs a path to be mounted at", "write mount: /data")
     source = next((field for field in ("secret", "config_map") if getattr(volume, field) is not None), None)
     if source is not None and volume.read_only is False:
@@ -130,11 +130,11 @@ def _contains(folder: str, path: str) -> bool:
 
 
 def _toleration(item: Toleration, path: Path, reported: Reported) -> Iterator[Finding]:
-    if item.key is None and item.operator != "Exists" and not _is_reported(reported, path, item, "key", "operator"):
+    if item.key is None and item.operator != "Exists" and not is_reported(reported, path, item, "key", "operator"):
         hint = "write a key, or operator: Exists to tolerate every taint"
         yield Finding(path, "does not name a taint", hint, at_key=True)
     if item.operator == "Exists" and item.value is not None:
         yield Finding((*path, "value"), "has no effect with operator: Exists", "remove it, or write operator: Equal")
-    if item.seconds is not None and item.effect != "NoExecute" and not _is_reported(reported, path, item, "effect"):
+    if item.seconds is not None and item.effect != "NoExecute" and not is_reported(reported, path, item, "effect"):
         hint = "write effect: NoExecute" if item.effect is None else "remove it"
         yield Finding((*path, "seconds"), "has no effect: it applies only to effect: NoExecute", hint)

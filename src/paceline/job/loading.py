@@ -46,7 +46,7 @@ _MINIMAL_JOB = (
 
 def _check(root: Node, text: str, folder: Path, problems: list[Problem], overridden: bool, cluster: bool) -> LoadedJob:
     # Imported here: errors in the YAML do not need pydantic.
-    from paceline.job import LoadedJob, checks, file_checks, ingest_section, snapshots_section
+    from paceline.job import LoadedJob, checks, file_checks, ingest_section, notify_section, snapshots_section
     from paceline.job.validation import validate
     from paceline.job.yaml_writer import write
 
@@ -61,6 +61,7 @@ def _check(root: Node, text: str, folder: Path, problems: list[Problem], overrid
     findings += file_checks.check(job, folder, broken, cluster)
     findings += snapshots_section.check(job.snapshots, broken, cluster)
     findings += ingest_section.check(job, broken, cluster)
+    findings += notify_section.check(job, broken, cluster)
     yaml_problems = {(problem.line, problem.path) for problem in problems}
     located = [_locate(root, finding) for finding in findings]
     problems += [

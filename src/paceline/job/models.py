@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from paceline.job import values
+from paceline.job import kubernetes_values, values
 from paceline.job.fields import (
     MAX_REPLICAS,
     MAX_TASKS_PER_HOST,
@@ -30,10 +30,12 @@ from paceline.job.fields import (
 from paceline.job.ingest_section import Ingest
 from paceline.job.kubernetes_section import ITEMS, Credentials, Kubernetes
 from paceline.job.model_section import Export, Try
+from paceline.job.notify_section import Notify
 from paceline.job.serve_section import Serve
 from paceline.job.snapshots_section import Best, Claim, Snapshots
 from paceline.job.tensorboard_section import Ingress, TensorBoard, TensorBoardField
-from paceline.plan import COMMIT, KEEP_FINISHED, WARN
+from paceline.job.track_section import Track, parameters
+from paceline.plan import COMMIT, KEEP_FINISHED, LOG_LIMIT, WARN
 
 
 class Group(Strict):
@@ -108,7 +110,7 @@ class TensorFlow(Strict):
 
 
 class Limits(Strict):
-    """Time limits."""
+    """Limits of time, and of the output that is kept."""
 
     start: Duration = Field(
         default=1800.0,
@@ -144,6 +146,13 @@ class Limits(Strict):
         default=KEEP_FINISHED,
         description="How long a finished run stays on a cluster. Not used on one machine.",
         examples=["1h"],
+    )
+    log: Memory = Field(
+        default=LOG_LIMIT,
+        description="Size of the output that is kept of each task, on its host and on your machine; the oldest is "
+        "deleted first. A bucket or a claim gets all output of a run on a cluster; see "
+        "[what is kept](what-is-kept.md#logs).",
+        examples=["1Gi"],
     )
 
 
@@ -215,6 +224,11 @@ class _Job(Strict):
         description="Serve TensorBoard during the run, with what tasks write to `PACELINE_TENSORBOARD_DIR`; on a "
         "cluster until `limits.keep_finished` has passed.",
     )
+    metrics: Switch = Field(
+        default=False,
+        description="Serve [metrics](metrics.md) for Prometheus during the run: on this machine on a free port of the "
+        "loopback address, which `status` shows; on a cluster on port 7736 of the captain's pod.",
+    )
     tensorflow: TensorFlow = Field(
         default_factory=lambda: TensorFlow(), description="Which Keras TensorFlow programs use; TensorFlow only."
     )
@@ -225,9 +239,20 @@ class _Job(Strict):
     restart: Restart = Field(
         default_factory=lambda: Restart(), description="What happens when a task dies, hangs, or reports NaN."
     )
+    notify: Annotated[list[Notify], BeforeValidator(kubernetes_values.items("mappings"))] = Field(
+        default_factory=list,
+        description="Who is told when the run ends, hangs or restarts; see [notifications](notifications.md).",
+        examples=[[{"url_from": "SLACK_URL", "format": "slack", "on": ["failed", "hang"]}]],
+    )
+    track: Track | None = Field(
+        default=None,
+        description="The MLflow server that gets the numbers, parameters and status of the run; see "
+        "[MLflow](notifications.md#mlflow).",
+        examples=[{"mlflow": "https://mlflow.example.com"}],
+    )
     limits: Limits = Field(
         default_factory=lambda: Limits(),
-        description='Time limits: "90s", "10m", "1h30m", "2d", or a number of seconds.',
+        description='Limits of time: "90s", "10m", "1h30m", "2d", or a number of seconds; and of the output kept.',
     )
     kubernetes: Kubernetes | None = Field(
         default=None, description="Settings for clusters. Checked, but not used, on one machine."
@@ -242,6 +267,11 @@ class _Job(Strict):
         description="How `paceline serve RUN --on kubernetes` serves the exported model. Used on clusters only.",
         examples=[{"replicas": 2, "memory": "2Gi"}],
     )
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The fields that describe the training, for experiment tracking."""
+        return parameters(self)
 
     @property
     def programs(self) -> dict[str, list[str]]:
@@ -272,6 +302,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "restart": Restart,
     "limits": Limits,
     "tensorboard": TensorBoard,
+    "track": Track,
     "kubernetes": Kubernetes,
 }
 
@@ -284,6 +315,8 @@ def model_at(path: tuple[str | int, ...]) -> type[BaseModel]:
         return Best if path[1] == "best" else Claim
     if path[0] == "tensorboard" and len(path) > 1:
         return Ingress
+    if path[0] == "notify":
+        return Notify
     if path[0] == "kubernetes" and len(path) > 2:
         return ITEMS[str(path[1])]
     return SECTIONS.get(str(path[0]), Group)

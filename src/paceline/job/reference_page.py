@@ -10,6 +10,7 @@ from paceline.job.checks import allowed_roles
 from paceline.job.fields import FRAMEWORKS, STRATEGIES
 from paceline.job.kubernetes_section import ITEMS
 from paceline.job.models import SECTIONS
+from paceline.job.notify_section import Notify
 from paceline.job.values import SET_BY_PACELINE
 from paceline.job.yaml_writer import write
 
@@ -73,6 +74,7 @@ def page() -> str:
     parts.append(f"A job for a cluster:\n\n```yaml\n{write(CLUSTER)}```")
     for field, item in ITEMS.items():
         parts += [f"### Items of `kubernetes.{field}`", *_section(document["$defs"][item.__name__])]
+    parts += ["## Items of `notify`", *_section(document["$defs"][Notify.__name__])]
     parts += [
         "## Variables that Paceline sets",
         "`env` cannot set these variables, or variables that start with `PACELINE_`: "
@@ -103,6 +105,8 @@ def _default(field: dict[str, Any]) -> str:
     if "default" not in field:
         return ""
     value = field["default"]
+    if type(value) is int and value >= 1024**3 and value % 1024**3 == 0:
+        return f"`{value // 1024**3}Gi`"
     return f"`{value:g} s`" if isinstance(value, float) else f"`{json.dumps(value)}`"
 
 
@@ -122,6 +126,8 @@ def _type(field: dict[str, Any]) -> str:
     if field["type"] == "integer":
         return _range(field)
     inner = _name(field.get("items", {}).get("$ref", ""))
+    if inner == Notify.__name__:
+        return "list of mappings, [see below](#items-of-notify)"
     below = next((f"#items-of-kubernetes{name}" for name, item in ITEMS.items() if item.__name__ == inner), None)
     return f"list of mappings, [see below]({below})" if below else kinds[str(field["type"])]
 

@@ -133,7 +133,7 @@ def _remove(data: dict[str, Any], path: Path) -> None:
             parent = parent[step]
     if isinstance(parent, dict) and path[-1] == 0:
         parent.clear()
-    elif isinstance(parent, list) and (len(parent) > 1 or path[0] in ("kubernetes", "env_of")):
+    elif isinstance(parent, list) and (len(parent) > 1 or path[0] in ("kubernetes", "env_of", "notify")):
         del parent[path[-1]]  # type: ignore[arg-type]
     elif isinstance(parent, list):  # groups and commands must not be empty
         parent[0] = {} if path[0] == "roles" and len(path) == 3 else "left-out"

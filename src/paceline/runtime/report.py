@@ -110,6 +110,10 @@ def _send() -> None:
     if not _pending:
         return
     try:
+        if not _sent and os.environ.get("CUDA_VISIBLE_DEVICES"):
+            # With these, the context of this task's successor is created in advance; the program may have set some.
+            variables = {name: value for name, value in os.environ.items() if name.startswith("CUDA_")}
+            os.write(_descriptor, json.dumps({"_": "gpu", "environment": variables}).encode())
         os.write(_descriptor, json.dumps(_pending).encode())
         _not_finite.update(name for name, value in _pending.items() if name != "step" and not math.isfinite(value))
         _pending.clear()

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +23,9 @@ from paceline.runtime import report
 _NICE = 10  # the thread gets about a tenth of a core if others compete for it
 _RESERVE = 1024 * 1024  # bytes of memory that a snapshot leaves free, for what the agent writes next to it
 _NO_ROOM = "no-room"  # a file that tells the agent why a snapshot is on disk
-ABOUT = "paceline.json"  # next to the files of a snapshot: number of parts, metrics, versions
+ABOUT = (
+    "paceline.json"  # next to the files of a snapshot: number of parts, metrics, versions, and how long training waited
+)
 
 
 def in_a_run() -> bool:
@@ -47,23 +50,25 @@ def save_snapshot(
     parts: int = 1,
     metrics: Mapping[str, float] | None = None,
     versions: Mapping[str, str] | None = None,
+    stall: float | None = None,
 ) -> None:
     """Save the snapshot of that step: `write` writes its files to a folder. With `snapshots.memory`, that folder is in
     memory if there is room; if `write` fails there, it is called again, for a folder on disk.
 
     `parts`: how many tasks write a part of this snapshot. Files that two tasks write must be identical.
+    `stall`: seconds for which training waited; None: as long as this call takes, or not at all in a thread of its own.
     """
     global _last_size
     memory = os.environ.get("PACELINE_SNAPSHOT_MEMORY_DIR")
     if memory:
         with suppress(Exception):  # frameworks raise errors of their own if there is no space left
             _check_room(memory, _last_size)
-            with writing(step, parts, metrics, versions, memory) as folder:
+            with writing(step, parts, metrics, versions, memory, stall) as folder:
                 write(folder)
                 _last_size = _size(folder)
                 _check_room(memory)
             return
-    with writing(step, parts, metrics, versions) as folder:
+    with writing(step, parts, metrics, versions, stall=stall) as folder:
         write(folder)
         if memory:
             _last_size = _size(folder)
@@ -96,16 +101,22 @@ def writing(
     metrics: Mapping[str, float] | None = None,
     versions: Mapping[str, str] | None = None,
     to: str | None = None,
+    stall: float | None = None,
 ) -> Iterator[Path]:
     """A folder to write the snapshot of that step to. It is saved when the block ends without an error. `save_snapshot`
-    also uses memory. `to`: instead of the task's folder on disk."""
+    also uses memory. `to`: instead of the task's folder on disk. `stall`: as for `save_snapshot`."""
+    began = time.monotonic()
     folder = Path(to or os.environ["PACELINE_SNAPSHOT_DIR"])
     partial = folder / f"step-{step}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
-        about = {"parts": parts, "metrics": dict(metrics or {}), "versions": dict(versions or {})}
+        if stall is None:
+            is_alone = threading.current_thread() is not threading.main_thread()
+            stall = 0.0 if is_alone else time.monotonic() - began
+        about: dict[str, Any] = {"parts": parts, "metrics": dict(metrics or {}), "versions": dict(versions or {})}
+        about["stall_s"] = round(stall, 4)
         (partial / ABOUT).write_text(json.dumps(about))
         target, replaced = folder / f"step-{step}", folder / f"step-{step}.{os.getpid()}.before.partial"
         with suppress(FileNotFoundError):  # the same step again, and the agent has not collected the first one

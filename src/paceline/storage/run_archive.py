@@ -6,7 +6,8 @@ A store cannot append to files, so from time to time a host sends the new data o
 
 <life> identifies the host's folder: a replacement host has a new folder, and starts a new life. A piece is a line of
 JSON with the size of each part, followed by the parts. It is sent again with more data until it is large enough; the
-next piece starts where it ends. So the pieces of a life, in order, contain each byte once.
+next piece starts where it ends. So the pieces of a life, in order, contain each byte once; if the store was too slow or
+unreachable for so long that the host had to delete output that was not sent, they lack that output.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from paceline.storage import log_parts
 from paceline.storage.local_files import write_all
 from paceline.storage.snapshots.manifest import VERSION, Damaged, Gone, read_object
 from paceline.storage.stores.protocol import ContinueCheck, Store
@@ -27,7 +29,7 @@ _PIECE = re.compile(r"[0-9]{8}")  # other files, such as those that a file manag
 TASK_NAME = r"[0-9A-Za-z-]{1,100}"  # it becomes the name of a file on the reader's machine
 _FILE = re.compile(rf"(events\.jsonl|plan\.json|report\.json|logs/{TASK_NAME}\.log)")
 
-Ranges = Mapping[str, tuple[str, int, int]]  # file name -> path, first byte and end
+Ranges = Mapping[str, tuple[str, int, int]]  # file name -> path, positions of the first byte and of the end
 
 
 class RunArchive:
@@ -43,7 +45,7 @@ class RunArchive:
         try:
             write_all(target, json.dumps(head).encode() + b"\n")
             for path, begin, end in ranges.values():
-                write_all(target, part(path, begin, end))
+                write_all(target, log_parts.read_range(path, begin, end))
         finally:
             os.close(target)
         self.store.send_all([(scratch, f"{self._below}/{piece}")], should_continue, {})
@@ -73,12 +75,3 @@ class RunArchive:
         pieces = self.pieces(captain)
         last = self.read(pieces[-1]) if pieces else {}
         return "report.json" in last or b'"event": "run-ended"' in last.get("events.jsonl", b"")
-
-
-def part(path: str, begin: int, end: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(begin)
-        data = file.read(end - begin)
-    if len(data) < end - begin:
-        raise OSError(0, "the file was truncated", path)
-    return data

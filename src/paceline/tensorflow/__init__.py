@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -182,9 +183,10 @@ class Snapshots:
         due_now = is_requested or is_time or self._schedule.is_due(n, self._step)
         self._step, self._metrics = n, metrics
         self.due = self.due or due_now
+        began = time.monotonic()
         if stopping:
             self._wait_for_last()
-            self._take(self._group().chief_value(self._status()), urgent=True)
+            self._take(self._group().chief_value(self._status()), began, urgent=True)
         elif self.due:
             status = self._group().chief_value(self._status())
             if status == _BUSY:
@@ -192,7 +194,7 @@ class Snapshots:
                 self._postponed = True
             else:
                 self._wait_for_last()
-                self._take(status)
+                self._take(status, began)
         elif not self._prepared:
             self._prepare()
         return stopping
@@ -200,8 +202,9 @@ class Snapshots:
     def save(self, n: int, /, **metrics: Any) -> None:
         """Take a snapshot now, once the last one is written. Training continues as soon as the values are copied."""
         self._step, self._metrics = n, metrics
+        began = time.monotonic()
         self._wait_for_last()
-        self._take(self._group().chief_value(self._status()))
+        self._take(self._group().chief_value(self._status()), began)
 
     def close(self) -> None:
         """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
@@ -251,7 +254,8 @@ class Snapshots:
         """Whether this process is the one that writes, or one of those that gather values with it."""
         return self._group().chief or self._group().collective
 
-    def _take(self, status: int, urgent: bool = False) -> None:
+    def _take(self, status: int, began: float, urgent: bool = False) -> None:
+        """`began`: since when training waits for it."""
         self.due = self._postponed = False
         self._schedule.taken()
         if status == _NOT_IN_A_RUN or not self._copies_values():
@@ -270,9 +274,10 @@ class Snapshots:
                 "rates": self._program_rates,
                 "settings": self.settings,
             }
-            self._background.start(step, lambda: self._write(step, copy, metadata, metrics), urgent)
+            stall = time.monotonic() - began
+            self._background.start(step, lambda: self._write(step, copy, metadata, metrics, stall), urgent)
 
-    def _write(self, step: int, copy: Copy, metadata: dict[str, Any], metrics: dict[str, float]) -> None:
+    def _write(self, step: int, copy: Copy, metadata: dict[str, Any], metrics: dict[str, float], stall: float) -> None:
         """Runs in the background."""
         versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
         for name in ("keras", "tf_keras"):
@@ -285,7 +290,7 @@ class Snapshots:
             self._state.verify()
 
         try:
-            snapshot_folders.save_snapshot(write, step, metrics=metrics, versions=versions)
+            snapshot_folders.save_snapshot(write, step, metrics=metrics, versions=versions, stall=stall)
         finally:
             copy.drop()  # an exception would keep the values in memory
 

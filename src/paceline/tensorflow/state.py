@@ -238,7 +238,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     try:
         data = json.loads((folder / STATE).read_text())
         return {"rates": {}, "settings": None, **{name: data[name] for name in ("step", "order", "random")}, **data}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"{folder}: no valid {STATE}: the snapshot was not written by paceline.tensorflow"
         raise SnapshotRefused(message) from error
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import platform
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -154,12 +155,13 @@ class Snapshots:
             self._host_copy.prepare(self._own_files(self._tree(n, states))[0])
         due = is_requested or is_time or self._schedule.is_due(n)
         if due or self._postponed is not None:
+            began = time.monotonic()
             gathered = group.gather_if_ready(not self._background.busy())
             if gathered is None:
                 self.skipped += due
                 self._postponed = (n, metrics)
             else:
-                self._take(n, metrics, gathered)
+                self._take(n, metrics, gathered, began)
         return False
 
     def save(self, n: int, /, **metrics: Any) -> None:
@@ -168,10 +170,11 @@ class Snapshots:
 
     def _save(self, n: int, metrics: dict[str, Any], urgent: bool) -> None:
         if in_a_run():
+            began = time.monotonic()
             self._background.settle()
             states = group.gather_if_ready(True)
             assert states is not None
-            self._take(n, metrics, states, urgent)
+            self._take(n, metrics, states, began, urgent)
 
     def close(self) -> None:
         """Take a postponed snapshot, if any, and wait until everything is written; raises if that failed."""
@@ -194,7 +197,8 @@ class Snapshots:
             self._background.settle()
             self._host_copy.free()
 
-    def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], urgent: bool = False) -> None:
+    def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], began: float, urgent: bool = False) -> None:
+        """`began`: since when training waits for it."""
         self._postponed = None
         self._schedule.taken()
         numbers = {name: _number(value) for name, value in metrics.items()}
@@ -208,7 +212,8 @@ class Snapshots:
             for name, content in copied_files.items():
                 torch.save(content, folder / name)
 
-        self._background.start(n, lambda: save_snapshot(write, n, parts, numbers, versions), urgent)
+        stall = time.monotonic() - began
+        self._background.start(n, lambda: save_snapshot(write, n, parts, numbers, versions, stall), urgent)
 
     def _tree(self, n: int, states: list[bytes]) -> dict[str, Any]:
         """All ranks must call it: building it may need collectives."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import heapq
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from paceline.view import terminal
-from paceline.view.tail import Tail
-from paceline.view.wording import natural
+from paceline.plan import LOG_LIMIT
+from paceline.storage.stores.locations import is_bucket
+from paceline.view import run_folders, terminal
+from paceline.view.tail import LogTail
+from paceline.view.wording import natural, size
 
 _TIME = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 _LINE = re.compile(rb"(" + _TIME + rb") g(\d{1,9}) ([|~]) ?(.*)", re.DOTALL)
 _SETTLE = timedelta(seconds=0.02)  # seconds: a line is written to its file at most this long after its timestamp
+
+_REPEAT_S = 60.0  # seconds between two messages about output that was deleted
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,14 @@ class Logs:
     """The logs of a run, or of some of its tasks."""
 
     def __init__(self, folder: Path, include: Callable[[str], bool] | None = None, since: str | None = None) -> None:
-        self._folder = folder / "logs"
+        self._run_folder, self._folder = folder, folder / "logs"
         self._include = include
         self._since = since
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, LogTail] = {}
         self._last: dict[str, tuple[str, int]] = {}
         self._recent: list[Line] = []  # too new to be sorted yet
+        self._missed: dict[str, int] = {}  # bytes by task
+        self._missed_told_at = -_REPEAT_S
 
     def backlog(self) -> Iterator[Line]:
         """All lines so far, in time order; at most one chunk per task is in memory."""
@@ -81,10 +88,25 @@ class Logs:
         """Logs that cannot be read, and why."""
         return [f"logs/{tail.problem}" for tail in self._tails.values() if tail.problem]
 
+    def missed(self, last: bool = False) -> str:
+        """What should have been among the lines read so far, but was deleted, and where it is; empty: nothing new. A
+        reader that is too slow all the time is told so once a minute, and at the end (`last`)."""
+        for task, tail in self._tails.items():
+            if count := tail.dropped():
+                self._missed[task] = self._missed.get(task, 0) + count
+        now = time.monotonic()
+        if not self._missed or (now < self._missed_told_at + _REPEAT_S and not last):
+            return ""
+        amount, tasks = size(sum(self._missed.values())), sorted(self._missed, key=natural)
+        self._missed, self._missed_told_at = {}, now
+        tasks = tasks[:3] + ([f"{len(tasks) - 3} other tasks"] if len(tasks) > 3 else [])
+        names = " and ".join(filter(None, [", ".join(tasks[:-1]), tasks[-1]]))
+        return f"not shown: {amount} of the output of {names}, {deleted_reason(self._run_folder)}"
+
     def _find_logs(self) -> None:
         for task in task_names(self._folder):
             if task not in self._tails and (self._include is None or self._include(task)):
-                self._tails[task] = tail = Tail(self._folder / f"{task}.log")
+                self._tails[task] = tail = LogTail(self._folder / f"{task}.log")
                 if self._since:
                     tail.seek(self._since)
 
@@ -114,6 +136,17 @@ def task_names(folder: Path) -> list[str]:
         return sorted((path.stem for path in folder.glob("*.log")), key=natural)
     except OSError:
         return []
+
+
+def deleted_reason(folder: Path) -> str:
+    """Why output was deleted, and where it still is."""
+    plan = run_folders.plan(folder)
+    limit, to = (plan.get(section, {}).get(name) for section, name in (("limits", "log"), ("snapshots", "to")))
+    kept = size(limit if isinstance(limit, int) else LOG_LIMIT)
+    reason = f"which was deleted: limits.log keeps the last {kept} of each task"
+    if isinstance(to, str) and run_folders.on_cluster(folder) and (is_bucket(to) or to.startswith("claim://")):
+        return f"{reason}; `paceline logs {to}/{folder.name}` shows all output"
+    return reason
 
 
 def settle(lines: Iterable[Line]) -> Iterator[Line]:

@@ -31,7 +31,7 @@ _COUNTS = (
 )  # fmt: skip
 _RANGES: dict[str, tuple[int, int]] = {
     **dict.fromkeys((*_DURATIONS, *_COUNTS), (0, LARGEST_COUNT)),
-    **dict.fromkeys(("hosts.memory", "snapshots.rate"), (0, 2**63)),
+    **dict.fromkeys(("hosts.memory", "snapshots.rate", "limits.log"), (0, 2**63)),
     "tasks.rank": (-1, LARGEST_COUNT),
 }
 

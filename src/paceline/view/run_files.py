@@ -189,6 +189,10 @@ def _is_boolean(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _is_process(value: Any) -> bool:
     return is_count(value) and 0 < value < 2**31
 
@@ -221,7 +225,7 @@ def _is_criterion(value: Any) -> bool:
 _text_or_none = _or_none(_is_text)
 _RUN: dict[str, Check] = {
     **dict.fromkeys(("run", "job", "framework", "strategy", "captain", "machine", "version", "tensorboard"), _is_text),
-    **dict.fromkeys(("on", "uid", "where"), _is_text),
+    **dict.fromkeys(("on", "uid", "where", "metrics_url"), _is_text),
     **dict.fromkeys(("context", "namespace"), _text_or_none),
     **dict.fromkeys(("detached", "submitted"), _is_boolean),
     "supervisor": _is_process,
@@ -237,6 +241,11 @@ _STARTED = _object(
 )  # fmt: skip
 _START = _object(("generation", "tasks"), generation=is_count, tasks=_map_of(_STARTED), advice=_text_or_none)
 _BEST = _object(("snapshot", "metric", "value"), snapshot=_is_text, metric=_is_text, value=is_measurement)
+_GOODPUT = _object(
+    ("share", "wall_s", "seconds"), share=_is_duration, wall_s=_is_duration, seconds=_map_of(_is_duration),
+    reports_steps=_is_boolean,
+)  # fmt: skip
+_RESOURCES = _object(tasks=_is_object, hosts=_is_object)  # its readers check the numbers: there are thousands
 REPORT: dict[str, Check] = {
     **dict.fromkeys(("run", "status", "folder"), _is_text),
     **dict.fromkeys(("reason", "cause"), _text_or_none),
@@ -248,6 +257,8 @@ REPORT: dict[str, Check] = {
     "metrics": _or_none(_map_of(_map_of(is_measurement))),
     "best": _or_none(_BEST),
     "stacks": _or_none(_map_of(_is_text)),
+    "goodput": _or_none(_GOODPUT),
+    "resources": _or_none(_RESOURCES),
 }
 _PLAN: dict[str, Check] = {
     "version": is_count,
@@ -256,5 +267,6 @@ _PLAN: dict[str, Check] = {
     "limits": _object(grace=_is_duration),
     "snapshots": _object(to=_is_text, origin=_is_text, best=_or_none(_is_criterion)),
     "tensorboard": lambda value: isinstance(value, dict),
+    "metrics": _is_boolean,
     "kubernetes": _object(context=_text_or_none, namespace=_text_or_none),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ DELETED = "deleted"  # marks the folder of a deleted run whose snapshots remain
 LOCATION = "place"  # `on` of a run that this machine knows only by the location of its snapshots
 JOB_DELETED = "job-deleted"  # `cause` of a run whose Job no longer exists, so that its outcome is unknown
 JOB_DELETED_REASON = "its Job no longer exists on the cluster: a user deleted it, or limits.keep_finished has passed"
+COPY_LIMIT = 4 * 1024**3  # bytes of output of another user's run that are copied to this machine
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,11 @@ def cluster_of(folder: Path) -> tuple[str | None, str | None]:
 
 def on_cluster(folder: Path) -> bool:
     return info(folder).get("on") == "kubernetes"
+
+
+def copy_limit(folder: Path) -> int | None:
+    """How many bytes of output of a run may be copied into its folder. None: no limit, as this user's own run."""
+    return None if is_own(folder) else min(COPY_LIMIT, shutil.disk_usage(folder).free // 2)
 
 
 def is_own(folder: Path) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.captain import start_times
+from paceline.agent.goodput import Goodput, with_queue
+from paceline.agent.resources import Resources
 from paceline.view import events, run_files, run_folders
 from paceline.view.events import Event, number, seconds
 from paceline.view.run_files import is_measurement
@@ -43,6 +45,9 @@ class Mark:
     at: str
     generation: int
     counted: bool = False  # `step` is the number of the snapshot: the program reports no steps
+    size: int | None = None  # bytes, once it is committed
+    took_s: float | None = None  # until it was committed, once it was saved
+    stall_s: float | None = None  # how long training waited for it
 
     def __str__(self) -> str:
         return f"{'snapshot' if self.counted else 'step'} {self.step}"
@@ -91,6 +96,7 @@ class State:
     last_metrics: dict[str, float] = field(default_factory=dict)  # metrics of the newest report that had any
     speed: float | None = None  # steps per second, as last reported by the leading task
     pace: Pace = field(default_factory=Pace)
+    progress_at: str = ""  # when training last reached a new highest step, or saved a snapshot
     tasks: dict[str, Task] = field(default_factory=dict)
     restarts: list[dict[str, Any]] = field(default_factory=list)
     stacks: dict[str, str] = field(default_factory=dict)
@@ -104,6 +110,8 @@ class State:
     warnings: list[str] = field(default_factory=list)
     started: str = ""
     ended: str | None = None
+    goodput: Goodput = field(default_factory=Goodput)  # its time by kind
+    resources: Resources = field(default_factory=Resources)  # what its tasks and hosts have used
 
     @property
     def steps_per_s(self) -> float | None:
@@ -122,6 +130,8 @@ def fold(new_events: Iterable[Event], state: State | None = None) -> State:
     state = state if state is not None else State()
     for event in new_events:
         state.generation = max(state.generation, event.generation)
+        state.goodput.add(event.data)
+        state.resources.add(event.data)
         change = _CHANGES.get(event.kind)
         if change is not None:
             change(state, event)
@@ -187,12 +197,22 @@ def _step(state: State, event: Event) -> None:
     _measured(state, task, event)
     memory = number(event.get("memory"))
     task.memory = int(memory) if memory is not None else task.memory
+    if step > state.steps:
+        state.progress_at = event.at
     if step >= state.steps:
         state.steps = step
         state.speed = number(event.get("steps_per_s")) or state.speed
     at = seconds(event.at)
     if at is not None:
         state.pace.add(event.generation, at, step)
+
+
+def _resources(state: State, event: Event) -> None:
+    measured = event.get("tasks")
+    for name in measured if isinstance(measured, dict) else ():
+        memory = state.resources.memory(name)
+        if memory is not None:
+            state.task(name).memory = int(memory)
 
 
 def _measured(state: State, task: Task, event: Event) -> None:
@@ -216,7 +236,7 @@ def _best(state: State, event: Event) -> None:
 
 
 def _saved(state: State, event: Event) -> None:
-    state.saved = _mark(event)
+    state.saved, state.progress_at = _mark(event), event.at
 
 
 def _committed(state: State, event: Event) -> None:
@@ -226,7 +246,11 @@ def _committed(state: State, event: Event) -> None:
 
 def _mark(event: Event) -> Mark:
     counted = event.get("counted") is True
-    return Mark(int(event.number("step")), event.text("snapshot"), event.at, event.generation, counted)
+    size = number(event.get("bytes"))
+    return Mark(
+        int(event.number("step")), event.text("snapshot"), event.at, event.generation, counted,
+        None if size is None else int(size), number(event.get("took_s")), number(event.get("stall_s")),
+    )  # fmt: skip
 
 
 def _task_exited(state: State, event: Event) -> None:
@@ -234,7 +258,7 @@ def _task_exited(state: State, event: Event) -> None:
     code, signal = event.get("code"), event.text("signal")
     task.exit = signal or (f"exit {code}" if code is not None else "lost" if not event.get("expected") else "ended")
     task.state = "succeeded" if code == 0 else "ended" if event.get("expected") else "failed"
-    task.pid = None
+    task.pid = task.memory = None
 
 
 def _stacks(state: State, event: Event) -> None:
@@ -287,6 +311,7 @@ _CHANGES = {
     "task-started": _task_started,
     "start-times": _start_times,
     "step": _step,
+    "resources": _resources,
     "saved": _saved,
     "committed": _committed,
     "evaluated": _evaluated,
@@ -329,10 +354,25 @@ def read(run: run_folders.Run, over: bool = False) -> Standing:
         state.status, state.reason = "abandoned", ABANDONED.format(run.name)
     elif is_open and (over or not _just_created(run.folder, state)):
         state.status, state.reason = "failed", GONE if state.started or info else NEVER
-    derived = derive(run, state)
+    derived = derive(run, state, time.time() if alive else None)
     fields = {**derived, **(report or {}), **({"problems": list(problems)} if problems else {})}
     fields["starts"] = derived["starts"] or fields["starts"]  # the report has only the newest generations
+    fields["resources"] = derived["resources"] or fields["resources"]
+    fields["goodput"] = _goodput(derived["goodput"], (report or {}).get("goodput"), state.goodput.began, info)
     return Standing(run.name, run.folder, alive, info, state, fields, problems)
+
+
+def _goodput(
+    derived: dict[str, Any] | None, reported: dict[str, Any] | None, began: float | None, info: dict[str, Any]
+) -> dict[str, Any] | None:
+    """`derived`: from the events that are here, of which some may be missing. `reported`: by the last captain of the
+    run; if it replaced another one, it may know only of its own time."""
+    is_whole = derived is None or (reported is not None and reported["wall_s"] > derived["wall_s"] - 1.0)
+    goodput = reported if is_whole else derived
+    submitted = seconds(info.get("started")) if info.get("on") == "kubernetes" else None
+    if goodput is None or submitted is None or began is None:
+        return goodput
+    return with_queue(goodput, began - submitted)  # it may have waited in a queue before there was a captain
 
 
 class _Files:
@@ -355,8 +395,8 @@ def summary(run: run_folders.Run) -> dict[str, Any]:
     return read(run).report
 
 
-def derive(run: run_folders.Run, state: State) -> dict[str, Any]:
-    """The fields of report.json that can be derived from events."""
+def derive(run: run_folders.Run, state: State, now: float | None = None) -> dict[str, Any]:
+    """The fields of report.json that can be derived from events. `now`: the run is alive."""
     return {
         "run": run.name,
         "status": state.status,
@@ -373,6 +413,8 @@ def derive(run: run_folders.Run, state: State) -> dict[str, Any]:
         "ended": state.ended,
         "folder": str(run.folder),
         "stacks": state.stacks,
+        "goodput": state.goodput.to_report(now),
+        "resources": state.resources.to_report(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Reads steps and reported numbers of a run over time; see agent/series.py for the files."""
+"""Reads steps, reported numbers and resources of a run over time; see agent/series.py for the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Point:
 
 
 def read(folder: Path, name: str, task: str = "") -> list[Point]:
-    """The values of `step`, `steps_per_s` or a metric, oldest first. `task`: only of this one."""
+    """The values of `step`, `steps_per_s`, a metric or a resource, oldest first. `task`: only of this task or host."""
     points = []
     for tier in reversed(series.TIERS):
         for path in series.parts(str(folder / series.FOLDER), tier):
@@ -35,8 +35,8 @@ def read(folder: Path, name: str, task: str = "") -> list[Point]:
 
 
 def _point(line: dict[str, Any], name: str) -> Point | None:
-    metrics = line.get("metrics")
-    fields: dict[str, Any] = {**(metrics if isinstance(metrics, dict) else {}), **line}
+    groups = [line.get(key) for key in ("resources", "metrics")]
+    fields: dict[str, Any] = {k: v for group in groups if isinstance(group, dict) for k, v in group.items()} | line
     value, generation = fields.get(name), line.get("generation")
     values = value if isinstance(value, list) else [value] * 3
     if len(values) != 3 or not all(map(series.is_number, values)):

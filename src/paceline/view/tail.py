@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
+from paceline.storage.log_parts import LogReader
 from paceline.storage.regular_files import open_regular
 
 CHUNK = 1 << 20
@@ -18,7 +19,7 @@ _STAMP = 24  # length of "2026-11-15T04:30:11.123Z"; as it is fixed, text order 
 class Tail:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._file: BinaryIO | LogReader | None = None
         self._partial = b""  # the incomplete line at the end
         self.problem = ""  # why the file cannot be read
 
@@ -46,25 +47,26 @@ class Tail:
         if self._more(0) is None or self._file is None:
             return
         target = stamp.encode()
-        low, high = 0, self._file.seek(0, 2)
+        first = low = self._first()
+        high = self._file.seek(0, 2)
         while low < high:
             middle = (low + high) // 2
             self._file.seek(middle)
-            if middle:
-                self._file.readline()
+            if middle > first:
+                self._file.readline(CHUNK)  # a longer line is damaged: it must not use memory without limit
             at = self._file.readline(_STAMP)
             if at and at < target:
                 low = middle + 1
             else:
                 high = middle
-        self._file.seek(low)
-        if low:
-            self._file.readline()
+        self._seek(low)
+        if low > first:
+            self._file.readline(CHUNK)
         self._partial = b""
 
     def is_replaced(self) -> bool:
         """Whether another file is at the path now."""
-        if self._file is None:
+        if self._file is None or isinstance(self._file, LogReader):
             return False
         try:
             return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
@@ -77,13 +79,23 @@ class Tail:
         if self._more(0) is None or self._file is None:
             return
         try:
-            first, end = self._file.tell(), self._file.seek(0, 2)
-            self._file.seek(self._find_last(self._file, first, end, count, counted))
+            first, end = max(self._file.tell(), self._first()), self._file.seek(0, 2)
+            self._seek(self._find_last(self._file, first, end, count, counted))
         except OSError as error:
             self._report(error)
         self._partial = b""
 
-    def _find_last(self, file: BinaryIO, first: int, end: int, count: int, counted: re.Pattern[bytes]) -> int:
+    def _first(self) -> int:
+        """The position of the first line that can be read."""
+        return 0
+
+    def _seek(self, position: int) -> None:
+        if self._file is not None:
+            self._file.seek(position)
+
+    def _find_last(
+        self, file: BinaryIO | LogReader, first: int, end: int, count: int, counted: re.Pattern[bytes]
+    ) -> int:
         head = b""  # the first bytes of the line that begins before the block
         while end > first:
             begin = max(first, end - _BLOCK)
@@ -106,7 +118,7 @@ class Tail:
     def _more(self, size: int = CHUNK) -> bytes | None:
         if self._file is None:
             try:
-                self._file = os.fdopen(open_regular(str(self.path), follow=True), "rb")
+                self._file = self._open()
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -118,5 +130,32 @@ class Tail:
             self._report(error)
             return None
 
+    def _open(self) -> BinaryIO | LogReader:
+        return os.fdopen(open_regular(str(self.path), follow=True), "rb")
+
     def _report(self, error: OSError) -> None:
         self.problem = f"{self.path.name}: cannot be read: {error.strerror}"
+
+
+class LogTail(Tail):
+    """Reads the log of a task, whose oldest parts may have been deleted."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._dropped = 0  # bytes that were reported
+
+    def dropped(self) -> int:
+        """The number of bytes that were to be read since the last call, but were deleted."""
+        total = self._file.dropped if isinstance(self._file, LogReader) else self._dropped
+        new, self._dropped = total - self._dropped, total
+        return new
+
+    def _open(self) -> LogReader:
+        return LogReader(str(self.path))
+
+    def _first(self) -> int:
+        return self._file.first() if isinstance(self._file, LogReader) else 0
+
+    def _seek(self, position: int) -> None:
+        """What was deleted before the first line is part of what was asked for, unless that begins later."""
+        super()._seek(0 if position == self._first() else position)

@@ -91,6 +91,18 @@ def _step(event: Event) -> str:
     return f"{event.text('task')}: {', '.join(filter(None, parts))}"
 
 
+def _resources(event: Event) -> str:
+    """worker-host-0: 3.1 GiB of 8.0 GiB in use; worker-0 uses 1.9 cores and 2.4 GiB."""
+    machine, tasks = (event.get(name) if isinstance(event.get(name), dict) else {} for name in ("machine", "tasks"))
+    memory, limit = (number(machine.get(name)) for name in ("memory", "memory_limit"))
+    parts = [f"{size(memory)} of {size(limit)} in use"] if memory is not None and limit is not None else []
+    for name, used in tasks.items():
+        cores, memory = (number(used.get(key)) if isinstance(used, dict) else None for key in ("cpu", "memory"))
+        if cores is not None and memory is not None:
+            parts.append(f"{name} uses {figure(cores)} cores and {size(memory)}")
+    return f"{event.text('host')}: {'; '.join(parts)}"
+
+
 def _not_finite(event: Event) -> str:
     step = number(event.get("step"))
     at_step = "" if step is None else f" at step {event.get('step')}"
@@ -172,6 +184,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "task-started": _task_started,
     "start-times": _start_times,
     "step": _step,
+    "resources": _resources,
     "not-finite": _not_finite,
     "saved": lambda event: f"{_snapshot(event)} saved",
     "committed": _committed,

@@ -32,7 +32,7 @@ def main() -> int:
     more.add_argument("images", nargs="+", choices=sorted(images.IMAGES))
     build = verbs.add_parser("build", help="build everything that clusters need, without starting one")
     build.add_argument("--kwok", action="store_true", help="also build what simulates nodes")
-    verbs.add_parser("lock", help="update debian.txt and load.txt to the versions that apt offers now")
+    verbs.add_parser("lock", help="update debian.txt, load.txt and prometheus.txt to the versions that apt offers now")
     options = parser.parse_args()
     try:
         if options.verb == "up":

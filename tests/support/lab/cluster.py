@@ -162,9 +162,6 @@ class Cluster:
         names = nodes or tuple(self.nodes)
         self._wait(f"{', '.join(names)} Ready", lambda: all(self.ready().get(node) for node in names), limit)
 
-    def wait_lost(self, node: str, limit: float = READY_S) -> None:
-        self._wait(f"{node} not Ready", lambda: not self.ready().get(node), limit)
-
     def wait_dns(self, limit: float = READY_S) -> None:
         def answers() -> bool:
             deployment = self.get("deployment/coredns", "--namespace=kube-system")

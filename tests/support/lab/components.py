@@ -16,6 +16,7 @@ VERSION = "v1.36.4"
 BUILD = LAB / "build"
 DEBIAN = LAB / "debian.txt"
 LOAD = LAB / "load.txt"
+PROMETHEUS = LAB / "prometheus.txt"
 GO_FLAGS = "-buildvcs=false -mod=readonly -trimpath"
 
 
@@ -158,6 +159,12 @@ def wrk() -> Path:
     return folder / "usr/bin/wrk"
 
 
+def prometheus() -> Path:
+    """The folder with the programs prometheus and promtool; does not need root."""
+    pins = key(PROMETHEUS.read_bytes())
+    return made_once(cache() / "debian" / pins, lambda partial: unpack(PROMETHEUS, partial)) / "usr/bin"
+
+
 def _unpack_debian(folder: Path) -> None:
     unpack(DEBIAN, folder)
     wrapped = folder / "wrapped" / "nft"
@@ -169,7 +176,7 @@ def _unpack_debian(folder: Path) -> None:
 def lock_debian() -> None:
     """Updates the pin files to the versions that apt offers now."""
     _run(["apt-get", "-qq", "update"], action="update the lists of Debian packages")
-    for pins in (DEBIAN, LOAD):
+    for pins in (DEBIAN, LOAD, PROMETHEUS):
         comments = [line for line in pins.read_text().splitlines() if line.startswith("#")]
         rows = []
         for package in packages(pins):

@@ -37,7 +37,7 @@ def command(place: Place, program: Path, start_s: float) -> list[str]:
 
 def node(number: int) -> dict[str, Any]:
     name = f"simulated-{number}"
-    resources = {"cpu": "256", "memory": "1Ti", "pods": "110"}
+    resources = {"cpu": "256", "memory": "1Ti", "ephemeral-storage": "10Ti", "pods": "110"}
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -202,7 +202,8 @@ def test_a_member_that_waited_for_its_welcome_sends_a_heartbeat_immediately(
     clock.pass_time(2.0)
     peer.send(WELCOME)
     clock.until(lambda: "beat" in peer.kinds())
-    assert peer.received[-1] == {"type": "beat", "n": 1, "tasks": {}, "memory": 0.5, "asking": []}
+    beat = {"type": "beat", "n": 1, "tasks": {}, "memory": 0.5, "asking": [], "resources": None}
+    assert peer.received[-1] == beat
 
 
 # ---- receiving

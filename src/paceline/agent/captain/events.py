@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Union
 
-from paceline.agent.net.codec import HostPort, NotFiniteValue, PartCount, Seconds, Share
+from paceline.agent.net.codec import Amount, HostPort, NotFiniteValue, PartCount, Seconds, Share
 from paceline.agent.records import record
 from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
 from paceline.storage.snapshots.manifest import File, SnapshotId
@@ -67,6 +67,34 @@ class StartTimes:
     first_step: Seconds | None = None
 
 
+@record
+class TaskResources:
+    """What a task uses, over the last few seconds."""
+
+    cpu: Amount  # cores
+    memory: Amount  # bytes
+    memory_peak: Amount
+    read_bytes_per_s: Amount = 0.0  # from disks
+    written_bytes_per_s: Amount = 0.0
+
+
+@record
+class GpuResources:
+    utilization: Share  # of the time in which it is busy
+    memory: Amount  # bytes
+    memory_limit: Amount
+
+
+@record
+class HostResources:
+    memory: Amount  # bytes
+    memory_limit: Amount
+    received_bytes_per_s: Amount = 0.0  # from the network
+    sent_bytes_per_s: Amount = 0.0
+    tasks: Mapping[str, TaskResources] = field(default_factory=dict)
+    gpus: tuple[GpuResources, ...] = ()
+
+
 # ---- sent by members
 
 
@@ -81,6 +109,7 @@ class PartSaved:
     metrics: Metrics = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     not_finite: Mapping[str, NotFiniteValue] = field(default_factory=dict)  # metrics that are not in `metrics`
+    stall: Seconds = 0.0  # for which training waited while it was taken
 
 
 @record
@@ -141,6 +170,7 @@ class Heartbeat:
     tasks: Mapping[str, TaskProgress]
     memory: Share = 0.0  # memory in use, as a fraction of what the host may use
     asking: tuple[str, ...] = ()  # tasks that check at each step whether to take a snapshot
+    resources: HostResources | None = None  # from time to time
 
 
 @record

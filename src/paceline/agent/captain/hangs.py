@@ -95,6 +95,17 @@ class ProgressWatch:
         pace = self._pace.get(task)
         return None if pace is None or pace.rate is None else round(pace.rate, 3)
 
+    def step(self, task: str) -> int | None:
+        """The last step that the current attempt of the task has reported."""
+        pace = self._pace.get(task)
+        return None if pace is None else pace.step
+
+    def current_rate(self) -> float | None:
+        """Steps per second of the task that is furthest ahead."""
+        training = [pace for task, pace in self._pace.items() if self._is_training(task) and pace.rate is not None]
+        furthest = max(training, key=lambda pace: pace.step or 0, default=None)
+        return None if furthest is None or furthest.rate is None else round(furthest.rate, 3)
+
     def steps_per_second(self) -> float | None:
         """Over the whole run, excluding the time between a failure and the next step."""
         training = [totals for task, totals in self._totals.items() if self._is_training(task) and totals[1] > 0]

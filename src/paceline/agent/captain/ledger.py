@@ -24,6 +24,7 @@ class Member:
     lease_until: float = 0.0
     offers: dict[str, str] = field(default_factory=dict)
     memory: float = 0.0
+    resources_due: float = 0.0  # when its resources may be reported again
     has_left: bool = False
     serves: str = ""  # how other hosts get its snapshots
 

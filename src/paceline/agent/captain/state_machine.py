@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.agent import resources
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
@@ -33,6 +34,8 @@ from paceline.agent.transfers import requests as req
 from paceline.agent.unions import assert_never
 from paceline.plan import ALONE, BEFORE, Plan
 from paceline.storage.snapshots.manifest import SnapshotId, pair
+
+RESOURCES_EVERY = 5.0  # seconds, at least, between two reports of a host
 
 
 class Captain:
@@ -301,6 +304,10 @@ class Captain:
         member.lease_until = now + self.lease
         member.memory = event.memory
         self._group_snapshot.on_polling(event.asking)
+        if event.resources is not None and now >= member.resources_due:
+            member.resources_due = now + RESOURCES_EVERY
+            fields = resources.event_fields(event.resources, self.plan.host(event.host).tasks)
+            self._emit("resources", host=event.host, **fields)
         running = self.ledger.running_on(event.host)
         for name, progress in event.tasks.items():
             if name not in running or self._unit_of[name].phase != RUNNING or self._unit_of[name].kind == BEFORE:
@@ -320,8 +327,10 @@ class Captain:
         if saved.task not in self.plan.host(saved.host).tasks:
             return
         self._not_finite.on_saved(saved, now)
-        if self.commits.on_saved(saved, now):
-            self._emit("saved", step=saved.snapshot.step, snapshot=str(saved.snapshot))
+        draft = self.commits.on_saved(saved, now)
+        if draft is not None:
+            stall = {"stall_s": round(draft.stall, 3)} if draft.stall else {}
+            self._emit("saved", step=saved.snapshot.step, snapshot=str(saved.snapshot), **stall)
             self._group_snapshot.on_saved(saved.snapshot)
             self.watch.on_snapshot(now)
             self.failures.on_progress(saved.snapshot.step)

@@ -8,17 +8,20 @@ from typing import Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.state_machine import Captain
+from paceline.agent.captain_process.stack_requests import StackRequests
 from paceline.agent.net import messages
-from paceline.agent.net.frames import Message, WireError, encode
+from paceline.agent.net.frames import MEMBER_LIMIT, Message, WireError, encode
 from paceline.agent.net.listener import Listener, Strangers
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import Options, endpoint
+from paceline.agent.stacks import ANSWER_WITHIN, MOST_SECONDS, StacksTaken, TakeStacks
 
 JOIN_TIMEOUT = 10.0  # seconds for the first message of a connection
 BACKLOG = 4096  # connections: all hosts of a large run may connect at once
-MEMBER_LIMIT = 8 * 1024 * 1024  # bytes per message
 REASON_LIMIT = 500  # characters
+INSTANCES_KEPT = 100  # of each host: those that were replaced before have ended long ago
+STACKS_TIMEOUT = MOST_SECONDS + ANSWER_WITHIN + 10.0  # seconds for which a command line may wait for stacks
 
 
 class Connection:
@@ -29,6 +32,7 @@ class Connection:
         self.link = TlsLink(sock, connections.tls, server=True, limit=MEMBER_LIMIT)
         self.host = ""
         self.last_received = connections.loop.now()
+        self.patience = JOIN_TIMEOUT  # seconds without a message after which it is closed, unless it is a member
         self.watch()
 
     def watch(self) -> None:
@@ -69,6 +73,8 @@ class Connections:
         self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}
         self._instances: dict[str, list[str]] = {}  # host -> instances in order of arrival; the last is current
         self._delayed_frames: dict[str, tuple[bytes, ...]] = {}
+        self._stack_requests = StackRequests(captain.plan, loop, self._take_stacks)
+        self._held_joins: list[tuple[Connection, ev.MemberJoined]] | None = None  # None: members may join
         self._strangers = Strangers(len(captain.plan.hosts), self.drop, lambda connection: connection.link.open)
         address = endpoint(options.listen or options.captain)
         self._listener = Listener(loop, address, BACKLOG, self._admit, self._strangers.drop_oldest)
@@ -85,17 +91,44 @@ class Connections:
             event = messages.read_member(message, connection.host)
             if isinstance(event, ev.Heartbeat):
                 connection.send_message(messages.HeartbeatReply(event.n))
-            if event is not None:
+            if isinstance(event, StacksTaken):
+                self._stack_requests.on_reply(event)
+            elif event is not None:
                 self._handle(event)
         elif message["type"] == "join":
-            self._join(connection, messages.read_join(message, self._options.run))
+            self._join_or_hold(connection, messages.read_join(message, self._options.run))
         elif message["type"] == "stop":
             text = message.get("reason")
             reason = (text if isinstance(text, str) and text else "stopped by a user")[:REASON_LIMIT]
             connection.send(encode({"type": "stopping", "grace": self._captain.plan.limits.grace}))
             self._handle(ev.StopRequested(reason, message.get("interrupt") is True))
+        elif message["type"] == "stacks":
+            connection.patience = STACKS_TIMEOUT
+            self._stack_requests.begin(message, connection.send)
         else:
             raise WireError(f"message {message['type']!r} before join")
+
+    def hold_joins(self) -> None:
+        """Members of a new run have to wait until `release_joins`. If that takes long, they connect again. If one
+        shows that the run is not new, and only this captain is, none waits: the leases of tasks would expire."""
+        self._held_joins = []
+
+    def _join_or_hold(self, connection: Connection, joined: ev.MemberJoined) -> None:
+        if self._held_joins is not None and not (joined.generation or joined.running):
+            self._held_joins.append((connection, joined))
+            connection.send_message(messages.Wait())
+        else:
+            self._join(connection, joined)
+            self.release_joins()
+
+    def release_joins(self) -> None:
+        held, self._held_joins = self._held_joins or [], None
+        for connection, joined in held:
+            if connection in self.open:
+                try:
+                    self._join(connection, joined)
+                except WireError:
+                    self.drop(connection)
 
     def _join(self, connection: Connection, joined: ev.MemberJoined) -> None:
         if joined.host not in self._captain.members:
@@ -116,6 +149,7 @@ class Connections:
             if previous is not None and joined.running:
                 del instances[-1]  # it joined first after a captain restart, and has to wait now
             instances.append(joined.instance)
+            del instances[:-INSTANCES_KEPT]
         if previous is not None:
             self.drop(previous)
         connection.host = joined.host
@@ -155,6 +189,13 @@ class Connections:
         if connection is not None and frames:
             connection.send(*frames)
 
+    def _take_stacks(self, host: str, message: TakeStacks) -> bool:
+        """False: the host is not connected."""
+        is_connected = host in self._members
+        if is_connected:
+            self.send(host, encode(messages.captain_message(message)))
+        return is_connected
+
     def send_later(self, host: str, frames: tuple[bytes, ...], seconds: float) -> None:
         self._delayed_frames[host] = frames
         self.loop.after(seconds, lambda: self.send(host))
@@ -178,7 +219,7 @@ class Connections:
     def drop_silent(self) -> None:
         now = self.loop.now()
         for connection in list(self.open):
-            limit = self._options.lease if connection.host else JOIN_TIMEOUT
+            limit = self._options.lease if connection.host else connection.patience
             if now - connection.last_received > limit:
                 self.drop(connection)
 

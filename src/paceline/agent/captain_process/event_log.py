@@ -8,13 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from paceline.agent.event_file import EventFile
+from paceline.agent.event_file import FREQUENT, EventFile, read_sums
+from paceline.agent.limited_log import LimitedLog
 from paceline.agent.redaction import Redactor
-from paceline.agent.run_files import Appender, Echo, stamp
+from paceline.agent.run_files import Echo, stamp
 
 RESERVE = 256 * 1024  # bytes
 MOST_UNWRITTEN = 500  # events
-UPLOADED = "events.uploaded.jsonl"  # only grows, as an upload requires
+UPLOADED = "events.uploaded.jsonl"  # is appended to, as an upload requires
+UPLOADED_LIMIT = 64 * 1024 * 1024  # bytes; the oldest are deleted first, usually long after they were uploaded
 STEP_EVERY_S = 600.0  # seconds between two steps of a task that are uploaded
 
 
@@ -24,18 +26,21 @@ class EventLog:
     ) -> None:
         """`echo`: the run is on a cluster; its files may be uploaded."""
         self._file = EventFile(folder, print_error)
-        self._uploaded = None if echo is None else Appender(f"{folder}/{UPLOADED}", print_error)
+        self._uploaded = None if echo is None else LimitedLog(f"{folder}/{UPLOADED}", print_error, UPLOADED_LIMIT)
         self._uploaded_at: dict[Any, float] = {}  # task -> when a step of it was added to that file
         self._last_steps: dict[Any, bytes] = {}  # task -> its last step, if it is not in that file
         self._reserve_path = f"{folder}/.reserve"
         self._unwritten: list[tuple[bytes, Mapping[str, Any]]] = []  # events that did not fit on the disk
         self._echo = echo
         self._redact = redact or Redactor()
+        self.goodput, self.resources = read_sums(folder)  # of the whole run, also if this captain has restarted
 
     def write(self, kind: str, generation: int, fields: Mapping[str, Any]) -> None:
         event = {"at": stamp(), "event": kind, "generation": generation, **self._redact.texts(fields)}
         line = json.dumps(event).encode() + b"\n"
-        if kind == "step":
+        self.goodput.add(event)
+        self.resources.add(event)
+        if kind in FREQUENT:
             self._file.write(line, event)
         else:
             self._write_or_keep(line, event)
@@ -48,6 +53,8 @@ class EventLog:
     def _to_upload(self, line: bytes, event: Mapping[str, Any]) -> list[bytes]:
         """Everything but most of the steps, of which there may be one per second and task, for weeks."""
         task, now = event.get("task"), time.monotonic()
+        if event["event"] == "resources":
+            return []  # the report has their sums
         if event["event"] == "task-exited":
             return [*filter(None, [self._last_steps.pop(task, b"")]), line]
         if event["event"] != "step":
@@ -60,7 +67,7 @@ class EventLog:
         return [line]
 
     def _write_or_keep(self, line: bytes, event: Mapping[str, Any]) -> None:
-        """Unlike steps, other events are written later if the disk is full now: `status` shows what they tell."""
+        """Unlike frequent events, others are written later if the disk is full now: `status` shows what they tell."""
         if self._unwritten:
             self._file.try_again()  # the disk may have space again
         lines = [*self._unwritten, (line, event)]

@@ -10,13 +10,21 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from paceline import __version__
+from paceline.agent import series
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
+from paceline.agent.captain.ledger import OVER
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process.connections import Connections
 from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.captain_process.saved_notes import CaptainNotes
+from paceline.agent.deliveries.addresses import addresses_of
+from paceline.agent.deliveries.client import Deliveries
+from paceline.agent.deliveries.saved_state import saved_mlflow_run
+from paceline.agent.metrics.captain_samples import CaptainSamples
+from paceline.agent.metrics.server import MetricsServer
 from paceline.agent.net import messages
 from paceline.agent.net.dns import Address, NameLookup
 from paceline.agent.net.frames import encode, encode_packed
@@ -32,7 +40,10 @@ from paceline.plan import from_data
 
 HEAD_START = 0.1  # seconds by which the leader of a group starts before the others
 LOOKUP_EVERY = 10.0  # seconds between lookups of the captain's name
+MLFLOW_S = 30.0  # seconds for which tasks wait for an MLflow server before they start without its run
 LEAVING_WITHIN = 1.0  # seconds in which other hosts on the node report that they must shut down, too
+REPORT = "report.json"
+UPLOADED_REPORT = ".report.uploaded.json"  # written once; the report itself is replaced if something is not delivered
 SUPERSEDED_AFTER = 25.0  # seconds for which the name resolves to another captain; DNS may be out of date for less
 
 
@@ -44,7 +55,9 @@ class CaptainProcess:
         self._rank = {task.name: task.rank for task in plan.tasks}
         self.loop = Loop()
         now = self.loop.now()
-        self._redact = Redactor(os.environ, *(role.env for role in plan.roles))
+        environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
+        addresses = addresses_of(plan, environment)
+        self._redact = Redactor(os.environ, *(role.env for role in plan.roles), secrets=addresses)
         self._log = EventLog(options.folder, Echo() if options.echo else None, _print, self._redact)
         self._notes = CaptainNotes(options.folder, now)
         settings = porter_settings(plan, options)
@@ -52,11 +65,15 @@ class CaptainProcess:
         self._captain = self._notes.restored(
             lambda notes: Captain(plan, options.run, options.lease, now, time.time(), notes, clock_offset, name)
         )
-        environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
         self._porter = PorterClient(settings, environment, self.loop)
         if settings.serve:
             self._porter.start()
-        files = {"events.jsonl": f"{options.folder}/{UPLOADED}", "report.json": f"{options.folder}/report.json"}
+        self._deliveries = Deliveries(options, environment, self.loop, self._on_delivery_message)
+        self._mlflow_run = saved_mlflow_run(options.folder)  # its id, once it is known
+        if plan.delivers:
+            self._deliveries.start()
+        self._uploaded_report = UPLOADED_REPORT if plan.delivers else REPORT
+        files = {"events.jsonl": f"{options.folder}/{UPLOADED}", REPORT: f"{options.folder}/{self._uploaded_report}"}
         self._upload = LogUpload(
             plan, options, {"plan.json": options.plan, **files}, self._porter, self.loop,
             lambda text: self._handle(ev.Notice(options.host, text, warning=True)),
@@ -66,6 +83,14 @@ class CaptainProcess:
         _raise_file_limit()
         beat_every = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
         self._connections = Connections(options, self._captain, beat_every, self.loop, self._handle)
+        started = series.seconds(self._notes.started)
+        self._samples = CaptainSamples(
+            self._captain, self._log.goodput, self._log.resources, options.folder, started, __version__, now
+        )
+        self._metrics: MetricsServer | None = None
+        if plan.track is not None and self._notes.is_new:
+            self._connections.hold_joins()
+            self.loop.after(MLFLOW_S, self._begin_without_mlflow)
         if self._notes.is_new:
             tasks, hosts = [task.name for task in plan.tasks], [host.name for host in plan.hosts]
             fields = {"framework": plan.framework, "strategy": plan.strategy, "tasks": tasks, "hosts": hosts}
@@ -77,6 +102,8 @@ class CaptainProcess:
         self._exit_code = 0
         self._last_tick = now
         self._tick()
+        if options.metrics:
+            self._metrics = self._serve_metrics(endpoint(options.metrics))
         self._resolved_at = 0.0  # when its name last resolved to this captain; 0: never
         self._lookup = NameLookup(self.loop, self._on_resolved)
         if options.listen:
@@ -85,10 +112,34 @@ class CaptainProcess:
     def run(self) -> int:
         self.loop.run()
         self._porter.close()
+        self._deliveries.close()
         return self._exit_code
 
+    def _serve_metrics(self, address: tuple[str, int]) -> MetricsServer:
+        def text(openmetrics: bool) -> bytes:
+            return self._samples.text(openmetrics, self.loop.now())
+
+        def report(problem: str) -> None:
+            self._handle(ev.Notice(self._options.host, problem, warning=True))
+
+        return MetricsServer(self.loop, address, text, report)
+
     def _child_ended(self, pid: int, _: int) -> None:
-        self._porter.child_ended(pid)
+        self._porter.child_ended(pid) or self._deliveries.child_ended(pid)
+
+    def _on_delivery_message(self, message: dict[str, Any]) -> None:
+        if "mlflow_run" in message:
+            self._mlflow_run = str(message["mlflow_run"])
+            self._connections.release_joins()
+        else:
+            self._handle(ev.Notice(self._options.host, str(message["warning"]), warning=True))
+
+    def _begin_without_mlflow(self) -> None:
+        """Tasks that start now do not know the run of MLflow."""
+        if not self._mlflow_run:
+            text = f"the MLflow server has not answered for {MLFLOW_S:g} s: tasks start without MLFLOW_RUN_ID"
+            self._handle(ev.Notice(self._options.host, text, warning=True))
+        self._connections.release_joins()
 
     def _on_sigterm(self) -> None:
         """Other hosts on the same node may have to shut down, too: their group needs a captain to take a snapshot,
@@ -97,7 +148,10 @@ class CaptainProcess:
         until = self.loop.now() + longest
 
         def exit_if_idle() -> None:
-            if (self._captain.leaving or self._captain.is_stopping) and self.loop.now() < until:
+            if self._captain.phase == OVER:
+                # This captain would be replaced if it did not report how the run ended.
+                self._deliveries.give_up("the captain had to shut down before everything was delivered")
+            elif (self._captain.leaving or self._captain.is_stopping) and self.loop.now() < until:
                 self.loop.after(0.1, exit_if_idle)
             else:
                 self._exit_code = LEAVING
@@ -127,6 +181,7 @@ class CaptainProcess:
             if instruction.kind == "run-ended":
                 self._log.release_space()
             self._log.write(instruction.kind, instruction.generation, instruction.fields)
+            self._samples.on_event(instruction.kind, instruction.fields, self.loop.now())
         elif isinstance(instruction, ins.StartTasks):
             self._start_tasks(instruction)
         elif isinstance(instruction, ins.AskStore):
@@ -151,7 +206,9 @@ class CaptainProcess:
         roster = encode_packed(messages.captain_message(messages.Roster(start.generation, start.roster)))
         restore = None if start.restore is None else str(start.restore)
         for host, tasks in start.hosts.items():
-            message = messages.StartOnHost(start.generation, start.restarts, start.data, restore, tasks, start.records)
+            message = messages.StartOnHost(
+                start.generation, start.restarts, start.data, restore, tasks, start.records, self._mlflow_run
+            )
             frames = (roster, encode(messages.captain_message(message)))
             if start.generation == 1 and self._needs_leader(tasks):
                 self._connections.send_later(host, frames, HEAD_START)
@@ -191,20 +248,39 @@ class CaptainProcess:
 
     def _end_run(self, end: ins.EndRun) -> None:
         report = self._redact.texts(self._report(end))
-        try:
-            replace(f"{self._options.folder}/report.json", report)
-        except OSError as error:
-            _print(f"cannot write the report: {error}")
+        self._write_report(REPORT, report)
         summary_fields = ("status", "reason", "cause", "generations", "steps", "steps_per_s", "started", "ended")
         write_termination_message(self._options.last_words, {name: report[name] for name in summary_fields})
         self._exit_code = FAILED if end.status == "failed" else 0
         self._connections.dismiss_successors(end.status, end.reason)
         self._connections.close_all()
         self._connections.stop_listening()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._plan.delivers:
+            self._deliveries.end(lambda undelivered: self._finish(report, undelivered))
+        else:
+            self._finish(report, [])
+
+    def _finish(self, report: dict[str, Any], undelivered: list[str]) -> None:
+        undelivered = [self._redact(text) for text in undelivered]
+        if undelivered:
+            for text in undelivered:
+                self._log.write("warning", self._captain.generation, {"text": text})
+            report = {**report, "undelivered": undelivered}
+            self._write_report(REPORT, report)
+        if self._uploaded_report != REPORT:
+            self._write_report(self._uploaded_report, report)
         if self._captain.generation or self._options.echo:
             self._upload.close(self.loop.stop)
         else:
             self.loop.stop()  # the store contains nothing of this run, and may be the cause of the failure
+
+    def _write_report(self, name: str, report: dict[str, Any]) -> None:
+        try:
+            replace(f"{self._options.folder}/{name}", report)
+        except OSError as error:
+            _print(f"cannot write the report: {error}")
 
     def _report(self, end: ins.EndRun) -> dict[str, Any]:
         captain = self._captain
@@ -235,6 +311,8 @@ class CaptainProcess:
             "ended": stamp(),
             "folder": self._options.folder,
             "stacks": captain.failures.stacks,
+            "goodput": self._log.goodput.to_report(),
+            "resources": self._log.resources.to_report(),
         }
 
 

@@ -52,7 +52,7 @@ class CaptainConnection:
         self._dial_timer: Timer | None = None
         self.joined = False
         self._join_sent = False
-        self._since_join: list[ev.MemberEvent] = []  # events that wait for the captain's welcome
+        self._since_join: list[messages.MemberMessage] = []  # events that wait for the captain's welcome
         self._early_notices: list[ev.Notice] = []
         self._sent_at: dict[int, float] = {}
         self._beats = 0
@@ -147,7 +147,7 @@ class CaptainConnection:
 
     # ---- sending
 
-    def send(self, event: ev.MemberEvent) -> None:
+    def send(self, event: messages.MemberMessage) -> None:
         """Drops events while there is no connection: the join message contains the whole state. Queues events between
         the join message and the captain's welcome."""
         if self._link is None:

@@ -21,6 +21,7 @@ _LONGEST_HOST = 255  # characters
 
 Seconds = float
 Share = float  # fraction of memory in use
+Amount = float  # bytes, cores
 PartCount = int
 HostPort = str
 NotFiniteValue = str  # "NaN", "Infinity" or "-Infinity"
@@ -130,6 +131,18 @@ def optional(read: Reader) -> Reader:
     return lambda value: None if value is None else read(value)
 
 
+def dispensable(read: Reader) -> Reader:
+    """None if the value is invalid: the rest of the message counts without it."""
+
+    def read_or_ignore(value: Any) -> Any:
+        try:
+            return None if value is None else read(value)
+        except (WireError, TypeError, ValueError, OverflowError):
+            return None
+
+    return read_or_ignore
+
+
 def _by_snapshot(read: Reader) -> Reader:
     """A mapping by snapshot is sent as a list of pairs: the keys of JSON objects are strings."""
 
@@ -174,6 +187,9 @@ def _integer(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _LARGEST:
         raise WireError("not an integer")
     return value
+
+
+read_integers = sequence_of(_integer)
 
 
 def _boolean(value: Any) -> bool:
@@ -250,6 +266,7 @@ _READERS: dict[str, Reader] = {
     "Seconds": _within(0, 1e9),
     "Seconds | None": optional(_within(0, 1e9)),
     "Share": _within(0, 1000),
+    "Amount": _within(0, 1e18 + 1),
     "PartCount": _part_count,
     "NotFiniteValue": _not_finite_value,
     "Mapping[str, NotFiniteValue]": mapping_of(_not_finite_value),
@@ -257,6 +274,7 @@ _READERS: dict[str, Reader] = {
     "SnapshotId | None": optional(_snapshot),
     "Metrics": _metrics,
     "tuple[str, ...]": sequence_of(_text),
+    "tuple[int, ...]": read_integers,
     "tuple[SnapshotId, ...]": sequence_of(_snapshot),
     "tuple[File, ...]": sequence_of(read_file),
     "Mapping[str, str]": mapping_of(_text),

@@ -9,6 +9,7 @@ from typing import Any
 
 PROTOCOL = 1
 LIMIT = 4 * 1024 * 1024
+MEMBER_LIMIT = 8 * 1024 * 1024  # bytes of a message from a member, also if the captain passes it on
 UNPACKED_LIMIT = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
 _PACKED = 0x80000000

@@ -13,23 +13,29 @@ from paceline.agent.net.codec import (
     Codec,
     HostPort,
     Seconds,
+    dispensable,
     mapping_of,
     optional,
     positional_reader_of,
+    read_integers,
     reader_of,
     sequence_of,
 )
 from paceline.agent.net.frames import PROTOCOL, Message, WireError
 from paceline.agent.records import record
+from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.transfers.requests import Failure
 from paceline.storage.snapshots.manifest import File, SnapshotId, pair
 
 MOST_GENERATIONS = 10_000_000  # of a run; the captain continues from the number that a member has seen
 FILES_AT_ONCE = 500  # files of a snapshot in one message: even with the longest paths, this is below the size limit
+MOST_GPUS = 64  # of a host
 
 # ---- from members
 
 
+_TASK_RESOURCES = {"Mapping[str, TaskResources]": mapping_of(reader_of(ev.TaskResources))}
+_GPU_RESOURCES = {"tuple[GpuResources, ...]": sequence_of(reader_of(ev.GpuResources), MOST_GPUS)}
 _READERS = {
     "Failure | None": optional(reader_of(Failure)),
     "TaskExit": reader_of(ev.TaskExit),
@@ -40,6 +46,10 @@ _READERS = {
     "tuple[GenerationRecord, ...]": sequence_of(reader_of(ev.GenerationRecord)),
     "tuple[MetricNotFinite, ...]": sequence_of(reader_of(ev.MetricNotFinite)),
     "Mapping[str, TaskProgress]": mapping_of(positional_reader_of(ev.TaskProgress)),
+    "HostResources | None": dispensable(reader_of(ev.HostResources, {**_TASK_RESOURCES, **_GPU_RESOURCES})),
+    "tuple[Frame, ...]": sequence_of(positional_reader_of(Frame)),
+    "tuple[tuple[int, ...], ...]": sequence_of(read_integers),
+    "tuple[ThreadSamples, ...]": sequence_of(reader_of(ThreadSamples)),
 }
 _FROM_MEMBERS = Codec(
     {
@@ -60,6 +70,7 @@ _FROM_MEMBERS = Codec(
         "save": ev.SaveRequested,
         "agree": ev.AgreementReply,
         "said": ev.Notice,
+        "stacks": StacksTaken,
         "left": ev.MemberLeft,
     },
     readers=_READERS,
@@ -100,13 +111,17 @@ def records_to_list(records: tuple[GenerationRecord, ...]) -> list[Message]:
     return [{**vars(each), "parent": None if each.parent is None else pair(each.parent)} for each in records]
 
 
-def member_message(event: ev.MemberEvent) -> Message:
-    return _FROM_MEMBERS.encode(event)
+# The captain decides nothing by the stacks of tasks, and passes them on to the user who has requested them.
+MemberMessage = Union[ev.MemberEvent, StacksTaken]
 
 
-def read_member(message: Message, host: str) -> ev.MemberEvent | None:
+def member_message(message: MemberMessage) -> Message:
+    return _FROM_MEMBERS.encode(message)
+
+
+def read_member(message: Message, host: str) -> MemberMessage | None:
     """A message from a joined member; None for an unknown kind (a newer agent may send more kinds)."""
-    return cast("ev.MemberEvent | None", _FROM_MEMBERS.decode(message, host=host))
+    return cast("MemberMessage | None", _FROM_MEMBERS.decode(message, host=host))
 
 
 def stored_messages(host: str, task: str, snapshot: SnapshotId, files: tuple[File, ...]) -> Iterator[ev.PartStored]:
@@ -153,9 +168,10 @@ class StartOnHost:
     restore: str | None
     tasks: Mapping[str, int]  # task -> attempt
     records: tuple[GenerationRecord, ...] = ()  # not in the store yet
+    mlflow_run: str = ""  # the id of the run of MLflow; empty: none is known
 
 
-CaptainMessage = Union[Welcome, Wait, HeartbeatReply, Roster, StartOnHost, ins.MemberInstruction]
+CaptainMessage = Union[Welcome, Wait, HeartbeatReply, Roster, StartOnHost, TakeStacks, ins.MemberInstruction]
 
 _FROM_CAPTAIN = Codec(
     {
@@ -164,6 +180,7 @@ _FROM_CAPTAIN = Codec(
         "beat": HeartbeatReply,
         "roster": Roster,
         "start": StartOnHost,
+        "stacks": TakeStacks,
         "end": ins.EndTasks,
         "finish": ins.DismissMember,
         "send": ins.StorePart,

@@ -1,4 +1,7 @@
-"""Runs in a spare: imports what the program imported last time, and forks a task whenever the agent requests one."""
+"""Runs in a spare: imports what the program imported last time, and forks a task whenever the agent requests one.
+
+Before it is needed, a fork can become a standby, which creates its CUDA context and waits (gpu_standby.py).
+"""
 
 import _socket
 import ctypes
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 _REPORT = 3
 _PR_SET_PDEATHSIG = 1
+_STANDBY_ANSWERS = 3.0  # seconds: it may still be creating its context, which would take a task as long
+_STANDBYS_ANSWER = 0.1  # seconds, once one has not: the agent waits 10 s for all tasks that it starts
 
 
 def serve(fd: int, import_recorder: "Any", load: "Callable[..., Any]") -> None:
@@ -27,52 +32,78 @@ def serve(fd: int, import_recorder: "Any", load: "Callable[..., Any]") -> None:
     if null > _REPORT:
         os.close(null)
     agent, libc = os.getppid(), ctypes.CDLL(None, use_errno=True)
-    began = time.monotonic()
+    began, module = time.monotonic(), ""
     try:
-        order = _read(_receive(control)[0])
+        order = _read(_receive(control)[1][0])
         effects = load("agent", "spares", "import_effects.py")
         preloaded = load("agent", "spares", "preloaded_modules.py").Preloaded(order, import_recorder, effects)
         priority = _lower_priority(order["nice"])
         reason = preloaded.load()
+        module = next(iter(preloaded.openers.values()), "")
         _restore_priority(priority)
         libc.fflush(None)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     if reason:
-        _end(control, {"unfit": reason})
+        _end(control, {"unfit": reason, "module": module})
     ready = {"rss": _rss(), "modules": len(preloaded.hidden), "seconds": round(time.monotonic() - began, 3)}
     control.send(json.dumps({"ready": ready}).encode())
+    standbys: dict[str, _Fork] = {}
     while True:
-        fds = _receive(control)
-        try:
-            pid = _fork()
-        except OSError as error:
-            _end(control, {"unfit": f"cannot fork: {error}"})
-        if pid == 0:
-            break
+        request, fds = _receive(control)
+        kind, _, key = request.decode().partition(" ")
+        standby = standbys.pop(key, None)
+        if kind == "start" and standby is not None and standby.becomes_task(fds):
+            fork = standby
+        else:
+            if standby is not None:
+                standby.kill()
+            try:
+                fork = _fork()
+            except OSError as error:
+                _end(control, {"unfit": f"cannot fork: {error}"})
+            if fork.pid == 0:
+                break
         for other in fds:
             os.close(other)
-        control.send(json.dumps({"started": pid}).encode())
-    control.detach()
-    request = _become_task(fds, preloaded, agent, libc)
-    if request["argv"] is not None and request["argv"] != preloaded.order["argv"]:
-        _set_arguments(request["argv"], preloaded.order)
+        if kind == "standby":
+            standbys[key] = fork
+            continue
+        fork.release()
+        control.send(json.dumps({"started": fork.pid}).encode())
+    for link in (control, *(other.link for other in standbys.values())):
+        link.detach()  # the descriptor is closed below; its number may be in use when this object is deleted
+    if kind == "standby":
+        _close_all_but({0, 1, 2, _REPORT, fds[0], *fork.fds(), *preloaded.module_fds})
+        wait = load("agent", "spares", "gpu_standby.py").wait
+        fds, cuda_fds = wait(fork.link, _read(fds[0]), _received)
+        preloaded.module_fds |= cuda_fds
+    fork.wait_until_released()
+    task = _become_task(fds, preloaded, agent, libc)
+    if task["argv"] is not None and task["argv"] != preloaded.order["argv"]:
+        _set_arguments(task["argv"], preloaded.order)
     preloaded.hook = import_recorder.install_hooks(load)
-    preloaded.enter_task(request["environment"], request["again"])
+    preloaded.enter_task(task["environment"], task["again"])
 
 
-def _receive(control: "_socket.socket") -> "list[int]":
-    """Waits for the next request and returns its descriptors. Exits if the agent has closed its end."""
-    data, ancillary, _, _ = control.recvmsg(256, _socket.CMSG_SPACE(8 * 4))
+def _receive(control: "_socket.socket") -> "tuple[bytes, list[int]]":
+    """Waits for the next request and returns it with its descriptors. Exits if the agent has closed its end."""
+    data, fds = _received(control)
+    if not data:
+        os._exit(0)
+    return data, fds
+
+
+def _received(link: "_socket.socket") -> "tuple[bytes, list[int]]":
+    """The next message with its descriptors; it is empty if the other end is closed."""
+    data, ancillary, _, _ = link.recvmsg(256, _socket.CMSG_SPACE(8 * 4))
     fds = [
         int.from_bytes(part[at : at + 4], sys.byteorder)
         for level, kind, part in ancillary
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
         for at in range(0, len(part) - 3, 4)
     ]
-    if not data:
-        os._exit(0)
-    return fds
+    return data, fds
 
 
 def _read(fd: int) -> "dict[str, Any]":
@@ -124,36 +155,95 @@ def _rss() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _fork() -> int:
-    """Forks a process that the agent adopts. Returns its pid in the spare, and 0 in the task, once it is adopted."""
+class _Fork:
+    """A fork of the spare. Once it is released, the agent adopts it, because the process between the two ends."""
+
+    answers_within = _STANDBY_ANSWERS  # of all standbys
+
+    def __init__(self, pid: int, parent: int, gate: int, link: "_socket.socket") -> None:
+        """`pid`: 0 in the fork itself. `gate`: an end of a pipe, closed to release the fork."""
+        self.pid = pid
+        self.link = link
+        self._parent = parent
+        self._gate = gate
+
+    def fds(self) -> "set[int]":
+        return {self._gate, self.link.fileno()}
+
+    def release(self) -> None:
+        os.close(self._gate)
+        self.link.close()
+        os.waitpid(self._parent, 0)
+
+    def wait_until_released(self) -> None:
+        self.link.detach()
+        os.read(self._gate, 1)
+        while os.getppid() == self._parent:
+            os.sched_yield()
+
+    def becomes_task(self, fds: "list[int]") -> bool:
+        """Whether this standby has taken the request; it ends if it cannot be of use."""
+        rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        try:
+            self.link.settimeout(_Fork.answers_within)
+            self.link.sendmsg([b"start"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+            return bool(self.link.recv(16))
+        except _socket.timeout:
+            _Fork.answers_within = _STANDBYS_ANSWER
+            return False
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        try:
+            os.kill(self.pid, signal.SIGKILL)  # its parent does not wait for it, so the pid is still its own
+        except ProcessLookupError:
+            pass
+        self.release()
+
+
+def _fork() -> _Fork:
+    """Forks a process that the agent adopts once it is released."""
     pid_read, pid_write = os.pipe()
     gate_read, gate_write = os.pipe()
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python 3.12+ warns about threads, but this spare has none
-        intermediate = os.fork()
-        if intermediate == 0:
-            intermediate = os.getpid()
+        parent = os.fork()
+        if parent == 0:
+            parent = os.getpid()
             try:
                 pid = os.fork()
-                if pid:
-                    os.write(pid_write, b"%d" % pid)
             except OSError:
                 os._exit(1)
             if pid:
+                os.write(pid_write, b"%d" % pid)
+                _close_all_but({gate_read})
+                os.read(gate_read, 1)
                 os._exit(0)
-            os.close(gate_write)
-            os.read(gate_read, 1)
-            while os.getppid() == intermediate:
-                os.sched_yield()
-            return 0
-    for fd in (pid_write, gate_read, gate_write):
+            for fd in (pid_read, pid_write, gate_write):
+                os.close(fd)
+            ours.close()
+            return _Fork(0, parent, gate_read, theirs)
+    theirs.close()
+    for fd in (pid_write, gate_read):
         os.close(fd)
-    os.waitpid(intermediate, 0)
     text = os.read(pid_read, 32)
     os.close(pid_read)
+    fork = _Fork(int(text or b"0"), parent, gate_write, ours)
     if not text:
+        fork.release()
         raise OSError("cannot create a process")
-    return int(text)
+    return fork
+
+
+def _close_all_but(kept: "set[int]") -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the descriptor of the listing itself
 
 
 def _become_task(fds: "list[int]", preloaded: "Any", agent: int, libc: "Any") -> "dict[str, Any]":
@@ -164,13 +254,7 @@ def _become_task(fds: "list[int]", preloaded: "Any", agent: int, libc: "Any") ->
     request = _read(fds[0])
     for target, fd in zip((1, 2, _REPORT), fds[1:]):
         os.dup2(fd, target)
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd > (_REPORT if len(fds) > _REPORT else 2) and fd not in preloaded.module_fds:
-            try:
-                os.close(fd)
-            except OSError:
-                pass
+    _close_all_but({0, 1, 2, *({_REPORT} if len(fds) > _REPORT else ()), *preloaded.module_fds})
     request["environment"] = {**request["environment"], **preloaded.python_set}
     preloaded.effects.set_environment(request["environment"])
     _refresh_process_state(preloaded)

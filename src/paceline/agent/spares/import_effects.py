@@ -147,6 +147,10 @@ class Process:
         self.signals = _signals()
         self.fds = set(_fds())
 
+    def unshareable_fds(self) -> "list[int]":
+        """The file descriptors that modules opened and that forks cannot share."""
+        return [fd for fd in _fds() if fd not in self.fds and not _is_shareable(fd)]
+
     def changes(self, threads: "Callable[[], int]") -> "tuple[str, set[int]]":
         """Why the process cannot be forked safely, or an empty string; and the file descriptors that modules opened."""
         module_fds = set(_fds()) - self.fds

@@ -49,9 +49,13 @@ def begin(mode: str, fd: int, import_recorder: "Any", load: "Callable[..., Any]"
     """Returns when the program can start; in a spare, that is once in every task forked from it."""
     report_exceptions()
     let_threads_finish()
+    stack_signal = load("frameworks", "stack_signal.py")
+    stack_signal.note_threads()
     if mode == "spare":
         load("agent", "spares", "fork_server.py").serve(fd, import_recorder, load)
+        stack_signal.register()
         return
+    stack_signal.register()
     if fd >= 0 and hasattr(_bootstrap, "_module_locks"):
         os.set_inheritable(fd, False)
         sys.meta_path.insert(0, Recorder(fd))

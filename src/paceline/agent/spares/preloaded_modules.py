@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _REPORT = 3
 _MISSING = object()
+_YES, _NO = 11, 10  # exit codes
 
 
 class Group:
@@ -34,6 +35,44 @@ class Group:
         self.after: dict[str, Any] = {}
 
 
+class CudaAnswers:
+    """Answers `torch.cuda.is_available()` while modules are imported. The function initializes CUDA, after which a
+    process cannot be forked, so a fork calls it. torch.compile imports modules that call it."""
+
+    def __init__(self, devices: str) -> None:
+        """`devices`: the GPUs of the tasks, as in CUDA_VISIBLE_DEVICES."""
+        self.devices = devices
+        self.module: Any = None
+        self.original: Any = None
+        self.is_loading = True
+
+    def install(self) -> None:
+        """Once torch.cuda has been imported."""
+        module: Any = sys.modules.get("torch.cuda")
+        if self.module is None and hasattr(module, "is_available"):
+            self.module, self.original = module, module.is_available
+            module.is_available = self.is_available
+
+    def remove(self) -> None:
+        self.is_loading = False  # a module may have its own reference to the function
+        if self.module is not None and self.module.is_available == self.is_available:
+            self.module.is_available = self.original
+
+    def is_available(self) -> bool:
+        if self.is_loading:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = self.devices
+                    os._exit(_YES if self.original() else _NO)
+                finally:
+                    os._exit(1)
+            code = os.waitpid(pid, 0)[1] >> 8
+            if code in (_YES, _NO):
+                return code == _YES
+        return bool(self.original())
+
+
 class Preloaded:
     """The modules of a spare, and the finder that observes their import."""
 
@@ -43,6 +82,8 @@ class Preloaded:
         self.effects = effects
         self.attempted: set[str] = set()
         self.standard: set[str] = {name.partition(".")[0] for name in sys.modules}
+        self.cuda = CudaAnswers(order["devices"])
+        self.openers: dict[int, str] = {}  # file descriptor that forks cannot share -> the import that opened it
         self.own_module = ""  # a module of the user's code that an installed package imports
         self.reads: dict[str, str] = {}  # environment variable -> the module that read it
         self.static: dict[str, str] = {}
@@ -68,7 +109,9 @@ class Preloaded:
             for name in state["modules"]:
                 if name not in sys.modules and name not in self.attempted and not self.own_module:
                     self._import(Group(name, state))
+                    self.openers = {fd: self.openers.get(fd, name) for fd in self.process.unshareable_fds()}
         sys.meta_path.remove(self)
+        self.cuda.remove()
         main.__dict__.pop("__file__", None)
         sys.path[:] = path
         os.environ._data = dict(os.environ._data)  # type: ignore[attr-defined]
@@ -116,6 +159,7 @@ class Preloaded:
                 self.hidden[name] = group
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+        self.cuda.install()
         spec: ModuleSpec | None = self.import_recorder.find(self, name, path, target)
         if spec is not None and self.import_recorder.is_being_imported(name):
             kind = self.import_recorder.kind_of(spec)

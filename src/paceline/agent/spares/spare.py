@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Union
@@ -31,6 +31,7 @@ _SITE = _PACKAGE / "frameworks" / "site"
 _HOOK = (
     "agent/spares/import_recorder.py",
     "agent/spares/fork_server.py",
+    "agent/spares/gpu_standby.py",
     "agent/spares/preloaded_modules.py",
     "agent/spares/import_effects.py",
     "frameworks/jax_cluster.py",
@@ -38,6 +39,7 @@ _HOOK = (
     "frameworks/keras_files.py",
     "frameworks/keras_fit.py",
     "frameworks/keras_losses.py",
+    "frameworks/stack_signal.py",
     "frameworks/start_stages.py",
     "frameworks/tensorflow_initial_values.py",
     "frameworks/site/sitecustomize.py",
@@ -58,6 +60,17 @@ Record = tuple[State, ...]
 
 
 @dataclass(frozen=True)
+class ContextOrder:
+    """The CUDA context that a standby creates."""
+
+    environment: Mapping[str, str]  # the variables that CUDA reads
+    device: int  # the index among the devices that it sees
+    pid: int  # a process of the same program; only if it uses CUDA itself, a context is created
+    library: str = "libcuda.so.1"
+    file: str = "/dev/nvidia-uvm"  # open in a process that has initialized CUDA, but not if it only queries devices
+
+
+@dataclass(frozen=True)
 class Ready:
     rss: int
     modules: int
@@ -69,6 +82,7 @@ class Unfit:
     """This spare cannot be used: tasks that it has not started must be started cold."""
 
     reason: str
+    module: str = ""  # the one to which this is due: another spare can do without it
 
 
 @dataclass(frozen=True)
@@ -94,10 +108,18 @@ class Spare:
         self._over = False
 
     @classmethod
-    def spawn(cls, python: Python, environment: Mapping[str, str], cwd: str, record: Record, nice: int = 10) -> Spare:
+    def spawn(
+        cls,
+        python: Python,
+        environment: Mapping[str, str],
+        cwd: str,
+        record: Record,
+        nice: int = 10,
+        devices: Sequence[str] = (),
+    ) -> Spare:
         """Starts a spare for `python`. `environment`: the variables that all its tasks share.
 
-        `nice`: its niceness while it imports, so that it does not slow down running tasks.
+        `nice`: its niceness while it imports, so that it does not slow down running tasks. `devices`: their GPUs.
         """
         if not supported():
             raise ValueError("spares require Linux")
@@ -131,6 +153,7 @@ class Spare:
             "argv": python.argv,
             "environment": dict(environment),
             "nice": nice,
+            "devices": ",".join(devices),
         }
         with contextlib.suppress(ConnectionError):  # it has already ended, which the agent notices later
             spare._send("preload", {**order, "record": states})
@@ -165,10 +188,13 @@ class Spare:
         stderr_fd: int,
         report_fd: int,
         argv: Sequence[str] | None = None,
+        standby: str = "",
     ) -> None:
         """Requests a task with this environment; Started, Unfit or Ended follows. OSError: the spare has ended.
 
-        `argv`: the spare's, with other arguments for the program; None: the same arguments."""
+        `argv`: the spare's, with other arguments for the program; None: the same arguments. `standby`: the standby that
+        becomes the task, if there is such a one.
+        """
         different = {
             name
             for name in {*environment, *self._environment}
@@ -179,7 +205,12 @@ class Spare:
         again = _hooked(environment, "cold", -1)
         added = {name: value for name, value in again.items() if environment.get(name) != value}
         payload = {"environment": dict(environment), "again": added, "argv": argv}
-        self._send("start", payload, stdout_fd, stderr_fd, report_fd)
+        self._send(f"start {standby}".rstrip(), payload, stdout_fd, stderr_fd, report_fd)
+
+    def prepare(self, standby: str, order: ContextOrder) -> None:
+        """Requests a standby, which creates a CUDA context and waits to become a task. There may be none later: it ends
+        if it cannot be of use. OSError: the spare has ended."""
+        self._send(f"standby {standby}", dataclasses.asdict(order))
 
     def _send(self, kind: str, payload: dict[str, Any], *fds: int) -> None:
         # The payload may be large: it is sent as a file, so that sending never blocks.
@@ -198,7 +229,7 @@ class Spare:
     def kill(self) -> None:
         self.close()
         try:
-            os.kill(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)  # with its standbys, and forks that are not tasks yet
         except ProcessLookupError:
             pass
 
@@ -237,6 +268,12 @@ def read_record(path: Path) -> Record:
     )
 
 
+def without(record: Record, modules: Collection[str]) -> Record:
+    """The record of a program that does not import these modules."""
+    kept = [tuple(name for name in state.modules if name not in modules) for state in record]
+    return tuple(dataclasses.replace(state, modules=names) for state, names in zip(record, kept) if names)
+
+
 def _is_state(item: dict[str, Any]) -> bool:
     environment, path, late = (item.get(name) for name in ("environment", "path", "late"))
     return (
@@ -260,7 +297,8 @@ def _read_message(data: bytes) -> Message:
             if _may_be_task(message["started"]):
                 return Started(message["started"])
         elif isinstance(message["unfit"], str):
-            return Unfit(message["unfit"][:500])
+            module = message.get("module")
+            return Unfit(message["unfit"][:500], module[:500] if isinstance(module, str) else "")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         pass
     return Unfit("it sent an invalid message")
@@ -295,9 +333,9 @@ def start_plain(
 ) -> int:
     """Starts any program and returns its pid, or raises OSError. Python processes that it starts get the hooks for JAX
     and Keras."""
-    if environment.get("PACELINE_JAX_COORDINATOR") or environment.get("PACELINE_PATCH_KERAS"):
-        paths = [str(site_folder()), *filter(None, [environment.get("PYTHONPATH")])]
-        environment = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+    site, paths = str(site_folder()), environment.get("PYTHONPATH", "").split(os.pathsep)
+    if site not in paths and (environment.get("PACELINE_JAX_COORDINATOR") or environment.get("PACELINE_PATCH_KERAS")):
+        environment = {**environment, "PYTHONPATH": os.pathsep.join([site, *filter(None, paths)])}
     return _spawn(argv, environment, cwd, {0: None, 1: stdout_fd, 2: stderr_fd, REPORT_FD: report_fd})
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from typing import Any, Callable
@@ -25,6 +27,11 @@ SAMPLES = 6  # samples of CPU time, one per heartbeat
 TEXT_LIMIT = 4000  # characters of one text in a message of a task
 MAX_FRAMES = 1000  # innermost frames of an exception that are inspected
 EXIT_WITHIN = 5.0  # seconds after an uncaught exception; some programs wait for their peers for minutes
+READ_BYTES = 64 * 1024  # of output at a time
+PIPE_BYTES = 256 * 1024  # of output that a task can write before it has to wait; a user's pipes share 64 MiB
+SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ of Linux; the module fcntl has it since Python 3.10
+OFTEN_S = 0.002  # a task that writes again within this time writes often
+PAUSE_S = 0.01  # the output of such a task is read this often: waking up for each line would take most of a core
 
 
 def text_of(value: Any) -> str:
@@ -66,6 +73,7 @@ class Attempt:
         self.step_at = now
         self.metrics: dict[str, float] = {}
         self.start_timer = StartTimer(now, framework)
+        self.cuda_variables: dict[str, str] | None = None  # of its environment, as of its first step; None: no GPU
         self.polls_for_saves = False  # whether it checks once a step if it should take a snapshot
         self.cold_because = ""  # why it could not be started from a spare
         self.raised: Raised | None = None
@@ -81,6 +89,8 @@ class Attempt:
         self._on_first_step = on_first_step
         self._on_message = on_message
         self._output, self.output_end = os.pipe()
+        self._pipe_bytes = _enlarge(self._output)
+        self._resume: Timer | None = None  # set while output is not watched
         self._reports, self.report_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.report_end.setblocking(False)
         self._reports.setblocking(False)
@@ -144,20 +154,34 @@ class Attempt:
             self._deadline = None
 
     def read_output(self) -> None:
+        before, count = self.output_at, 0
         for _ in range(64):
             try:
-                data = os.read(self._output, 65536)
+                data = os.read(self._output, READ_BYTES)
             except BlockingIOError:
-                return
+                break
             except OSError:
                 data = b""
             if not data:
                 self._loop.unwatch(self._output)
                 return
+            count += len(data)
             self.output_at = self._loop.now()
             if self.first_output_at is None:
                 self.first_output_at = self.output_at
             self.log.feed(data)
+        if self.output_at - before < OFTEN_S and count <= self._pipe_bytes // 2:
+            self._pause()
+
+    def _pause(self) -> None:
+        """The pipe holds what is written meanwhile."""
+        if self._resume is None and not self.exited:
+            self._loop.unwatch(self._output)
+            self._resume = self._loop.after(PAUSE_S, self._watch_output)
+
+    def _watch_output(self) -> None:
+        self._resume = None
+        self._loop.watch(self._output, selectors.EVENT_READ, self.read_output)
 
     def read_reports(self) -> None:
         before_first_step = self.step is None
@@ -188,6 +212,9 @@ class Attempt:
             return
         if message.get("_") == "start":
             self.start_timer.on_report(message, self._loop.now())
+            return
+        if message.get("_") == "gpu":
+            self.cuda_variables = _texts(message.get("environment"))
             return
         if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest", "not-finite"):
             self._on_message(self, message)
@@ -235,6 +262,8 @@ class Attempt:
 
     def finish(self) -> None:
         """The process has ended: reads its remaining output and reports, and closes them."""
+        if self._resume is not None:
+            self._resume.cancel()
         self.read_output()
         self.read_reports()
         self.log.end()
@@ -247,6 +276,20 @@ class Attempt:
 
     def progress(self, now: float) -> TaskProgress:
         return TaskProgress(self.step, round(now - self.step_at, 4), round(now - self.output_at, 4), self.metrics)
+
+
+def _texts(data: Any) -> dict[str, str]:
+    return {str(name): text_of(value) for name, value in data.items()} if isinstance(data, dict) else {}
+
+
+def _enlarge(pipe: int) -> int:
+    """The number of bytes that the pipe holds, after making it larger if possible."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        return fcntl.fcntl(pipe, SET_PIPE_SIZE, PIPE_BYTES)
+    except OSError:
+        return 64 * 1024  # the user's limit is reached
 
 
 def _raised(message: dict[str, Any]) -> Raised:

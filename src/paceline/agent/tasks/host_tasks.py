@@ -64,6 +64,7 @@ class HostTasks:
         self._launcher = TaskLauncher(
             plan, options, loop, connection.send, connection.notify, self._on_started, self._on_start_failed
         )
+        self.program_processes = self._launcher.program_processes
         self._memory = machine.Memory(options.memory)
         self._kills_before = self._memory.oom_kills()
         self._logs: dict[str, TaskLog] = {}
@@ -127,7 +128,7 @@ class HostTasks:
             if log is None:
                 log = self._logs[name] = TaskLog(
                     f"{self._options.folder}/logs/{name}.log", lambda text: self._connection.notify(text, True), name,
-                    self._echo,
+                    self._echo, self._plan.limits.log,
                 )  # fmt: skip
             self._kills_before = self._memory.oom_kills()
             task, framework = self._tasks[name], "" if self._launcher.starts_the_program_below else self._plan.framework
@@ -148,7 +149,7 @@ class HostTasks:
                 variables.update({"PACELINE_DATA": self.notes.data} if self.notes.data else {})
                 if task.rank == 0 and self._plan.framework != "none" and self._plan.world_size > 1:
                     self._port_watch = PortWatch(endpoint(environment.rendezvous(self._plan, self.roster))[1])
-                self._launcher.start(attempt, self.roster, message.restarts, variables)
+                self._launcher.start(attempt, self.roster, message.restarts, variables, message.mlflow_run)
             except OSError as error:
                 self._on_start_failed(attempt, error)
 
@@ -326,6 +327,8 @@ class HostTasks:
         output = [self._redact(line) for line in attempt.log.tail]
         raised = attempt.raised
         raised = None if raised is None else replace(raised, text=self._redact(raised.text))
+        if raised is not None:
+            self._launcher.standbys.on_error(raised)
         if expected:
             tail = output if attempt.requested_end == ins.KILL else ()
             cause = exit_causes.own_error(tail, raised) if attempt.requested_end not in GRACEFUL else None
@@ -410,7 +413,8 @@ class HostTasks:
             attempt.kill()  # there is no process that could write its stacks
         elif how == ins.ABORT:
             attempt.state = attempt.doing()
-            attempt.log.tail.clear()
+            attempt.read_output()
+            attempt.log.clear_tail()
             descendants = machine.descendants(attempt.pid) if self._launcher.starts_the_program_below else []
             for pid in descendants or [attempt.pid]:  # the stacks of a shell or of torchrun are not useful
                 _signal(pid, signal.SIGABRT)

@@ -16,14 +16,18 @@ from paceline.agent.options import Options
 from paceline.agent.spares import spare
 from paceline.agent.tasks import compiled_folder, references
 from paceline.agent.tasks.attempt import Attempt
+from paceline.agent.tasks.gpu_standbys import GpuStandbys
 from paceline.agent.tasks.python_command import Python, parse_command, with_program_found
 from paceline.agent.transfers.porter_client import process
 from paceline.frameworks import amx, environment, tensorflow_server
+from paceline.frameworks.tracking import tracking_variables
 from paceline.plan import Plan, launcher_of
 
 SETTLED = 3.0  # seconds without an import, after which a program has imported what it needs
 SPARE_DEATHS = 3  # spares that may end before no more are started
 SPARE_ANSWERS = 10.0  # seconds that a spare may take to fork
+SPARE_RENEWALS = 3  # spares that are replaced because the program has imported more since
+SPARE_LEFT_OUT = 5  # modules that spares may leave to the program, because forks cannot share what they open
 SPARE_NICE = 5  # training has priority, but the spare must become ready eventually
 MARGIN = 256 * 1024 * 1024  # bytes of memory to leave free
 
@@ -65,6 +69,10 @@ class TaskLauncher:
         self._spare: spare.Spare | None = None
         self._spare_ready = False
         self._spare_deaths = 0
+        self._spare_renewals = 0
+        self._left_out: set[str] = set()  # modules that spares do not import
+        self._spare_record_size = 0  # bytes of the record that the spare was started with
+        self.standbys = GpuStandbys()
         self._spares_enabled = plan.restart.warm and self.python is not None and not self._is_program_varying()
         self._pending: list[Attempt] = []
         self._pending_environments: dict[str, dict[str, str]] = {}
@@ -80,7 +88,10 @@ class TaskLauncher:
         environ = {**os.environ, **self._role.env}
         for name in self._env_with_references:
             del environ[name]
-        paths = [*filter(None, [environ.get("PYTHONPATH"), self._options.library])]
+        site = (
+            str(spare.site_folder()) if self.starts_the_program_below else ""
+        )  # Python below a shell shows its stacks
+        paths = [*filter(None, [site, environ.get("PYTHONPATH"), self._options.library])]
         compiled = compiled_folder.variables(self._plan, self._options, {**os.environ, **self._role.env}, self._notify)
         limits = amx.environment(environ)
         if limits:
@@ -91,16 +102,20 @@ class TaskLauncher:
             **environ,
             **limits,
             **compiled,
-            **({"PYTHONPATH": os.pathsep.join(paths)} if self._options.library else {}),
+            **({"PYTHONPATH": os.pathsep.join(paths)} if self._options.library or site else {}),
             "PYTHONFAULTHANDLER": "1",
             "PACELINE_TENSORBOARD_DIR": f"{self._options.folder}/tensorboard",
         }
 
-    def start(self, attempt: Attempt, roster: dict[str, str], restarts: int, variables: dict[str, str]) -> None:
+    def start(
+        self, attempt: Attempt, roster: dict[str, str], restarts: int, variables: dict[str, str], mlflow_run: str = ""
+    ) -> None:
         """Starts the attempt; `on_started` is called once it has a process. OSError: the command cannot be started."""
         task = attempt.task
+        given = {**self._static, **self._env_with_references}
         environ = {
             **self._static,
+            **tracking_variables(self._plan, task, self._options.run, mlflow_run, given),
             **environment.task_variables(
                 self._plan, task, roster, self._options.run, attempt.generation, restarts, self._options.machine
             ),
@@ -109,11 +124,12 @@ class TaskLauncher:
             **variables,
         }
         environ.update(references.expand_env(self._env_with_references, environ))
+        standby = self.standbys.take(task.name, environ)
         if self._spare is not None and self._spare_ready:
             out, reports = attempt.output_end, attempt.report_end.fileno()
             python = self._python_for(environ)
             try:
-                self._spare.start(environ, out, out, reports, None if python is None else python.argv)
+                self._spare.start(environ, out, out, reports, None if python is None else python.argv, standby)
             except (OSError, ValueError) as error:
                 self.disable_spares(f"{self._options.host} does not use spares: {error}")
             else:
@@ -174,9 +190,15 @@ class TaskLauncher:
 
     def consider_spare(self, attempts: dict[str, Attempt], memory: machine.Memory) -> None:
         """Starts a spare once the program has imported what it needs or reports steps, if there is enough memory."""
+        first = next((attempt for attempt in attempts.values() if attempt.pid), None)
+        if self._spare is not None and self._spare_ready and first is not None and first.step is not None:
+            if self._has_imported_more():
+                self._spare_renewals += 1
+                self._drop_spare()
+            else:
+                self.standbys.prepare(self._spare, attempts.values(), memory)
         if not self._spares_enabled or self._spare is not None or self.python is None:
             return
-        first = next((attempt for attempt in attempts.values() if attempt.pid), None)
         if first is None or not (first.step is not None or self._has_finished_imports()):
             return
         need = machine.resident(first.pid) + MARGIN
@@ -185,11 +207,13 @@ class TaskLauncher:
             self.disable_spares(f"{self._options.host} does not use spares: {shortage}")
             return
         try:
-            record = spare.read_record(Path(self._record_path))
+            self._spare_record_size = self._record_size()
+            record = spare.without(spare.read_record(Path(self._record_path)), self._left_out)
             if not record and self.python.hooked:
                 self._spares_enabled = False  # there is nothing to preload: a cold start is as fast
                 return
-            self._spare = spare.Spare.spawn(self.python, self._static, self._work, record, nice=SPARE_NICE)
+            devices = self._options.devices
+            self._spare = spare.Spare.spawn(self.python, self._static, self._work, record, SPARE_NICE, devices)
         except (OSError, ValueError) as error:
             self.disable_spares(f"{self._options.host} does not use spares: {error}")
             return
@@ -204,6 +228,19 @@ class TaskLauncher:
             self._record_mtime = mtime, self._loop.now()
         return self._loop.now() - self._record_mtime[1] > SETTLED
 
+    def _has_imported_more(self) -> bool:
+        """Whether the program has imported modules that the spare lacks: on a slow disk, one import can take so long
+        that the spare was started in between. They are not missed while a task waits to be forked."""
+        if self._pending or self._spare_renewals >= SPARE_RENEWALS or not self._has_finished_imports():
+            return False
+        return self._record_size() > self._spare_record_size
+
+    def _record_size(self) -> int:
+        try:
+            return os.stat(self._record_path).st_size
+        except OSError:
+            return 0
+
     def _read_spare(self) -> None:
         if self._spare is None:
             return
@@ -216,7 +253,12 @@ class TaskLauncher:
                 self._on_spare_ended()
                 return
             elif isinstance(message, spare.Unfit):
-                self._on_spare_failed(message.reason)
+                if message.module not in {"", *self._left_out} and len(self._left_out) < SPARE_LEFT_OUT:
+                    self._left_out.add(message.module)
+                    self._drop_spare()
+                    self._start_pending_cold()
+                else:
+                    self._on_spare_failed(message.reason)
                 return
             elif isinstance(message, spare.Started) and self._pending:
                 attempt = self._pending.pop(0)
@@ -268,6 +310,7 @@ class TaskLauncher:
             self._loop.unwatch(self._spare)
             self._spare.kill()
         self._spare, self._spare_ready = None, False
+        self.standbys.clear()
 
     def disable_spares(self, reason: str) -> None:
         if self._spares_enabled:
@@ -279,6 +322,13 @@ class TaskLauncher:
     def sigill_hint(self) -> str:
         """The likely reason if a task was killed by SIGILL."""
         return amx.likely_reason(self._static)
+
+    def program_processes(self, pid: int) -> list[int]:
+        """The processes of a task, whose own is `pid`, that may run the program."""
+        if not self.starts_the_program_below:
+            return [pid]
+        below = machine.descendants(pid)
+        return [pid, *below] if self.python is None else below or [pid]
 
     def uses_keras_3(self) -> bool:
         """Whether `tf.keras` is Keras 3 in these tasks, as far as their environment decides it."""

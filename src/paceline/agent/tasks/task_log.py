@@ -1,4 +1,7 @@
-"""A task's log: lines with time and generation, progress bars collapsed, and the last lines kept in memory."""
+"""A task's log: lines with time and generation, progress bars collapsed, and the last lines kept in memory.
+
+A task may write 100,000 lines a second: complete lines are handled together, not one by one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import time
 from collections import deque
 from typing import Callable
 
-from paceline.agent.run_files import Appender, Echo, stamp
+from paceline.agent.limited_log import LimitedLog
+from paceline.agent.run_files import Echo, stamp
+from paceline.plan import LOG_LIMIT
 
 LONGEST_LINE = 64 * 1024
 TAIL_LINES = 400
@@ -14,60 +19,111 @@ BAR_EVERY = 0.5  # seconds between two logged states of a progress bar
 
 
 class TaskLog:
-    def __init__(self, path: str, report: Callable[[str], None], task: str = "", echo: Echo | None = None) -> None:
-        self._file = Appender(path, report)
+    def __init__(
+        self, path: str, report: Callable[[str], None], task: str = "", echo: Echo | None = None,
+        limit: int = LOG_LIMIT,
+    ) -> None:  # fmt: skip
+        """`limit`: bytes of it that are kept."""
+        self._file = LimitedLog(path, report, limit)
         self._task = task.encode()
         self._echo = echo
         self._partial = b""
         self._bar_at = 0.0
         self.generation = 0
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._recent: deque[tuple[bytes, int]] = deque()  # lines, separated by line ends, and their number
+        self._recent_lines = 0
 
     def begin(self, generation: int) -> None:
         self.generation = generation
-        self.tail.clear()
+        self.clear_tail()
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
         """Appends output of the task, in pieces of any size."""
-        pieces = (self._partial + data).split(b"\n")
-        self._partial = pieces.pop()
-        lines = [self._line(piece) for piece in pieces]
-        if b"\r" in self._partial:
-            self._partial = self._bar(self._partial, lines)
-        while len(self._partial) > LONGEST_LINE:
-            lines.append(self._line(self._partial[:LONGEST_LINE]))
-            self._partial = self._partial[LONGEST_LINE:]
-        if lines:
-            self._write(lines)
+        if b"\r" in data or b"\r" in self._partial:
+            self._feed_with_bars(data)
+        else:
+            complete, newline, rest = data.rpartition(b"\n")
+            if newline:
+                lines, self._partial = _valid(self._partial + complete), rest
+                self._write([lines])
+            else:
+                self._partial += rest
+        if len(self._partial) > LONGEST_LINE:
+            pieces = []
+            while len(self._partial) > LONGEST_LINE:
+                pieces.append(_valid(self._partial[:LONGEST_LINE]))
+                self._partial = self._partial[LONGEST_LINE:]
+            self._write(pieces)
 
     def end(self) -> None:
         """The task has ended: an unterminated line is complete."""
         if self._partial:
-            self._write([self._line(self._partial)])
+            self._write([_visible(self._partial)])
             self._partial = b""
 
     def close(self) -> None:
         self._file.close()
 
-    def _line(self, raw: bytes) -> bytes:
-        visible = raw.rstrip(b"\r").rpartition(b"\r")[2]
-        text = visible.decode("utf-8", "replace")
-        self.tail.append(text)
-        return b"| " + text.encode()
+    @property
+    def tail(self) -> list[str]:
+        """The last lines of this generation."""
+        lines = [line for chunk, _ in self._recent for line in chunk.decode("utf-8", "replace").split("\n")]
+        return lines[-TAIL_LINES:]
 
-    def _bar(self, partial: bytes, lines: list[bytes]) -> bytes:
+    def clear_tail(self) -> None:
+        self._recent.clear()
+        self._recent_lines = 0
+
+    def _feed_with_bars(self, data: bytes) -> None:
+        pieces = (self._partial + data).split(b"\n")
+        self._partial = pieces.pop()
+        self._write([_visible(piece) for piece in pieces])
+        if b"\r" in self._partial:
+            self._partial = self._bar(self._partial)
+
+    def _bar(self, partial: bytes) -> bytes:
         """The latest state of a line that overwrites itself; older states are dropped."""
         before, _, after = partial.rpartition(b"\r")
         state = after or before.rpartition(b"\r")[2]
         now = time.monotonic()
         if state and now - self._bar_at >= BAR_EVERY:
             self._bar_at = now
-            lines.append(b"~ " + state.decode("utf-8", "replace").encode())
+            self._append(_valid(state), b"~ ")
         return b"\r" + state if not after else b"\r" + after
 
-    def _write(self, lines: list[bytes]) -> None:
-        prefix = f"{stamp()} g{self.generation} ".encode()
-        self._file.write(b"".join(prefix + line + b"\n" for line in lines))
+    def _write(self, chunks: list[bytes]) -> None:
+        """Each chunk is a line, or several with line ends between them."""
+        if not chunks:
+            return
+        lines = b"\n".join(chunks)
+        count = lines.count(b"\n") + 1
+        self._recent.append((lines, count))
+        self._recent_lines += count
+        while self._recent_lines - self._recent[0][1] >= TAIL_LINES:
+            self._recent_lines -= self._recent.popleft()[1]
+        self._append(lines, b"| ")
+
+    def _append(self, lines: bytes, mark: bytes) -> None:
+        prefix = f"{stamp()} g{self.generation} ".encode() + mark
+        self._file.write(_prefixed(lines, prefix))
         if self._echo is not None:
-            self._echo.write(b"".join(self._task + b" " + prefix + line + b"\n" for line in lines))
+            self._echo.write(_prefixed(lines, self._task + b" " + prefix))
+
+
+def _prefixed(lines: bytes, prefix: bytes) -> bytes:
+    return prefix + lines.replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def _visible(raw: bytes) -> bytes:
+    """What a terminal would show of a line."""
+    return _valid(raw.rstrip(b"\r").rpartition(b"\r")[2])
+
+
+def _valid(raw: bytes) -> bytes:
+    """The same, if it is valid UTF-8."""
+    try:
+        raw.decode()
+        return raw
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "replace").encode()

@@ -86,6 +86,16 @@ def _is_class(name: str) -> bool:
     return name == "Exception" or _CAPITAL.search(last, 0 if module else 1) is not None
 
 
+def library_file(file: str) -> str:
+    """The file of a library, relative to the folder of libraries; empty: the file belongs to the user's code.
+
+    >>> library_file("/usr/lib/python3.11/threading.py"), library_file("/home/me/train.py")
+    ('threading.py', '')
+    """
+    library = _LIBRARY.search(file)
+    return "" if library is None else library["package"] or library["module"] or library["helper"] or file
+
+
 def places(frames: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """Where an exception was raised, from its frames (file and line), outermost first: the innermost frame in the
     user's code, and the innermost frame of all if that is in a library."""
@@ -95,4 +105,4 @@ def places(frames: Sequence[tuple[str, str]]) -> tuple[str, str]:
     own = next((frame for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
     if library is None or own is None:
         return f"{file}:{line}", ""
-    return f"{own[0]}:{own[1]}", f"{library['package'] or library['module'] or library['helper'] or file}:{line}"
+    return f"{own[0]}:{own[1]}", f"{library_file(file)}:{line}"

@@ -23,7 +23,7 @@ from typing import Any, Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.events import PartSaved
-from paceline.agent.net.codec import not_finite_text
+from paceline.agent.net.codec import is_finite, not_finite_text
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import stored_messages
 from paceline.agent.options import Options
@@ -45,6 +45,7 @@ MAX_HELD = 1000  # parts of a task that are reported at once; the captain needs 
 LARGEST_STEP = 2**53 - 1
 MAX_ENTRIES = 100  # entries of `metrics` and of `versions`
 MAX_COPIES = 3  # kept for evaluators
+LONGEST_STALL = 1e8  # seconds
 RETRY_S = 2.0  # seconds until a failed fetch is retried
 NO_ROOM = "no-room"  # a file next to what a task has saved on disk: memory was full; see runtime/snapshot_folders.py
 REMOVED = ".gone"  # ends the names of folders that are about to be deleted
@@ -245,7 +246,9 @@ class HostSnapshots:
         numbers = {k[:100]: float(v) for k, v in _items(metrics) if isinstance(v, (int, float)) and abs(v) < 1e300}
         not_finite = {k[:100]: text for k, v in _items(metrics) if (text := not_finite_text(v))}
         texts = {k[:100]: str(v)[:200] for k, v in _items(versions) if isinstance(v, (str, int, float))}
-        return PartSaved(self._options.host, task, id, parts, numbers, texts, not_finite)
+        stall: Any = about.get("stall_s")
+        stall = float(stall) if is_finite(stall) and 0 <= stall < LONGEST_STALL else 0.0
+        return PartSaved(self._options.host, task, id, parts, numbers, texts, not_finite, stall)
 
     # ---- instructions of the captain
 

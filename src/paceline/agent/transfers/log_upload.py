@@ -1,7 +1,8 @@
 """Uploads a host's logs, events and reports to the snapshot location as they grow, so they survive the host.
 
 The state of the upload is in a file next to them: a restarted agent resumes there, and sends the unfinished piece again
-under the same name.
+under the same name. The oldest output of a task is deleted if there is too much of it (`limits.log`), whether it was
+uploaded or not: a store that is too slow, or unreachable, must not fill the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from paceline.agent.run_files import replace, stamp
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient
 from paceline.plan import Plan
-from paceline.storage.run_archive import MOST, part
+from paceline.storage import log_parts
+from paceline.storage.run_archive import MOST
 from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
 EVERY = 10.0  # seconds between uploads: the output that may be lost with a host
@@ -31,7 +33,7 @@ class LogUpload:
         self, plan: Plan, options: Options, files: Mapping[str, str], porter: PorterClient, loop: Loop,
         warn: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`files`: name -> path, of files that only this host writes, and only appends to."""
+        """`files`: name -> path, of files and logs that only this host writes, and only appends to."""
         outlives = plan.snapshots.in_bucket or plan.snapshots.claimed[0]
         self._files = dict(files) if options.echo and outlives else {}
         if not options.echo and plan.snapshots.to and not plan.snapshots.claimed[0]:
@@ -42,6 +44,7 @@ class LogUpload:
         self._state_file = f"{options.folder}/.{options.host}.kept"
         self._porter, self._loop, self._warn = porter, loop, warn
         self._has_warned = False
+        self._warned_of: set[str] = set()  # files of which something was deleted before it was sent
         self._is_uploading = False
         self._then: Callable[[], None] | None = None  # set once the run has ended
         self._last_failed = False  # the first of two tries after the end
@@ -85,6 +88,8 @@ class LogUpload:
 
     def _upload(self, least: int = 1) -> bool:
         """Starts an upload if there are at least that many new bytes; returns whether it did."""
+        if not self._files or not self._skip_deleted():
+            return False
         ends = {name: self._end(name) for name in self._files}
         if sum(ends.values()) - sum(self._ends[name] for name in ends) < least:
             return False
@@ -95,16 +100,34 @@ class LogUpload:
         self._porter.ask(request, lambda answer: self._answered(ends, answer))
         return True
 
+    def _skip_deleted(self) -> bool:
+        """What was deleted cannot be sent any more: a new piece begins after it. Returns whether one can begin."""
+        first = {name: log_parts.bounds(path)[0] for name, path in self._files.items()}
+        if all(first[name] <= begin for name, begin in self._begins.items() if name in first):
+            return True
+        begins = {name: max(end, first.get(name, 0)) for name, end in self._ends.items()}
+        if not self._write_state(self._number + 1, begins):
+            return False
+        for name, end in self._ends.items():
+            if begins[name] > end and name not in self._warned_of:
+                self._warned_of.add(name)
+                self._warn(
+                    f"output in {name} was deleted before it was uploaded to {self._location}, so far "
+                    f"{begins[name] - end} bytes: it grows faster than it can be uploaded, and limits.log was reached"
+                )
+        self._number, self._begins, self._ends = self._number + 1, begins, dict(begins)
+        return True
+
     def _end(self, name: str) -> int:
         """Where the current piece may end in this file: at the end of a line."""
         path, limit = self._files[name], self._begins[name] + max(MOST // len(self._files), LONGEST_LINE)
         try:
-            size = os.stat(path).st_size
+            size = log_parts.bounds(path)[1]
             if size <= limit:
-                return size
-            tail = part(path, limit - LONGEST_LINE, limit)
+                return max(size, self._ends[name])
+            tail = log_parts.read_range(path, limit - LONGEST_LINE, limit)
         except OSError:
-            return self._ends[name]  # the file does not exist yet
+            return self._ends[name]  # the file does not exist yet, or its oldest part was just deleted
         return limit - LONGEST_LINE + (tail.rfind(b"\n") + 1 or LONGEST_LINE)
 
     def _answered(self, ends: dict[str, int], answer: req.Answer) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lightkube import codecs
-from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.core_v1 import LimitRange, Namespace, Node, ResourceQuota
 from lightkube.resources.storage_v1 import StorageClass
@@ -18,7 +17,7 @@ from lightkube.utils.quantity import parse_quantity
 
 from paceline.backends.check_result import FAIL, OK, WARN, Check
 from paceline.backends.kubernetes.api import permissions, raw_requests
-from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable, connect
+from paceline.backends.kubernetes.api.cluster import Cluster, NoCredentials, Refused, Unreachable, connect
 from paceline.backends.kubernetes.objects import pods
 from paceline.view.wording import count, size
 
@@ -48,13 +47,10 @@ def run_checks(context: str | None, namespace: str | None) -> Iterator[Check]:
                 yield check
                 if check.name == "namespace":  # reported only if it does not exist
                     return
+    except NoCredentials as error:
+        yield Check("credentials", FAIL, str(error), "correct the user of this context in the kubeconfig, or log in")
     except Unreachable as error:
         yield Check("reach", FAIL, str(error))
-    except FileNotFoundError as error:
-        finding = f"the kubeconfig's credential plugin {error.filename} does not exist"
-        yield Check("credentials", FAIL, finding, "install it: see the documentation of your cluster's provider")
-    except ConfigError as error:
-        yield Check("credentials", FAIL, str(error), "correct the user of this context in the kubeconfig")
     except Refused as error:
         remedy = "log in again: the cluster does not accept these credentials" if not user else ""
         yield Check("answer" if user else "credentials", FAIL, str(error), remedy)

@@ -15,10 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.agent import machine
+from paceline.agent.options import METRICS_PATH
 from paceline.agent.run_files import replace
 from paceline.backends import snapshot_origin
 from paceline.backends.local import stop_request
-from paceline.backends.local.resources import CannotRun, assign, caveats, check_loopback, check_path, interpreter
+from paceline.backends.local.resources import (
+    CannotRun,
+    assign,
+    caveats,
+    check_addresses,
+    check_loopback,
+    check_path,
+    interpreter,
+)
 from paceline.backends.local.supervisor import supervise
 from paceline.backends.run_ids import new_run, run_identity
 from paceline.plan import Plan, to_json
@@ -32,6 +41,7 @@ def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str
     """Create the folder of a new run, without starting it. `requested`: its id; default: a generated one."""
     assign(plan)
     check_loopback()
+    check_addresses(plan)
     runs = runs_folder()
     check_path(runs)
     created: Path | None = None
@@ -115,6 +125,7 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
     try:
         certificates_ahead.finish(folder / "tls")
         captain = f"127.0.0.1:{machine.free_port()}"
+        metrics = f"127.0.0.1:{machine.free_port()}" if plan.metrics else ""
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         read_end, write_end = os.pipe()
@@ -126,7 +137,7 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
         raise CannotRun(f"cannot start the run: {error.strerror or error}") from None
     if pid == 0:
         os.close(write_end)
-        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else read_end, page)
+        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else read_end, page, metrics)
     os.close(read_end)
     os.close(lock)
     processes = {
@@ -136,8 +147,9 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
         "detached": detach,
         "version": _version(),
     }
-    tensorboard = {"tensorboard": f"http://{page}/"} if page else {}
-    replace(str(folder / "run.json"), {**run_identity(run, plan), **processes, **tensorboard})
+    pages = {"tensorboard": f"http://{page}/"} if page else {}
+    pages |= {"metrics_url": f"http://{metrics}{METRICS_PATH}"} if metrics else {}
+    replace(str(folder / "run.json"), {**run_identity(run, plan), **processes, **pages})
     if detach:
         os.close(write_end)
         write_end = -1

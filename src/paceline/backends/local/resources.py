@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.agent import machine
+from paceline.agent.deliveries.addresses import address_of, problem_with
 from paceline.agent.tasks.python_command import active_interpreter
 from paceline.errors import USAGE, PacelineError
 from paceline.plan import CODE_IN_IMAGE, Plan
@@ -107,6 +108,19 @@ def check_path(runs: Path) -> None:
             f"the path of the folder for runs is too long: {length} bytes, and {LONGEST_PATH} are possible",
             remedy="set PACELINE_HOME to another folder",
         )
+
+
+def check_addresses(plan: Plan) -> None:
+    """CannotRun: the address of a receiver of notifications is not known."""
+    environment = {**os.environ, **next(role.env for role in plan.roles if role.decides)}
+    for number, webhook in enumerate(plan.notify):
+        if not address_of(webhook, environment):
+            raise CannotRun(
+                f"notify[{number}].url_from: the variable {webhook.url_from} is not set",
+                remedy=f"set it to the address of the receiver: export {webhook.url_from}=https://...",
+            )
+        if problem := problem_with(address_of(webhook, environment)):
+            raise CannotRun(f"notify[{number}].url_from: the address in {webhook.url_from} {problem}")
 
 
 def caveats(plan: Plan) -> list[str]:

@@ -40,16 +40,17 @@ def supervise(
     interpreter: str,
     pipe: int,
     page: str = "",
+    metrics: str = "",
 ) -> NoReturn:
-    """Runs in its own process (forked, which is fast) and never returns. `page`: the address on which TensorBoard
-    listens; empty: no TensorBoard."""
+    """Runs in its own process (forked, which is fast) and never returns. `page`, `metrics`: the addresses on which
+    TensorBoard listens, and on which the captain serves metrics; empty: not at all."""
     code = 70
     try:
         os.setsid()
         os.environ.update(with_absolute_paths(os.environ))  # agents and tasks run in other folders
         _redirect_output(folder)
         machine.become_subreaper()
-        code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe, page).run()
+        code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe, page, metrics).run()
     except BaseException:
         import traceback
 
@@ -74,6 +75,7 @@ class Supervisor:
         interpreter: str,
         pipe: int,
         page: str,
+        metrics: str,
     ) -> None:
         self._folder = folder
         self._run = run
@@ -87,6 +89,7 @@ class Supervisor:
                 captain,
                 token=os.urandom(8).hex(),
                 starter=os.getpid(),
+                metrics=metrics,
             )
         }
         hosts_here = {name: share.devices for name, share in shares.items()}

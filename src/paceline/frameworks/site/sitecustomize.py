@@ -34,6 +34,10 @@ def _start() -> None:
         if mode or os.environ.get("PACELINE_JAX_COORDINATOR") or os.environ.get("PACELINE_PATCH_KERAS"):
             starter = _load("agent", "spares", "import_recorder.py")
             starter.begin(mode, int(fd), starter, _load)
+        elif os.environ.get("PACELINE_TASK"):
+            stack_signal = _load("frameworks", "stack_signal.py")
+            stack_signal.note_threads()
+            stack_signal.register()
     except KeyboardInterrupt:
         raise  # Ctrl-C: Python ends, as it would at any other import
     except BaseException as error:

@@ -16,9 +16,10 @@ from paceline.storage.snapshots.chain import Record
 from paceline.storage.snapshots.evaluation import Evaluation
 from paceline.storage.snapshots.manifest import Damaged, File, Gone, Manifest, Part, SnapshotId, is_safe_path
 from paceline.storage.stores.parallel import together
-from paceline.storage.stores.protocol import ContinueCheck, Sent, Store, StoreError
+from paceline.storage.stores.protocol import PIECE, ContinueCheck, Sent, Store, StoreError, TransferCanceled
 
 MANIFEST = "manifest.json"
+RECORDS_KEPT = 20  # of the newest generations, whether they have committed snapshots or not
 _RECORD_BYTES = 64 * 1024
 _SHOWN = 200  # characters of a path in a message
 _RECORD = re.compile(r"[0-9]{8,}\.json")
@@ -81,7 +82,9 @@ class SnapshotRepository:
 
     def inventory(self) -> Inventory:
         self.claim()
-        for name in self._record_names():
+        names = self._record_names()
+        self._records = {name: self._records[name] for name in names if name in self._records}
+        for name in names:
             if name not in self._records and (data := self._store.read(name, _RECORD_BYTES)) is not None:
                 self._records[name] = chain.parse(data, name)  # if it is damaged, fail: the chain would be a guess
         records = {record.generation: record for record in self._records.values() if record.generation}
@@ -237,10 +240,22 @@ class SnapshotRepository:
         return sum(received)
 
     def _fetch_file(self, name: str, file: File, target: str, should_continue: ContinueCheck) -> None:
+        received = 0
+
+        def check(size: int) -> bool:
+            """The sizes in the manifest were checked against the free space: a larger file may fill the disk."""
+            nonlocal received
+            received += size
+            return received <= file.size + PIECE and should_continue(size)
+
         try:
-            digest = self._store.fetch(name, target, should_continue)
+            digest = self._store.fetch(name, target, check)
         except KeyError:
             raise Gone(f"{name} is missing") from None
+        except TransferCanceled:
+            if received > file.size + PIECE:
+                raise Damaged(f"{name} is damaged: it is larger than its manifest says") from None
+            raise
         _check_digest(name, digest, file)
 
     def check(self, id: SnapshotId, task: str, file: File, should_continue: ContinueCheck = always) -> None:
@@ -264,10 +279,18 @@ class SnapshotRepository:
 
     def sweep(self, generation: int, parent: SnapshotId | None = None) -> None:
         """Delete uncommitted or partly deleted snapshots of earlier generations, which will never complete them; except
-        `parent`, which this generation may still commit. The record of `generation` must exist."""
-        for id in filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/"))):
-            if id.generation < generation and id != parent and not self.has(id):
+        `parent`, which this generation may still commit. The record of `generation` must exist. Records of generations
+        older than all snapshots are deleted, too: a captain that restarts reads all of them."""
+        ids = set(filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/"))))
+        committed = set(filter(self.has, ids))
+        for id in ids - committed:
+            if id.generation < generation and id != parent:
                 self._store.clear(f"{self.run}/{id}/")
+        needed = {id.generation for id in (*committed, parent) if id is not None}
+        oldest = self._record(max(0, min([generation - RECORDS_KEPT, *needed])))
+        for name in self._record_names():
+            if self._record(0) < name < oldest:
+                self._store.delete(name)
 
     def delete_all(self) -> None:
         """Delete everything of the run, logs included, and nothing else: first all manifests, last the records, which

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, TypeVar
 
 from paceline.storage.stores.protocol import ContinueCheck, TransferCanceled
@@ -26,16 +26,19 @@ def together(
     [2, 4, 6]
     """
     errors: list[BaseException] = []
+    has_failed = False
 
     def continue_check(size: int) -> bool:
-        return not errors and should_continue(size)
+        return not has_failed and should_continue(size)
 
     def run_one(item: Item) -> Result:
-        if errors:
+        nonlocal has_failed
+        if has_failed:
             raise TransferCanceled("another transfer failed")
         try:
             return do(item, continue_check)
         except BaseException as error:
+            has_failed = True
             errors.append(error)
             raise
 
@@ -43,13 +46,19 @@ def together(
     for number, item in enumerate(items):
         groups.setdefault(at_once(item), []).append((number, item))
     results: dict[int, Result] = {}
-    for most, group in groups.items():
-        if min(most, len(group)) < 2:
-            results.update((number, run_one(item)) for number, item in group)
-            continue
-        with ThreadPoolExecutor(min(most, len(group))) as pool:
-            futures = [(number, pool.submit(run_one, item)) for number, item in group]
-        if errors:
-            raise errors[0]
-        results.update((number, future.result()) for number, future in futures)
+    futures: list[tuple[int, Future[Result]]] = []
+    try:
+        for most, group in groups.items():
+            if min(most, len(group)) < 2:
+                results.update((number, run_one(item)) for number, item in group)
+                continue
+            with ThreadPoolExecutor(min(most, len(group))) as pool:
+                futures = [(number, pool.submit(run_one, item)) for number, item in group]
+            if errors:
+                raise errors[0]
+            results.update((number, future.result()) for number, future in futures)
+    finally:
+        # An error refers to what was being sent, and to these variables: a cycle that Python may not collect for hours.
+        errors.clear()
+        futures = []
     return [results[number] for number in sorted(results)]

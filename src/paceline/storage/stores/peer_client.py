@@ -117,10 +117,10 @@ class PeerStore:
         return bool(self._call("has", name).get("there"))
 
     def folders(self, prefix: str) -> list[str]:
-        return [str(name) for name in self._call("folders", prefix).get("found") or ()]
+        return self._list("folders", prefix)
 
     def names(self, prefix: str) -> list[str]:
-        return [str(name) for name in self._call("names", prefix).get("found") or ()]
+        return self._list("names", prefix)
 
     def delete(self, name: str) -> None:
         self._call("delete", name)
@@ -179,6 +179,13 @@ class PeerStore:
             raise KeyError(name)
         return digest
 
+    def _list(self, verb: str, prefix: str) -> list[str]:
+        with self._request(verb, prefix) as wire:
+            found = _reply(wire).get("found")
+            if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+                raise Closed("received a list of names that is invalid")
+        return found
+
     def _call(self, verb: str, name: str) -> Message:
         with self._request(verb, name) as wire:
             return _reply(wire)
@@ -191,7 +198,7 @@ class PeerStore:
             try:
                 yield self._send_request(verb, name)
                 complete = True
-            except (Closed, ValueError, KeyError, TypeError, RecursionError) as error:
+            except (Closed, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise self._failed(verb, name, error) from None
             finally:
                 self._used = time.monotonic()

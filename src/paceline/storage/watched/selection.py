@@ -54,7 +54,7 @@ def _read_about(source: str) -> dict[str, Any] | None:
         with open(f"{source}/{ABOUT}") as file:
             watched = json.load(file).get("watched")
             return watched if isinstance(watched, dict) else None
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 

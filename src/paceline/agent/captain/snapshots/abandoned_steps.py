@@ -6,6 +6,8 @@ from typing import Any
 
 from paceline.storage.snapshots.manifest import SnapshotId
 
+MOST = 100  # generations; what earlier ones have abandoned is no longer on any host, nor on the chain
+
 
 class AbandonedSteps:
     """The snapshots of a generation and of those before it, from a step on.
@@ -25,6 +27,8 @@ class AbandonedSteps:
         if step >= self._first.get(generation, step + 1):
             return False
         self._first[generation] = step
+        for outdated in sorted(self._first)[:-MOST]:
+            del self._first[outdated]
         return True
 
     def cover(self, snapshot: SnapshotId) -> bool:

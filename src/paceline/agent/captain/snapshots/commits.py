@@ -76,6 +76,11 @@ class Commits:
         return self.missed_newer or (is_unrecorded and not self._store_is_empty)
 
     @property
+    def held_count(self) -> int:
+        """Snapshots of which hosts have at least a part."""
+        return len(self._drafts) + len(self._copies)
+
+    @property
     def store_error(self) -> str:
         """Why listing the store, or writing a record, failed."""
         return self._list_error or self.records.error
@@ -202,26 +207,26 @@ class Commits:
 
     # ---- events of members
 
-    def on_saved(self, event: ev.PartSaved, now: float) -> bool:
-        """Returns whether this part completes a snapshot on its hosts."""
+    def on_saved(self, event: ev.PartSaved, now: float) -> Draft | None:
+        """Returns the snapshot that this part completes on its hosts."""
         snapshot = event.snapshot
         if not self._may_commit(snapshot) or self.contents.is_past(snapshot):
             self._copies.setdefault(snapshot, Draft(snapshot, event.parts, now)).add(event)
             self._drop_copies()
-            return False
+            return None
         draft = self._drafts.setdefault(snapshot, Draft(snapshot, event.parts, now))
         if draft.is_complete and event.task not in draft.parts:
             # Each task has saved the whole snapshot: one copy is enough.
             self._instruct(ins.DropPart(event.host, event.task, snapshot))
-            return False
+            return None
         was_complete = draft.is_complete
         draft.add(event)
         if self._sending == snapshot:
             self._send(draft)
-        is_new = draft.is_complete and not was_complete
-        if is_new:
-            self._skip_older()
-        return is_new
+        if was_complete or not draft.is_complete:
+            return None
+        self._skip_older()
+        return draft
 
     def _skip_older(self) -> None:
         """Hosts hold only the newest complete snapshot, the one that is being sent, and the one that is being saved."""

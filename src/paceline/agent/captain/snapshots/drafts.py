@@ -28,6 +28,7 @@ class Draft:
     parts: dict[str, DraftPart] = field(default_factory=dict)  # by task
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    stall: float = 0.0  # seconds for which training waited for it
     failure: str = ""  # why the last attempt to commit it failed
     is_hopeless: bool = False  # a retry will not help soon
     is_resend: bool = False  # the store had it and lost it
@@ -49,3 +50,4 @@ class Draft:
             previous.is_held = True
         self.metrics.update(saved.metrics)
         self.versions.update(saved.versions)
+        self.stall = max(self.stall, saved.stall)

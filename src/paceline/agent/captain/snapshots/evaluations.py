@@ -132,11 +132,17 @@ class Evaluations:
         self._record_at.pop(event.snapshot, None)
         self._result_deadline = None  # restarts with the next evaluation
         self._acknowledge(event)
+        self._forget_deleted()
 
     def _acknowledge(self, event: ev.SnapshotEvaluated) -> None:
         if self._assigned.get(event.task, (None, 0.0))[0] == event.snapshot:
             del self._assigned[event.task]
         self._instruct(ins.AcknowledgeEvaluation(event.host, event.snapshot))
+
+    def _forget_deleted(self) -> None:
+        """If an evaluator reports a snapshot again that was deleted meanwhile, the store refuses the result."""
+        for known in (self._reported, self._skipped, self._warned):
+            known -= {each for each in known if isinstance(each, SnapshotId) and not self._contents.may_exist(each)}
 
     # ---- queries
 

@@ -24,8 +24,8 @@ class OwedRecords:
         self.written = 0  # the newest generation known to have its record in the store
         self.error = ""  # why the last attempt failed
 
-    def __bool__(self) -> bool:
-        return bool(self._records)
+    def __len__(self) -> int:
+        return len(self._records)
 
     @property
     def newest(self) -> int:

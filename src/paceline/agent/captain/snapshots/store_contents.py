@@ -185,11 +185,24 @@ class StoreContents:
     def on_deleted(self, snapshot: SnapshotId, answer: Answer) -> None:
         self.deleting.discard(snapshot)
         if not isinstance(answer, Failure):
+            self._forget_deleted()
             return
         self._committed.add(snapshot)  # tried again after the next commit
         if snapshot not in self._failed_deletions:
             self._failed_deletions.add(snapshot)
             self._emit("warning", text=f"an old snapshot could not be deleted: {answer.text}")
+
+    def may_exist(self, snapshot: SnapshotId) -> bool:
+        """Whether the store may have this snapshot."""
+        known = (self._committed, self._uncertain, self._exempt, self.deleting, self.chain)
+        return any(snapshot in each for each in known)
+
+    def _forget_deleted(self) -> None:
+        """A run may commit and delete a snapshot every minute, for months."""
+        self._values = {each: value for each, value in self._values.items() if self.may_exist(each)}
+        self._failed_deletions = set(filter(self.may_exist, self._failed_deletions))
+        for snapshot in [each for each in self.evaluations if not self.may_exist(each)]:
+            del self.evaluations[snapshot]
 
 
 def _is_before(snapshot: SnapshotId, parent: SnapshotId) -> bool:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import socket
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
-from urllib.request import getproxies
 
 import httpx2
-from lightkube import ApiError, Client, KubeConfig
-from lightkube.config.client_adapter import verify_cluster
-from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import NameValue
+from lightkube import ApiError, Client
+from lightkube.config.models import User
 from lightkube.core import decoders
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
 from lightkube.types import CascadeType
 
+from paceline.backends.kubernetes.api import kubeconfig
+from paceline.backends.kubernetes.api.connections import Access, Transport
+from paceline.backends.kubernetes.api.credentials import Credentials
 from paceline.backends.kubernetes.api.pending_reasons import remedy
 from paceline.errors import PacelineError
 
@@ -32,7 +27,7 @@ CONNECT_S = 5.0  # seconds until a cluster that does not respond is reported as 
 RESPONSE_S = 30.0
 
 Result = TypeVar("Result")
-LOG_IN_ERRORS = (ConfigError, OSError, KeyError)  # raised if a credential plugin fails
+LOG_IN_ERRORS = (ConfigError, OSError, KeyError)  # raised if there are no credentials
 _DECODERS = threading.Lock()
 
 
@@ -42,6 +37,10 @@ class Unreachable(PacelineError):
     def __init__(self, what: str, *, where: str = "", remedy: str = "", sent: bool = False) -> None:
         super().__init__(what, where=where, remedy=remedy)
         self.sent = sent  # the cluster may have received the request
+
+
+class NoCredentials(Unreachable):
+    """The kubeconfig has no usable credentials."""
 
 
 class Refused(PacelineError):
@@ -59,6 +58,8 @@ class Cluster:
     context: str
     namespace: str
     server: str
+    access: Access | None = None
+    transport: Transport | None = None  # of `client`
 
     def request(self, action: str, call: Callable[[], Result]) -> Result:
         """Send one request; `action` completes "cannot ..."."""
@@ -78,9 +79,8 @@ class Cluster:
             text = f"cannot {action}: the connection to {self.server} failed: {_short(error)}"
             raise Unreachable(text, sent=True) from None
         except LOG_IN_ERRORS as error:
-            raise Unreachable(
-                f"cannot {action}: the kubeconfig's credential plugin for {self.context} failed: {_short(error)}"
-            ) from None
+            text = f"cannot {action}: no credentials for context {self.context}: {_short(error)}"
+            raise NoCredentials(text) from None
 
     def find(self, kind: Any, name: str) -> Any:
         """None: it does not exist."""
@@ -102,36 +102,43 @@ class Cluster:
             raise
         return True
 
+    def interrupt(self) -> None:
+        """End all requests of `client`, in whichever thread, and refuse new ones."""
+        if self.transport is not None:
+            self.transport.interrupt()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
 
 def connect(context: str | None = None, namespace: str | None = None) -> Cluster:
     """Sends no request yet."""
     _prepare_decoders()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # an API server that hangs up must not end this process
-    single = _config(context)
-    client = Client(
-        config=single,
-        namespace=namespace or single.namespace,
-        timeout=httpx2.Timeout(RESPONSE_S, connect=CONNECT_S),
-        field_manager="paceline",
-        transport=_transport(single),
-    )
-    return Cluster(client, single.context_name, namespace or single.namespace, single.cluster.server)
-
-
-def _transport(single: SingleConfig) -> httpx2.HTTPTransport | None:
-    """A transport with TCP keepalive, to notice a lost connection although a watch or a log may be silent for hours.
-
-    None if there is a proxy: the library detects proxies itself, and this transport would bypass them.
-    """
-    if {"https", "all"} & set(getproxies()) or not single.user:
-        return None
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
-    verify = verify_cluster(single.cluster, single.user, single.abs_file)
-    return httpx2.HTTPTransport(verify=verify, limits=httpx2.Limits(max_connections=None), socket_options=options)
+    try:
+        paths = kubeconfig.find_files()
+        single = kubeconfig.read_context(paths, context)
+    except kubeconfig.InvalidKubeconfig as error:
+        raise Unreachable(error.what, where=error.where, remedy=error.remedy) from None
+    access = Access(single, Credentials(paths, single))
+    transport = access.transport()
+    try:
+        client = Client(
+            config=single._replace(user=User()),  # the transport adds the credentials
+            namespace=namespace or single.namespace,
+            timeout=httpx2.Timeout(RESPONSE_S, connect=CONNECT_S),
+            field_manager="paceline",
+            transport=transport,
+        )
+    except (OSError, ValueError) as error:
+        raise Unreachable(
+            f"cannot read the certificate authority of context {single.context_name}: {_short(error)}",
+            where=str(single.fname or paths[0]),
+        ) from None
+    namespace = namespace or single.namespace
+    return Cluster(client, single.context_name, namespace, single.cluster.server, access, transport)
 
 
 def _prepare_decoders() -> None:
@@ -141,57 +148,6 @@ def _prepare_decoders() -> None:
             decoders.decode_list(b'{"items": []}', kind)
         decoders.decode_watch_event(b'{"type": "ADDED", "object": {}}')
         decoders.decode_status(b"{}")
-
-
-def _config(context: str | None) -> SingleConfig:
-    expand = os.path.expanduser  # unlike Path.expanduser, it accepts a user without a home folder
-    configured = [Path(expand(path)) for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]
-    paths = [path for path in configured or [Path(expand("~/.kube/config"))] if path.is_file()]
-    if not paths:
-        missing = " and ".join(map(str, configured)) or "~/.kube/config"
-        raise Unreachable(f"no kubeconfig found at {missing}", remedy="set KUBECONFIG to the path of your kubeconfig")
-    configs = []
-    try:
-        configs = [KubeConfig.from_file(path) for path in paths]
-        name = context or next((each.current_context for each in configs if each.current_context), None)
-        if name is None:
-            raise Unreachable(
-                "the kubeconfig has no current context", where=str(paths[0]), remedy="select one with --context NAME"
-            )
-        for config in configs:
-            if name in config.contexts:
-                single = _merged(config, configs).get(name)
-                assert single is not None
-                _configure_plugin(single)
-                return single
-    except (ConfigError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise Unreachable(f"not a kubeconfig: {error!r}", where=str(paths[0])) from None
-    contexts = ", ".join(sorted({name for each in configs for name in each.contexts})) or "none"
-    raise Unreachable(
-        f"there is no context {name!r} in {' and '.join(map(str, paths))}", remedy=f"available contexts: {contexts}"
-    )
-
-
-def _configure_plugin(single: SingleConfig) -> None:
-    """Give the credential plugin the environment that kubectl gives it, and resolve its path as kubectl does."""
-    plugin = single.user.exec if single.user else None
-    if plugin is None:
-        return
-    info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": sys.stdin.isatty()}}
-    plugin.env = [*(plugin.env or []), NameValue(name="KUBERNETES_EXEC_INFO", value=json.dumps(info))]
-    plugin.apiVersion = "client.authentication.k8s.io/v1beta1"  # v1 is the same here, and lightkube supports only this
-    if os.sep in plugin.command:
-        plugin.command = str(single.abs_file(plugin.command))
-
-
-def _merged(first: KubeConfig, others: list[KubeConfig]) -> KubeConfig:
-    """A context may refer to a cluster or user in another file; the first definition wins."""
-    for other in others:
-        for kind in ("clusters", "users"):
-            entries: dict[str, Any] = getattr(first, kind)
-            for name, value in getattr(other, kind).items():
-                entries.setdefault(name, value)
-    return first
 
 
 def _short(error: Exception) -> str:

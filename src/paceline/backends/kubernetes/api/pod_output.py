@@ -15,15 +15,17 @@ MOST_OF_TAIL = 256 * 1024  # bytes of the last lines
 
 
 def read_lines(
-    cluster: Cluster, pod: str, container: str, since: int | None = None, follow: bool = False
+    cluster: Cluster, pod: str, container: str, since: str | None = None, follow: bool = False
 ) -> Iterator[str]:
-    """`since`: only the last so many seconds. Raises ApiError or httpx2.HTTPError."""
-    return _read(cluster, pod, {"container": container, "sinceSeconds": since, "follow": follow})
+    """`since`: only lines from this time on, by the clock of the node. Raises ApiError or httpx2.HTTPError."""
+    return _read(cluster, pod, {"container": container, "sinceTime": since, "follow": follow})
 
 
-def last_lines(cluster: Cluster, pod: str, container: str, count: int) -> list[str]:
-    """Raises ApiError or httpx2.HTTPError."""
-    params = {"container": container, "tailLines": count, "limitBytes": MOST_OF_TAIL, "follow": False}
+def last_lines(cluster: Cluster, pod: str, container: str, count: int, previous: bool = False) -> list[str]:
+    """`previous`: of the container that ended before this one was started. Raises ApiError or httpx2.HTTPError."""
+    params: dict[str, Any] = {"container": container, "tailLines": count, "limitBytes": MOST_OF_TAIL, "follow": False}
+    if previous:
+        params["previous"] = True
     return list(_read(cluster, pod, params))
 
 

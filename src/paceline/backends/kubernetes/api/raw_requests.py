@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import httpx2
-from lightkube.config.client_adapter import AsyncClient, Client, ConnectionParams
 
 from paceline.backends.kubernetes.api.cluster import Cluster
 
 
 def client(cluster: Cluster, timeout: float) -> httpx2.Client:
-    return Client(cluster.client.config, ConnectionParams(timeout=httpx2.Timeout(timeout)))
+    assert cluster.access is not None
+    return httpx2.Client(base_url=cluster.server, transport=cluster.access.transport(), timeout=timeout)
 
 
 def async_client(cluster: Cluster, timeout: float) -> httpx2.AsyncClient:
-    return AsyncClient(cluster.client.config, ConnectionParams(timeout=httpx2.Timeout(timeout)))
+    assert cluster.access is not None
+    return httpx2.AsyncClient(base_url=cluster.server, transport=cluster.access.async_transport(), timeout=timeout)

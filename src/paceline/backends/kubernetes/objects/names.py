@@ -16,6 +16,7 @@ FILES_PORT = 7734  # port of TensorBoard's pod, for the members
 SERVES_LABEL = "paceline.dev/serves"  # label of objects that serve a run's model: they do not belong to the run
 TEMPLATE_LABEL = "paceline.dev/template"  # label of their pods: distinguishes the pods of an update from earlier ones
 REST_PORT, GRPC_PORT = 8501, 8500  # the ports of TensorFlow Serving
+METRICS_PORT = 7736  # port of the captain's pod, for Prometheus
 SNAPSHOTS_PORT = 7735  # port of the captain's pod, for the members, if the captain stores the snapshots
 
 
@@ -80,6 +81,15 @@ def page(run: str) -> str:
     'digits-3f9a-tensorboard-page'
     """
     return f"{board(run)}-page"
+
+
+def metrics(run: str) -> str:
+    """The name of the NetworkPolicy and the PodMonitor for the captain's metrics.
+
+    >>> metrics("digits-3f9a")
+    'digits-3f9a-metrics'
+    """
+    return f"{run}-metrics"
 
 
 def server(run: str) -> str:

@@ -22,6 +22,8 @@ LOST_NODE_S = 30  # how long a pod stays on a lost node
 ANY_SKEW = 2**31 - 1
 TERMINATION_S = 10  # seconds for the agent itself, in addition to the grace period of its tasks
 CAPTAIN_REQUESTS = {"cpu": "100m", "memory": "128Mi"}
+CAPTAIN_DISK = "640Mi"  # series take up to 544 MiB, events to upload 64, other events 18
+LOG_SHARE = 0.8  # of the log volume that logs may take: a pod is evicted if it exceeds the size of the volume
 CAPTAIN_LIMITS = {"cpu": "1", "memory": "1Gi"}  # 5,000 members take 164 MB; a quota may require both fields
 BOARD_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 BOARD_MEMORY_LIMIT = "1Gi"
@@ -70,17 +72,21 @@ _VISIT = (
 
 def captain(plan: Plan, run: str, agent: list[str], library: list[str]) -> Object:
     """`agent`, `library`: the names of their ConfigMaps."""
-    container = bare_container(plan, CAPTAIN, {"requests": CAPTAIN_REQUESTS, "limits": CAPTAIN_LIMITS})
+    requests = {**CAPTAIN_REQUESTS, "ephemeral-storage": CAPTAIN_DISK}
+    container = bare_container(plan, CAPTAIN, {"requests": requests, "limits": CAPTAIN_LIMITS})
     options = _pod_options(plan, run, CAPTAIN, run, 0)
     volumes: list[Object] = []
     mounts: list[Object] = []
     folder = _mount_claim(plan, volumes, mounts)
     options |= {"snapshots": folder, "serve": names.SNAPSHOTS_PORT, "origin": _origin(plan, volumes, mounts)}
     options |= {"obstore": LIBRARY_FOLDER if plan.needs_bucket else ""}
+    if plan.metrics:
+        options |= {"metrics": names.METRICS_PORT}
+        container["ports"] = [{"name": "metrics", "containerPort": names.METRICS_PORT}]
     if plan.needs_bucket:
         volumes.append({"name": "paceline-library", **projected(library)})
         mounts.append({"name": "paceline-library", "mountPath": LIBRARY_FOLDER, "readOnly": True})
-    if plan.snapshots.needs_bucket:
+    if plan.snapshots.needs_bucket or plan.delivers:
         give_credentials(plan, container, options, volumes, mounts)
     else:
         container["env"] = _env(options)
@@ -143,6 +149,17 @@ def _memory(plan: Plan, group: HostGroup, container: Object, volumes: list[Objec
     return MEMORY_FOLDER
 
 
+def _logs(plan: Plan, group: HostGroup, container: Object, volumes: list[Object], mounts: list[Object]) -> None:
+    """A volume for the output of tasks, which is requested of the node's disk. There is no limit of the disk: other
+    files, such as snapshots that are not committed yet, must not evict the pod."""
+    ingests = plan.ingest_task is not None and plan.ingest_task.host in [host.name for host in group.hosts]
+    tasks = max(len(host.tasks) for host in group.hosts) + ingests
+    size = str(math.ceil(tasks * plan.limits.log / LOG_SHARE))
+    container["resources"].setdefault("requests", {})["ephemeral-storage"] = size
+    volumes.append({"name": "paceline-logs", "emptyDir": {"sizeLimit": size}})
+    mounts.append({"name": "paceline-logs", "mountPath": f"{RUN_FOLDER}/logs"})
+
+
 def give_credentials(
     plan: Plan, container: Object, options: Object, volumes: list[Object], mounts: list[Object]
 ) -> None:
@@ -175,6 +192,7 @@ def member(plan: Plan, run: str, group: HostGroup, agent: list[str], code: list[
         options |= {"ingest": data}
     if memory := _memory(plan, group, container, volumes, mounts):
         options |= {"memory": memory}
+    _logs(plan, group, container, volumes, mounts)
     give_credentials(plan, container, options, volumes, mounts)
     if not own_work:
         mounts.append({"name": "paceline-work", "mountPath": settings["work"]})

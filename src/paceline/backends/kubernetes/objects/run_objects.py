@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.agent.options import FAILED, PAGE_PORT
+from paceline.agent.options import FAILED, METRICS_PATH, PAGE_PORT
 from paceline.agent.pod import CANNOT
 from paceline.backends.kubernetes.objects import names, pods
 from paceline.backends.kubernetes.objects.config_maps import CHUNK, agent_parts, binary_content, in_base64, parts
@@ -45,6 +45,7 @@ def render(
         {**_head("v1", "ConfigMap", f"{run}-plan", plan, run), **plan_content(plan)},
         *(_config(plan, run, name, files) for name, files in (codes | libraries).items()),
         *([_claim(plan)] if plan.snapshots.claim else []),
+        *([_metrics_policy(plan, run)] if plan.metrics else []),
     ]
     if plan.tensorboard:
         objects += [_board_service(plan, run), *_page(plan, run), _board(plan, run, list(agents), suspended)]
@@ -63,6 +64,10 @@ def _job(plan: Plan, run: str, name: str, role: str, count: int, pod: Object, su
         "suspend": suspended,
         "template": {"metadata": pods.metadata(plan, run, role), "spec": pod},
     }
+    if role == CAPTAIN and plan.metrics:
+        scraped = {"scrape": "true", "port": str(names.METRICS_PORT), "path": METRICS_PATH}
+        annotations = {f"prometheus.io/{name}": value for name, value in scraped.items()}
+        spec["template"]["metadata"]["annotations"] |= annotations
     if role == CAPTAIN:
         failed = {"containerName": CAPTAIN, "operator": "In", "values": [FAILED, CANNOT]}
         spec["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": failed}]}
@@ -174,6 +179,28 @@ def _network_policy(plan: Plan, run: str) -> Object:
     selector = {"podSelector": {"matchLabels": {names.RUN_LABEL: run}}}
     spec = {**selector, "policyTypes": ["Ingress"], "ingress": [{"from": [selector]}]}
     return {**_head("networking.k8s.io/v1", "NetworkPolicy", run, plan, run), "spec": spec}
+
+
+def _metrics_policy(plan: Plan, run: str) -> Object:
+    """Metrics have no authentication: only pods of this cluster, such as Prometheus in any namespace, can read them."""
+    spec = {
+        "podSelector": {"matchLabels": {names.RUN_LABEL: run, names.ROLE_LABEL: CAPTAIN}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"namespaceSelector": {}}], "ports": [{"port": names.METRICS_PORT}]}],
+    }
+    return {**_head("networking.k8s.io/v1", "NetworkPolicy", names.metrics(run), plan, run, CAPTAIN), "spec": spec}
+
+
+def pod_monitor(plan: Plan, run: str) -> Object:
+    """Tells the Prometheus Operator to read the metrics. Not every cluster knows this kind of object. It has the user's
+    labels, too: a Prometheus may select PodMonitors by them."""
+    spec = {
+        "selector": {"matchLabels": {names.RUN_LABEL: run, names.ROLE_LABEL: CAPTAIN}},
+        "podMetricsEndpoints": [{"port": "metrics", "path": METRICS_PATH}],
+    }
+    monitor = {**_head("monitoring.coreos.com/v1", "PodMonitor", names.metrics(run), plan, run, CAPTAIN), "spec": spec}
+    monitor["metadata"]["labels"] = {**plan.kubernetes["labels"], **monitor["metadata"]["labels"]}
+    return monitor
 
 
 def _secret(plan: Plan, run: str, certificates: Mapping[str, str]) -> Object:

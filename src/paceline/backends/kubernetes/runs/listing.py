@@ -11,9 +11,9 @@ from lightkube.resources.core_v1 import Pod
 from paceline.agent.run_files import stamp
 from paceline.backends.kubernetes.api import pending_reasons
 from paceline.backends.kubernetes.api.cluster import Cluster
+from paceline.backends.kubernetes.api.owners import controller
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs.mirror import finished
-from paceline.backends.kubernetes.runs.pod_records import controller
 from paceline.backends.kubernetes.runs.running import captain_report
 from paceline.plan import CAPTAIN
 from paceline.view.run_state import ABANDONED

@@ -33,6 +33,7 @@ from paceline.view import run_folders, run_state, snapshot_locations
 from paceline.view.plan_files import parse_plan, read_plan
 from paceline.view.run_files import DamagedRun
 
+CUT = "cut"  # a file with the reason why only a part of what the run has uploaded was imported
 LARGEST_PLAN = 64 * 1024 * 1024  # bytes; a ConfigMap holds 1 MiB, but it may be compressed
 
 
@@ -166,6 +167,13 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
 
 def _refresh(folder: Path, hosts: set[str]) -> None:
     running = reopen(folder)
+    try:
+        _refresh_from(running, folder, hosts)
+    finally:
+        running.mirror.inbox.close()
+
+
+def _refresh_from(running: Running, folder: Path, hosts: set[str]) -> None:
     cluster, run, mirror = running.cluster, folder.name, running.mirror
     labels: dict[str, Any] = {names.RUN_LABEL: run}
     jobs: list[Any] = cluster.request("list Jobs", lambda: list(cluster.client.list(Job, labels=labels)))
@@ -197,7 +205,7 @@ def _refresh(folder: Path, hosts: set[str]) -> None:
         running.write_report()
     try:
         if job_ended:
-            _import_uploaded(folder, hosts)
+            _import_uploaded(folder, hosts, has_ended=True)
     finally:
         if job is None and not run_folders.outcome_known(folder):
             (folder / "report.json").unlink(missing_ok=True)
@@ -207,11 +215,24 @@ def _refresh(folder: Path, hosts: set[str]) -> None:
         (folder / WHOLE).touch()
 
 
-def _import_uploaded(folder: Path, hosts: set[str]) -> None:
-    """Import what the run has uploaded to its bucket, including output of deleted pods."""
-    if _in_bucket(folder):
-        source = snapshot_locations.open_source(run_folders.Run(folder.name, folder))
-        archive_import.import_hosts(source.archive, folder, [CAPTAIN, *sorted(hosts)])
+def _import_uploaded(folder: Path, hosts: set[str], has_ended: bool = False) -> None:
+    """Import what the run has uploaded to its bucket, including output of deleted pods.
+
+    If all hosts of a run that has ended have uploaded too much, that is not downloaded again with every command; a part
+    of the hosts is."""
+    if not _in_bucket(folder):
+        return
+    plan = read_plan(folder)
+    is_all = len(hosts) == len(plan.hosts)
+    if is_all and (folder / CUT).exists():
+        raise archive_import.TooLarge((folder / CUT).read_text())
+    source = snapshot_locations.open_source(run_folders.Run(folder.name, folder))
+    try:
+        archive_import.import_hosts(source.archive, folder, [CAPTAIN, *sorted(hosts)], plan.limits.log)
+    except archive_import.TooLarge as error:
+        if is_all and has_ended:
+            (folder / CUT).write_text(str(error))
+        raise
 
 
 def _in_bucket(folder: Path) -> bool:
@@ -222,11 +243,17 @@ def _in_bucket(folder: Path) -> bool:
 def followed(folder: Path) -> Iterator[Running | None]:
     """The run, with its folder updated continuously; None: another process does that."""
     with try_lock(folder) as is_locked:
-        running = reopen(folder) if is_locked else None
-        if running:
-            running.mirror.output_incomplete = True  # earlier output may be missing
-            running.mirror.start()
-        yield running
+        if not is_locked:
+            yield None
+            return
+        running = reopen(folder)
+        running.mirror.output_incomplete = True  # earlier output may be missing
+        running.mirror.start()
+        try:
+            yield running
+        finally:
+            running.mirror.stop()
+            running.mirror.inbox.close()
 
 
 def delete(folder: Path) -> None:

@@ -8,23 +8,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from lightkube import ApiError
+from lightkube.core.exceptions import ConfigError
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
 
-from paceline.backends.kubernetes.api import pending_reasons, pod_output
+from paceline.backends.kubernetes.api import owners, pending_reasons, pod_output
 from paceline.backends.kubernetes.api.cluster import LOG_IN_ERRORS, Cluster
 from paceline.backends.kubernetes.api.pending_reasons import Reason
+from paceline.backends.kubernetes.api.pod_checks import PodChecks
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs import pod_records
 from paceline.backends.kubernetes.runs.pod_lines import Inbox
 from paceline.backends.kubernetes.runs.pod_records import INDEX_LABEL, JOB_LABEL, PodRecord
 from paceline.plan import CAPTAIN, Plan
-from paceline.view.events import seconds
 from paceline.view.run_folders import info
 
 RETRY_S = 1.0
@@ -37,7 +40,7 @@ MAX_STREAMS = 64  # pods whose output is followed; each is a connection to the c
 PAGE_SIZE = 250  # objects in a response
 LEFT_S = 60.0  # seconds that the captain may run after all members have exited
 FETCHERS = 8
-OVERLAP_S = 10  # seconds of a log that are read twice after a broken connection, as clocks differ
+STOP_S = 2.0  # seconds for the threads to end; one that connects to a cluster that is away takes longer
 
 
 class Mirror:
@@ -67,15 +70,38 @@ class Mirror:
         self._changed = True
         self._saved_at = 0.0
         self.last_reasons = pod_records.load_reasons(folder)  # the last reasons why hosts were missing
-        self.inbox = Inbox(folder)
+        self._pod_checks = PodChecks(cluster)
+        self.inbox = Inbox(folder, plan.tasks_with_logs, plan.limits.log)
         self.over = threading.Event()  # the captain's Job has finished or was deleted
         self.job_deleted = False
+        self._idle = threading.Event()  # set when the run is over, and by `stop`: ends all waiting
+        self._is_stopped = False
+        self._watches: list[threading.Thread] = []
+        self.is_followed = False  # until it ends, or was found to be unable to start
 
     # ---- following
 
     def start(self) -> None:
+        self.is_followed = True
         for watch in (self._watch_jobs, self._watch_pods, self._watch_events):
-            threading.Thread(target=watch, daemon=True).start()
+            thread = threading.Thread(target=watch, daemon=True)
+            thread.start()
+            self._watches.append(thread)
+
+    def stop(self) -> None:
+        """End all threads. The connections of the cluster cannot be used any more."""
+        self._is_stopped = True
+        self._idle.set()
+        self._cluster.interrupt()
+        until = time.monotonic() + STOP_S
+        threads = [*self._watches, *self._streams.values()]
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if not any(thread.is_alive() for thread in threads):
+            self._cluster.close()
+        if self._listed.is_set():
+            with suppress(OSError):  # the folder may have been deleted
+                self.save_pods(at_once=True)
 
     def drained(self, timeout: float) -> bool:
         """Whether all output of ended pods has arrived."""
@@ -86,39 +112,45 @@ class Mirror:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in list(self._streams.values()))
 
-    def _watch(self, kind: Any, replace: Callable[[list[Any]], None], **selectors: Any) -> Iterator[tuple[str, Any]]:
+    def _watch(
+        self, kind: Any, replace_all: Callable[[list[Any]], None], **selectors: Any
+    ) -> Iterator[tuple[str, Any]]:
         """Continues after a broken connection; if the resource version has expired, lists everything again."""
         client = self._cluster.client
-        while not self.over.is_set():
+        while not self._idle.is_set():
             try:
                 listed = client.list(kind, chunk_size=PAGE_SIZE, **selectors)
-                replace(list(listed))
+                replace_all(list(listed))
                 self._reported.pop(AWAY, None)
                 yield from client.watch(kind, resource_version=listed.resourceVersion, **selectors)
             except (ApiError, httpx2.HTTPError, ValueError, *LOG_IN_ERRORS) as error:
-                is_denied = isinstance(error, ApiError) and error.status.code in (401, 403)
+                is_denied = _code(error) in (401, 403)
                 # Connections end from time to time; report only that a new one cannot be opened.
                 if kind is not Event and (is_denied or isinstance(error, UNREACHABLE)):
                     self._report_away(error)
-                self.over.wait(LONGEST_RETRY_S if is_denied else RETRY_S)
+                self._idle.wait(LONGEST_RETRY_S if is_denied else RETRY_S)
 
     def _report_away(self, error: Exception) -> None:
         with self._lock:
-            is_new = AWAY not in self._reported
+            is_new = AWAY not in self._reported and not self._is_stopped
             self._reported[AWAY] = time.monotonic()
-        if is_new:
-            self.inbox.note(f"the cluster does not respond ({error}): the run continues, and Paceline keeps retrying")
+        if not is_new:
+            return
+        problem = f"the cluster does not respond ({error})"
+        if _code(error) == 401 or isinstance(error, ConfigError):
+            problem = f"no valid credentials for context {self._cluster.context} ({error}): log in to the cluster again"
+        self.inbox.note(f"{problem}; the run continues, and Paceline keeps retrying")
 
     def _watch_jobs(self) -> None:
-        def replace(jobs: list[Any]) -> None:
+        def replace_all(jobs: list[Any]) -> None:
             for job in jobs:
                 self.update_job("ADDED", job)
             if not any(job.metadata.name == self._run for job in jobs):
                 self._end(deleted=True)
 
-        for change, job in self._watch(Job, replace, labels={names.RUN_LABEL: self._run}):
+        for change, job in self._watch(Job, replace_all, labels={names.RUN_LABEL: self._run}):
             self.update_job(change, job)
-            if self.over.is_set():
+            if self._idle.is_set():
                 return
 
     def update_job(self, change: str, job: Any) -> None:
@@ -137,15 +169,16 @@ class Mirror:
     def _end(self, deleted: bool) -> None:
         self.job_deleted = deleted
         self.over.set()
+        self._idle.set()
 
     def _watch_pods(self) -> None:
-        def replace(pods: list[Any]) -> None:
+        def replace_all(pods: list[Any]) -> None:
             self.update_pods(pods)
             self._follow_all()
             self._listed.set()
             self._report_missing()
 
-        for change, pod in self._watch(Pod, replace, labels={names.RUN_LABEL: self._run}):
+        for change, pod in self._watch(Pod, replace_all, labels={names.RUN_LABEL: self._run}):
             if change != "DELETED" and not self._is_own(pod):
                 continue
             with self._lock:
@@ -168,7 +201,7 @@ class Mirror:
         if not re.fullmatch("[0-9]{1,9}", index) or int(index) >= self._size[job]:
             return False
         uid = self._uid if role == CAPTAIN else self._uids.get(job, "")
-        return not uid or pod_records.controller(pod) == uid
+        return not uid or owners.controller(pod) == uid
 
     def update_pods(self, pods: list[Any]) -> None:
         """`pods`: all that exist."""
@@ -190,12 +223,17 @@ class Mirror:
             self._update_event(event)
 
     def _update_event(self, event: Any) -> None:
+        """Whoever may create events may have written it: it explains what is missing, and ends nothing by itself."""
         subject = event.involvedObject
         fields = {"reason": event.reason, "message": event.message}
+        is_of_job = subject.kind == "Job" and subject.name in self._size
+        reason = pending_reasons.of_job(fields, subject.name) if is_of_job else None
+        if reason is not None and reason.final:
+            is_refused = self.is_followed and self._pod_checks.is_refused(subject.name, subject.uid)
+            reason = replace(reason, final=is_refused)
         with self._lock:
             self._changed = True
-            if subject.kind == "Job" and subject.name in self._size:
-                reason = pending_reasons.of_job(fields, subject.name)
+            if is_of_job:
                 if reason is not None:
                     self._jobs[subject.uid] = reason
                 elif event.reason == "SuccessfulCreate":
@@ -249,15 +287,20 @@ class Mirror:
             reasons = "; ".join(map(str, new[:3]))
             self.inbox.note(f"{running} of {len(self.hosts) + 1} pods are running; {reasons}")
 
-    def save_pods(self) -> None:
-        """Write pods.json if something has changed, at most every SAVE_S seconds."""
+    def save_pods(self, at_once: bool = False) -> None:
+        """Write pods.json and how far output was read, if that has changed, at most every SAVE_S seconds, or
+        `at_once`."""
         now = time.monotonic()
-        if self._changed and now - self._saved_at >= SAVE_S:
-            self._saved_at, self._changed = now, False
-            waiting = self.waiting
-            with self._lock:
-                pods = list(self._pods.values())
-            pod_records.save(self._folder, pods, waiting)
+        if not at_once and now - self._saved_at < SAVE_S:
+            return
+        self._saved_at = now
+        with self._lock:
+            pods = list(self._pods.values())
+        if pods:  # otherwise they may not have been listed yet
+            self.inbox.save_positions({pod.container for pod in pods})
+        if self._changed:
+            self._changed = False
+            pod_records.save(self._folder, pods, self.waiting)
 
     def stuck_captains(self, after: float) -> list[PodRecord]:
         """Pods of the captain that were deleted at least `after` seconds ago: their node is lost."""
@@ -291,25 +334,27 @@ class Mirror:
             )
 
     def _follow(self, pod: PodRecord) -> None:
-        last, wait, is_broken = 0.0, RETRY_S, False
+        has_output, wait, is_broken = False, RETRY_S, False
         while True:
-            reader = self.inbox.reader(pod.role == CAPTAIN)
-            since = round(time.monotonic() - last) + OVERLAP_S if last else None
+            reader = self.inbox.reader(pod.role == CAPTAIN, pod.container)
+            # All events once: they tell whether training has started, and who has joined.
+            is_first = pod.role == CAPTAIN and not has_output
+            since = None if is_first else self.inbox.since(pod.container)
             try:
                 for line in self._lines(pod, since, follow=True):
-                    last, wait = time.monotonic(), RETRY_S
+                    has_output, wait = True, RETRY_S
                     self._check_line(pod, line)
                     reader.take(line)
                 is_broken = False
             except ApiError as error:
                 if not self._can_retry(pod, error):
-                    self.output_incomplete = self.output_incomplete or is_broken or not last
+                    self.output_incomplete = self.output_incomplete or is_broken or not has_output
                     return
                 is_broken = True
             except (httpx2.HTTPError, *LOG_IN_ERRORS):
                 is_broken = True
-            has_ended = self.over.wait(wait)
-            if not is_broken and (has_ended or not self._is_current(pod)):
+            has_ended = self._idle.wait(wait)
+            if self._is_stopped or (not is_broken and (has_ended or not self._is_current(pod))):
                 return
             wait = RETRY_S if has_ended else min(2 * wait, LONGEST_RETRY_S)
             if has_ended:
@@ -322,11 +367,13 @@ class Mirror:
 
     def _can_retry(self, pod: PodRecord, error: ApiError) -> bool:
         """Whether reading the output of a pod again may help. A deleted pod needs no note."""
-        code = error.status.code or 0
-        if code != 404 and self._is_current(pod) and "output" not in self._reported:
+        code = _code(error)
+        if code == 401:
+            self._report_away(error)
+        elif code != 404 and self._is_current(pod) and "output" not in self._reported:
             self._reported["output"] = time.monotonic()
             self.inbox.note(f"the output of {pod.host} cannot be read: {error.status.message or error}")
-        return code >= 500
+        return code >= 500 or code in (401, 429)
 
     def _check_line(self, pod: PodRecord, line: str) -> None:
         """A member that cannot reach its captain can report that only in its output."""
@@ -350,11 +397,9 @@ class Mirror:
         return [self._fetch(pod) for pod in pods]
 
     def _fetch(self, pod: PodRecord) -> bool:
-        newest = seconds(self.inbox.since("events.jsonl")) if pod.role == CAPTAIN else None
-        since = max(1, round(time.time() - newest)) + 60 if newest else None
-        reader = self.inbox.reader(pod.role == CAPTAIN)
+        reader = self.inbox.reader(pod.role == CAPTAIN, pod.container)
         try:
-            for line in self._lines(pod, since):
+            for line in self._lines(pod, self.inbox.since(pod.container)):
                 self._check_line(pod, line)
                 reader.take(line)
         except ApiError as error:
@@ -364,8 +409,15 @@ class Mirror:
             return False
         return True
 
-    def _lines(self, pod: PodRecord, since: int | None, follow: bool = False) -> Iterator[str]:
+    def _lines(self, pod: PodRecord, since: str | None, follow: bool = False) -> Iterator[str]:
         return pod_output.read_lines(self._cluster, pod.pod, pod.role, since, follow)
+
+
+def _code(error: Exception) -> int:
+    """The HTTP status of an error; 0: it has none."""
+    if isinstance(error, ApiError):
+        return error.status.code or 0
+    return error.response.status_code if isinstance(error, httpx2.HTTPStatusError) else 0
 
 
 def finished(job: Any) -> bool:

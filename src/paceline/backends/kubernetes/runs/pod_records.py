@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.agent.run_files import replace, stamp
 from paceline.backends.kubernetes.api import pending_reasons
+from paceline.backends.kubernetes.api.owners import controller
 from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names
 from paceline.plan import CAPTAIN
@@ -35,6 +36,11 @@ class PodRecord:
     running: bool  # its container runs
     leaving_since: float | None  # on this machine's clock: when it was first seen as being deleted
     reason: Reason | None
+
+    @property
+    def container(self) -> str:
+        """Identifies its container: one that is restarted has an output of its own."""
+        return f"{self.uid}/{self.restarts}"
 
 
 def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) -> PodRecord:
@@ -64,12 +70,6 @@ def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) 
         leaving_since=leaving,
         reason=pending_reasons.of_pod(pod.to_dict(), host),
     )
-
-
-def controller(pod: Any) -> str:
-    """The uid of the object that has created the pod. Labels can be set by anybody who may create pods."""
-    owners = pod.metadata.ownerReferences or []
-    return next((str(owner.uid) for owner in owners if owner.controller), "")
 
 
 def captains(pods: Iterable[Any], folder: Path) -> list[Any]:

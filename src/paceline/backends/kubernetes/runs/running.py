@@ -55,7 +55,7 @@ class Running:
             self.end_jobs()  # pods that start only now would occupy resources for nothing
         if self.mirror.drained(DRAIN_S) and not self.mirror.output_incomplete:
             (self.folder / WHOLE).touch()
-        self.mirror.save_pods()
+        self.mirror.save_pods(at_once=True)
         self.write_report()
         return True
 
@@ -96,6 +96,11 @@ class Running:
         if not is_accepted:
             (self.folder / STOP_REASON).unlink()
         return is_accepted
+
+    def captain_pod(self) -> str:
+        """The name of the captain's pod; empty if none is running."""
+        running = [pod for pod in self._captains() if pod.status and pod.status.phase == "Running"]
+        return str(running[-1].metadata.name) if running else ""
 
     def is_undecided(self) -> bool:
         """Whether the captain has not reported how the run ended."""

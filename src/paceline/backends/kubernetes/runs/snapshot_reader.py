@@ -6,18 +6,20 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightkube import codecs
 from lightkube.resources.batch_v1 import Job
-from lightkube.resources.core_v1 import Event, Pod
+from lightkube.resources.core_v1 import Event, PersistentVolumeClaim, Pod
 from lightkube.types import CascadeType
 
 from paceline import plan as plans
 from paceline.backends.kubernetes.api import pending_reasons
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable, connect
+from paceline.backends.kubernetes.api.owners import controller
 from paceline.backends.kubernetes.api.pod_exec import Program
 from paceline.backends.kubernetes.objects import names, pods, run_objects
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
@@ -63,7 +65,7 @@ class SnapshotPod:
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         """`folder`: the local folder of the run. `note`: receives the reasons for waiting."""
         self._folder, self._run, self._note = folder, folder.name, note
-        self._visit = ""  # the Job of a pod with the claim
+        self._visit = self._visit_uid = ""  # name and uid of the Job of a pod with the claim
         self._connection: Cluster | None = None
 
     def dial(self) -> Program:
@@ -115,7 +117,10 @@ class SnapshotPod:
             job = run_objects.visit(plan, self._run, f"paceline-visit-{secrets.token_hex(4)}", is_own)
             self._visit = str(job["metadata"]["name"])
             create = partial(self._cluster.client.create, codecs.from_dict(job))
-            self._cluster.request(f"create the Job {self._visit}, whose pod reads {plan.snapshots.to}", create)
+            created: Any = self._cluster.request(
+                f"create the Job {self._visit}, whose pod reads {plan.snapshots.to}", create
+            )
+            self._visit_uid = str(created.metadata.uid)
         started, reported, existed = time.monotonic(), "", False
         while True:
             visit_pods = self._pods_of_visit()
@@ -137,13 +142,20 @@ class SnapshotPod:
         if with_events:
             reasons += [each for name in (self._visit, *map(_name, visit_pods)) for each in self._events(name)]
         for reason in filter(None, reasons):
-            if isinstance(reason, pending_reasons.MissingClaim):
-                claim = plan.snapshots.claimed[0]
+            claim = plan.snapshots.claimed[0]
+            if isinstance(reason, pending_reasons.MissingClaim) and self._is_missing(claim):
                 raise NoClaim(f"the volume claim {claim} in {self._cluster.namespace} no longer exists")
             if reason.final:
                 raise OutOfReach(f"no pod can read {plan.snapshots.to}: {reason.text}")
             return reason.text
         return "it is starting"
+
+    def _is_missing(self, claim: str) -> bool:
+        """Whoever may create events may have written that it is."""
+        try:
+            return self._cluster.find(PersistentVolumeClaim, claim) is None
+        except Refused:
+            return False  # unknown
 
     def _events(self, name: str) -> list[pending_reasons.Reason | None]:
         """Reasons from the events of the Job or its pod. The user may lack permission to list them."""
@@ -153,12 +165,15 @@ class SnapshotPod:
         except Refused:
             return []
         events = [each.to_dict() for each in listed]
-        return [
+        reasons = [
             pending_reasons.of_job(each, pods.VISIT) or pending_reasons.of_mount(each, pods.VISIT) for each in events
         ]
+        return [reason and replace(reason, final=False) for reason in reasons]
 
     def _pods_of_visit(self) -> list[Any]:
-        return self._pods({"batch.kubernetes.io/job-name": self._visit})
+        """Others may create pods with the same label, and answer in its place."""
+        pods_with_label = self._pods({"batch.kubernetes.io/job-name": self._visit})
+        return [pod for pod in pods_with_label if controller(pod) == self._visit_uid]
 
     def _pods(self, labels: dict[str, Any]) -> list[Any]:
         return self._cluster.request("list pods", lambda: list(self._cluster.client.list(Pod, labels=labels)))

@@ -58,7 +58,7 @@ def submit(
             ) from None
         raise
     uid = str(job.metadata.uid if job.metadata else "")
-    owner = _owner(run, uid)
+    owner = owner_of(run, uid)
     try:
         on_created(uid)
         for step in _steps(cluster, captain, others, owner):
@@ -150,6 +150,6 @@ def withdraw(cluster: Cluster, run: str) -> None:
     cluster.delete(Job, run)
 
 
-def _owner(run: str, uid: str) -> Object:
+def owner_of(run: str, uid: str) -> Object:
     """Without blockOwnerDeletion, which needs a right that many users lack."""
     return {"apiVersion": "batch/v1", "kind": "Job", "name": run, "uid": uid, "controller": False}

@@ -7,16 +7,15 @@ from typing import Any
 
 import httpx2
 from lightkube import ApiError
-from lightkube.resources.apps_v1 import Deployment, ReplicaSet
+from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Service
 
 from paceline.agent.options import PAGE_PORT
 from paceline.agent.pod import CANNOT_WORDS
 from paceline.agent.tensorboard.server import NOT_INSTALLED
-from paceline.backends.kubernetes.api import pending_reasons, pod_output
+from paceline.backends.kubernetes.api import owners, pending_reasons, pod_output
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused
 from paceline.backends.kubernetes.objects import names
-from paceline.backends.kubernetes.runs.pod_records import controller
 from paceline.backends.kubernetes.runs.submit import start_tensorboard
 from paceline.plan import TENSORBOARD
 
@@ -94,24 +93,9 @@ def _pods(cluster: Cluster, run: str) -> list[Any]:
     """Newest first. Others may create pods with the same labels: their page must not be shown in its place."""
     labels: dict[str, Any] = {names.RUN_LABEL: run, names.ROLE_LABEL: TENSORBOARD}
     pods = cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
-    own = [pod for pod in pods if _is_own(cluster, run, pod)] if pods else []
+    deployment = cluster.find(Deployment, names.board(run)) if pods else None
+    own = owners.pods_of_deployment(cluster, deployment, pods) if deployment else []
     return sorted(own, key=lambda each: str(each.metadata.creationTimestamp if each.metadata else ""), reverse=True)
-
-
-def _is_own(cluster: Cluster, run: str, pod: Any) -> bool:
-    """Whether a ReplicaSet of the run's Deployment has created the pod."""
-    owner = next((each for each in pod.metadata.ownerReferences or [] if each.controller), None)
-    if owner is None or owner.kind != "ReplicaSet":
-        return False
-    try:
-        replica_set, deployment = cluster.find(ReplicaSet, owner.name), cluster.find(Deployment, names.board(run))
-    except Refused as refused:
-        if refused.reason == "Forbidden":
-            return True  # unknown: most users who may list pods may also read their ReplicaSets
-        raise
-    if replica_set is None or deployment is None or replica_set.metadata.uid != owner.uid:
-        return False
-    return controller(replica_set) == str(deployment.metadata.uid)
 
 
 def _lines(cluster: Cluster, pod: Any) -> list[str]:

@@ -12,7 +12,7 @@ from lightkube import ApiError, codecs
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import ConfigMap, Pod, Service
 
-from paceline.backends.kubernetes.api import raw_requests
+from paceline.backends.kubernetes.api import owners, raw_requests
 from paceline.backends.kubernetes.api.cluster import Cluster, Unreachable
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.objects.serving_objects import TERMINATION_S
@@ -58,13 +58,13 @@ def apply(cluster: Cluster, run: str, objects: Sequence[Object]) -> Before:
         raise NotServed(f"{names.server(run)} is being deleted", remedy="try again in a minute")
     uid = str(owner.metadata.uid)
     maps = _config_maps(cluster, run)
-    existing = {name for name, owners in maps.items() if uid in owners}
+    existing = {name for name, owners_of in maps.items() if uid in owners_of}
     for each in others:
         if each["kind"] != "ConfigMap" or each["metadata"]["name"] not in existing:
             _apply(cluster, {**each, "metadata": {**each["metadata"], "ownerReferences": [_owner(run, uid)]}})
     _apply(cluster, deployment)
     if before is not None and _template(before.to_dict()) == _template(deployment):
-        _replace_failed_pods(cluster, _pod_labels(run, deployment))
+        _replace_failed_pods(cluster, before, _pod_labels(run, deployment))
     return Before(bool(before and before.status and before.status.availableReplicas), frozenset(maps))
 
 
@@ -73,7 +73,7 @@ def prune(cluster: Cluster, run: str, maps: Collection[str]) -> None:
     update, which is about to apply its Deployment."""
     live = _find_deployment(cluster, run)
     if live is not None:
-        for name in _config_maps(cluster, run).keys() & set(maps) - _mounted(live.to_dict()):
+        for name in _own_maps(cluster, run, live) & set(maps) - _mounted(live.to_dict()):
             cluster.delete(ConfigMap, name)
 
 
@@ -84,10 +84,10 @@ def _mounted(deployment: Object) -> set[str]:
     return {source["configMap"]["name"] for source in sources if source.get("configMap")}
 
 
-def _replace_failed_pods(cluster: Cluster, labels: dict[str, Any]) -> None:
+def _replace_failed_pods(cluster: Cluster, live: Any, labels: dict[str, Any]) -> None:
     """Replace the failed pods of the same update: their problem may be solved, and their back-off would be long. Pods
     without a node keep their position in the queue."""
-    for pod in unready_reasons.unready_pods(cluster, labels):
+    for pod in unready_reasons.unready_pods(cluster, live, labels):
         if unready_reasons.of_pod(pod) is not None and pod["spec"].get("nodeName"):
             cluster.delete(Pod, pod["metadata"]["name"])
 
@@ -149,6 +149,12 @@ def _config_maps(cluster: Cluster, run: str) -> dict[str, list[str]]:
     return {each["name"]: [owner["uid"] for owner in each.get("ownerReferences") or []] for each in metadata}
 
 
+def _own_maps(cluster: Cluster, run: str, deployment: Any) -> set[str]:
+    """Without those that others have created with the same labels."""
+    uid = str(deployment.metadata.uid)
+    return {name for name, owners_of in _config_maps(cluster, run).items() if uid in owners_of}
+
+
 # ---- wait
 
 
@@ -171,7 +177,7 @@ def wait(cluster: Cluster, run: str, deployment: Object, limit: float, notify: C
             if counts not in seen_counts:
                 seen_counts.add(counts)
                 until = time.monotonic() + limit
-            unready = unready_reasons.unready_pods(cluster, _pod_labels(run, deployment))
+            unready = unready_reasons.unready_pods(cluster, current, _pod_labels(run, deployment))
             reason, pod = unready_reasons.why(cluster, unready, live)
         except Unreachable as error:
             reason, pod, connection_error = None, None, str(error)
@@ -220,14 +226,26 @@ def address(cluster: Cluster, run: str, path: str) -> str:
 
 def stop(cluster: Cluster, run: str) -> None:
     """Delete the Deployment, and with it what it owns."""
-    if _find_deployment(cluster, run) is None or not cluster.delete(Deployment, names.server(run)):
+    live = _find_deployment(cluster, run)
+    # The ReplicaSets are deleted before their pods have ended.
+    replica_sets = {owners.controller(pod) for pod in _own_pods(cluster, run, live)} if live is not None else set()
+    if live is None or not cluster.delete(Deployment, names.server(run)):
         raise NotServed(f"{run} is not served in namespace {cluster.namespace} (context {cluster.context})")
-    labels: dict[str, Any] = {names.SERVES_LABEL: run}
     until = time.monotonic() + DELETION_S
     while True:
-        pods = cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
-        if not pods and not _config_maps(cluster, run):
+        has_pods = any(owners.controller(pod) in replica_sets for pod in _pods(cluster, run))
+        if not has_pods and not _own_maps(cluster, run, live):
             return
         if time.monotonic() > until:
             raise NotServed(f"some objects of {names.server(run)} still exist; the cluster continues to delete them")
         time.sleep(POLL_S)
+
+
+def _own_pods(cluster: Cluster, run: str, deployment: Any) -> list[Any]:
+    return owners.pods_of_deployment(cluster, deployment, _pods(cluster, run))
+
+
+def _pods(cluster: Cluster, run: str) -> list[Any]:
+    """Of all that have the labels of its pods."""
+    labels: dict[str, Any] = {names.SERVES_LABEL: run}
+    return cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))

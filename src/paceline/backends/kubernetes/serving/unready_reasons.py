@@ -11,7 +11,7 @@ from lightkube import ApiError
 from lightkube.resources.core_v1 import Event, Pod
 
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
-from paceline.backends.kubernetes.api import pending_reasons, pod_output
+from paceline.backends.kubernetes.api import owners, pending_reasons, pod_output
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused
 from paceline.backends.kubernetes.api.pending_reasons import Advice, Reason
 from paceline.backends.kubernetes.objects.serving_objects import EXPORT, SERVER
@@ -46,11 +46,10 @@ def why(cluster: Cluster, pods: list[Object], deployment: Object) -> tuple[Reaso
     return min(reasons, key=lambda each: not each[0].final, default=(None, None))
 
 
-def unready_pods(cluster: Cluster, labels: dict[str, Any]) -> list[Object]:
-    """Pods that are not ready and not being deleted."""
-    pods = [
-        pod.to_dict() for pod in cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
-    ]
+def unready_pods(cluster: Cluster, deployment: Any, labels: dict[str, Any]) -> list[Object]:
+    """Pods of the Deployment that are not ready and not being deleted. Others may create pods with the same labels."""
+    listed = cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
+    pods = [pod.to_dict() for pod in owners.pods_of_deployment(cluster, deployment, listed)]
     return [pod for pod in pods if not _is_ready(pod) and not pod["metadata"].get("deletionTimestamp")]
 
 
@@ -113,17 +112,23 @@ def lines(cluster: Cluster, pod: Object | None) -> list[str]:
     )
     container = SERVER if exported else EXPORT
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    was_restarted = any(each["name"] == container and each.get("restartCount") for each in containers)
+    was_restarted = any(each["name"] == container and _runs_again(each) for each in containers)
     until = time.monotonic() + (OUTPUT_S if was_restarted else 0.0)
     while True:
-        output = _log(cluster, pod["metadata"]["name"], container)
+        output = _log(cluster, pod, container, previous=True) if was_restarted else []
+        output = output or _log(cluster, pod, container)
         if output or time.monotonic() >= until:
             return [f"{container}: {line}" for line in output]
         time.sleep(0.5)
 
 
-def _log(cluster: Cluster, pod: str, container: str) -> list[str]:
+def _runs_again(container: Object) -> bool:
+    """Whether the output that explains why it ended is that of the container before."""
+    return "terminated" in (container.get("lastState") or {}) and "terminated" not in (container.get("state") or {})
+
+
+def _log(cluster: Cluster, pod: Object, container: str, previous: bool = False) -> list[str]:
     try:
-        return pod_output.last_lines(cluster, pod, container, LINES)
+        return pod_output.last_lines(cluster, pod["metadata"]["name"], container, LINES, previous)
     except (ApiError, httpx2.HTTPError):
         return []

@@ -1,0 +1,89 @@
+"""Requests over HTTP: no redirects, a time limit for each, and errors that tell whether trying again can help.
+
+Errors never contain the address, which may be a secret."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+TIMEOUT = 10.0  # seconds until the server accepts a connection, and between two parts of its answer
+LARGEST_ANSWER = 4 * 1024 * 1024  # bytes
+LONGEST_DELAY = 300.0  # seconds that a server may ask for
+_TRY_AGAIN = (408, 425, 429)  # and those of servers, from 500 on
+
+
+class DeliveryError(Exception):
+    """The server did not accept the request. The text is for users."""
+
+    def __init__(self, text: str, status: int = 0, body: bytes = b"", retry: bool = True, delay: float = 0.0) -> None:
+        """`retry`: whether it may accept it later. `delay`: seconds for which it asks to be left alone."""
+        super().__init__(text)
+        self.status, self.body, self.retry, self.delay = status, body, retry, delay
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect could lead to another host, which must not get what is sent."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def send(method: str, url: str, data: bytes | None, headers: Mapping[str, str]) -> bytes:
+    """The body of the answer. DeliveryError: the server cannot be reached, or does not accept the request."""
+    request = urllib.request.Request(url, data, {"User-Agent": "paceline", **headers}, method=method)
+    try:
+        with _opener().open(request, timeout=TIMEOUT) as answer:
+            return bytes(answer.read(LARGEST_ANSWER))
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refusal(error) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise DeliveryError(_reason(error)) from None
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Without handlers for files and other protocols."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(), _NoRedirects(),
+    ):  # fmt: skip
+        opener.add_handler(handler)
+    return opener
+
+
+def _refusal(error: urllib.error.HTTPError) -> DeliveryError:
+    try:
+        body = error.read(LARGEST_ANSWER)
+    except (OSError, http.client.HTTPException):
+        body = b""
+    name = http.client.responses.get(error.code, "")
+    text = f"HTTP {error.code} {name}".rstrip()
+    if 300 <= error.code < 400:
+        return DeliveryError(f"{text}: redirects are not followed", error.code, body, retry=False)
+    asked = error.headers.get("Retry-After", "") if error.headers else ""
+    delay = min(float(asked), LONGEST_DELAY) if asked.isdecimal() else 0.0
+    return DeliveryError(text, error.code, body, error.code >= 500 or error.code in _TRY_AGAIN, delay)
+
+
+def _reason(error: Exception) -> str:
+    """Without the address, which the text of some errors contains."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, (TimeoutError, socket.timeout)):
+        return f"no answer for {TIMEOUT:g} s"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {cause.verify_message}"
+    if isinstance(cause, socket.gaierror):
+        return "its name cannot be resolved"
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno)
+    if isinstance(cause, UnicodeError):
+        return "its name is not valid"
+    return f"invalid answer ({type(cause).__name__})"

@@ -1,0 +1,21 @@
+"""What was delivered, in the folder of a run: a restarted captain and its process continue from there."""
+
+from __future__ import annotations
+
+import json
+
+FOLDER = "deliveries"
+
+
+def mlflow_run_file(folder: str) -> str:
+    """`folder`: of the run."""
+    return f"{folder}/{FOLDER}/mlflow.json"
+
+
+def saved_mlflow_run(folder: str) -> str:
+    """The id of the run of MLflow; empty: it is not known."""
+    try:
+        with open(mlflow_run_file(folder)) as file:
+            return str(json.load(file)["run"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""

@@ -1,0 +1,79 @@
+"""`paceline stacks` on a real run: tasks that wait in Python or in C, with the GIL and without, below a shell, and one
+that is not Python. None of them is disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from support.runs import PROGRAMS, Starter, eventually, job
+
+pytestmark = pytest.mark.timeout(180)
+
+PROGRAM = PROGRAMS / "waits.py"
+TASKS = ["worker-0", "worker-1", "worker-2", "evaluator-0"]
+
+
+@contextlib.contextmanager
+def pipes(folder: Path) -> Iterator[dict[str, int]]:
+    """Pipes to the tasks that run Python; the tasks wait until they have been written to."""
+    for name in TASKS:
+        os.mkfifo(folder / name)
+    ends = {name: os.open(folder / name, os.O_RDWR) for name in TASKS}
+    try:
+        yield ends
+    finally:
+        for end in ends.values():
+            os.close(end)
+
+
+def test_stacks_of_tasks_that_wait_and_of_one_that_is_not_python(start: Starter, state: Path) -> None:
+    python = ["python", str(PROGRAM), str(state)]
+    below_a_shell = f"if test $PACELINE_INDEX = 0; then {' '.join(python)} python; exit $?; fi"
+    not_python = f"while test ! -e {state}/end; do sleep 0.1; done"
+    evaluator = {"replicas": 2, "command": ["sh", "-c", f"{below_a_shell}; {not_python}"]}
+    roles = {"worker": {"replicas": 3}, "evaluator": evaluator}
+    with pipes(state) as ends:
+        run = start(job([*python, "c"], roles=roles, restart={"limit": 0}))
+        for name in TASKS:
+            run.wait_for_step(task=name)
+
+        def in_calls() -> dict[str, Any]:
+            """The first stacks that show all tasks in the calls in which they wait."""
+            result = run.call("stacks", "-o", "json")
+            assert result.returncode == 0, result.stderr
+            tasks = {process["task"]: process for process in json.loads(result.stdout)["tasks"]}
+            assert set(tasks) == {*TASKS, "evaluator-1"}
+            functions = [tasks[name]["threads"][0]["frames"][0]["function"] for name in TASKS]
+            return tasks if functions == ["wait_in_python", "wait_in_c", "wait_in_c", "wait_in_python"] else {}
+
+        tasks = eventually("all tasks wait", in_calls, more=run.story)
+        for name in TASKS:
+            main, other = tasks[name]["threads"]
+            assert main["main"] and [frame["function"] for frame in main["frames"]][1:] == ["<module>"]
+            assert not other["main"] and "in_thread" in [frame["function"] for frame in other["frames"]]
+        assert tasks["evaluator-1"]["threads"] == [] and "is not Python" in tasks["evaluator-1"]["problem"]
+
+        text = run.call("stacks", "--task", "worker-1", "--task", "evaluator-1").stdout.splitlines()
+        assert text[0].startswith("evaluator-1: no stacks: it runs ")
+        assert text[1].startswith("worker-1: waits.py:") and text[1].endswith(" in wait_in_c")
+
+        sampled = run.call("stacks", "--task", "worker", "--seconds", "1")
+        svg, profile = (run.place / name for name in sampled.stdout.split())
+        titles = [title.text for title in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}title")]
+        assert any(title and "wait_in_c" in title for title in titles)
+        profiles = json.loads(profile.read_text())["profiles"]
+        assert [each["name"] for each in profiles[:3]] == [f"worker-{index}, main thread" for index in range(3)]
+
+        for end in ends.values():
+            os.write(end, b"!")
+        (state / "end").touch()
+        report = run.succeeds()
+    assert (report["generations"], report["restarts"]) == (1, [])
