@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from paceline.view.run_folders import Run
 from paceline.view.stacks import ProcessStacks, read
 from paceline.view.wording import natural
 
+MOST_PROCESSES = 256  # of a task; members send fewer
+
 
 def take(run: Run, tasks: Sequence[str] = (), seconds: float = 0.0, notify: Notify = ignore) -> list[ProcessStacks]:
     """The processes of these tasks, in the order of the tasks; without tasks: of all.
@@ -33,12 +36,16 @@ def take(run: Run, tasks: Sequence[str] = (), seconds: float = 0.0, notify: Noti
     if seconds:
         notify(f"taking samples for {seconds:g} s")
     processes: list[ProcessStacks] = []
+    counts: Counter[str] = Counter()
     is_complete = False
     try:
         for message in _messages(run.folder, [] if names == all_names else names, seconds):
             is_complete = message["type"] == END
             taken = messages.read_member(message, "")
             if isinstance(taken, StacksTaken) and taken.task in names:
+                counts[taken.task] += 1
+                if counts[taken.task] > MOST_PROCESSES:
+                    raise WireError(f"too many processes of {taken.task}")
                 processes.append(read(taken))
     except WireError as error:
         raise PacelineError(f"the captain of {run.name} sent an invalid reply: {error}") from None
