@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from paceline.agent import series
 from paceline.agent.captain_process.event_log import EventLog
 from paceline.agent.deliveries import series_reader
 from paceline.agent.deliveries.mlflow_delivery import MlflowDelivery, new_metrics
-from paceline.agent.deliveries.mlflow_server import MlflowServer
+from paceline.agent.deliveries.mlflow_server import MlflowServer, valid_name
 from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import SeriesReader
 from paceline.agent.options import Options
@@ -274,7 +275,10 @@ def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, serve
         ("runs/search", {"runs": [{}]}),
         ("runs/search", {"runs": {"a": 1}}),
         ("runs/search", {"runs": 1}),
+        ("runs/search", {"runs": [{"info": {"run_id": "0\0"}}]}),
         ("runs/create", {"run": {"info": None}}),
+        ("runs/create", {"run": {"info": {"run_id": "../a b"}}}),
+        ("runs/create", {"run": {"info": {"run_id": "0" * 200_000}}}),
         ("runs/get", {"run": None}),
         ("runs/get", {"run": {"data": {"metrics": [{"key": "loss", "step": "x"}]}}}),
         ("runs/get", {"run": {"data": {"metrics": [{"key": "loss", "step": float("inf")}]}}}),
@@ -302,6 +306,14 @@ def test_names_are_those_that_mlflow_accepts() -> None:
         ("top_5", 1.0, 3, 1500),
         ("train/loss", 2.0, 3, 1500),
     ]
+
+
+@pytest.mark.parametrize("name", ["/loss", "a//b", "a/", "./a", "..", ".", "", "/", "a/../b", "\n", "x" * 300 + "/"])
+def test_one_name_that_is_no_path_does_not_lose_all_numbers(name: str) -> None:
+    """MLflow refuses the whole request: see `path_not_unique` in its mlflow/utils/validation.py."""
+    key = valid_name(name)
+    normal = posixpath.normpath(key)
+    assert key == normal and normal != "." and not normal.startswith(("..", "/")) and len(key) <= 250
 
 
 def test_many_numbers_are_sent_in_several_requests(run: Run, server: FakeServer) -> None:
