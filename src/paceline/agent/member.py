@@ -81,7 +81,7 @@ class Member:
         self._sender = FileSender(options, warns=host.index == 0) if options.tensorboard else None
         if self._sender is not None:
             self._sender.start()
-        self.loop.on_child(self._tasks.child_ended)
+        self.loop.on_child(self._tasks.child_ended, self._tasks.children_ended)
         self.loop.on_signal(signal.SIGTERM, self._on_sigterm)
         self._snapshots.bring_library()
         self._connection.dial()

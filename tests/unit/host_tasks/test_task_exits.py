@@ -147,6 +147,7 @@ def test_a_task_that_a_spare_has_just_forked_is_no_orphan(host: Host) -> None:
     process = warm_spare.forks()
     host.machine.adopted[process.pid] = ""  # its environment is the spare's
     host.tasks.child_ended(6000, 0)
+    host.tasks.children_ended()
     assert host.signals() == []
 
 
@@ -172,13 +173,35 @@ def test_the_exit_of_a_later_orphan_kills_the_remaining_orphans(host: Host) -> N
     host.start_one("worker-1")
     host.machine.adopted = {6001: "worker-0", 6002: "worker-1"}
     host.tasks.child_ended(6000, 0)
+    host.tasks.children_ended()
     assert host.signals() == [(6001, KILL)]
+
+
+def test_thousands_of_orphans_that_end_at_once_are_looked_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look reads the environment of all others: the agent would not send heartbeats meanwhile."""
+    host.exits(host.start_one("worker-0"), 0)
+    host.machine.adopted = dict.fromkeys(range(7000, 7010), "worker-0")
+    looks: list[int] = []
+    children = machine.children
+
+    def look(pid: int) -> list[int]:
+        looks.append(pid)
+        return children(pid)
+
+    monkeypatch.setattr(machine, "children", look)
+    for pid in range(6000, 7000):
+        host.tasks.child_ended(pid, KILL)
+    host.tasks.children_ended()
+    host.tasks.children_ended()
+    assert len(looks) == len(host.tasks.offers()), "one look for each task that is not running"
+    assert host.signals() == [(pid, KILL) for pid in range(7000, 7010)]
 
 
 def test_the_porter_is_not_a_task(host: Host) -> None:
     host.porter.pid = 6001
     host.machine.adopted = {6002: "worker-0"}
     host.tasks.child_ended(6001, KILL)
+    host.tasks.children_ended()
     assert host.signals() == [] and host.connection.sent == []
 
 

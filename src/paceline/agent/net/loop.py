@@ -49,18 +49,20 @@ class Loop:
         self._signals[number] = callback
         signal.signal(number, lambda *_: None)
 
-    def on_child(self, callback: Callable[[int, int], None]) -> None:
-        """Calls `callback(pid, wait status)` for every child that ends, including adopted ones."""
+    def on_child(self, callback: Callable[[int, int], None], then: Callback = _nothing) -> None:
+        """Calls `callback(pid, wait status)` for every child that ends, including adopted ones; and `then` once after
+        all that have ended at the same time."""
 
         def reap() -> None:
             while True:
                 try:
                     pid, status = os.waitpid(-1, os.WNOHANG)
                 except ChildProcessError:
-                    return
+                    break
                 if pid == 0:
-                    return
+                    break
                 callback(pid, status)
+            then()
 
         self.on_signal(signal.SIGCHLD, reap)
 

@@ -78,6 +78,7 @@ class HostTasks:
         self._port_watch: PortWatch | None = None  # of the running attempt of rank 0, if the group has more tasks
         self._listened: bool | None = None  # of the last attempt of rank 0
         self._early_exits: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
+        self._has_adopted = False  # a process has ended that is no task: its children may be this agent's now
         self.notes = HostNotes(options.folder, options.host)
         self.roster: dict[str, str] = {}
         self.reached = 0  # the highest step of attempts that have ended
@@ -257,9 +258,14 @@ class HostTasks:
                 return
         if self._launcher.awaits_spare():
             self._early_exits[pid] = status
-        for name in self._tasks:
+        self._has_adopted = True
+
+    def children_ended(self) -> None:
+        """After all that ended at once, which may be thousands: kills their children, which this agent has adopted."""
+        for name in self._tasks if self._has_adopted else ():
             if name not in self.attempts:
-                self._kill_orphans(name)  # this agent has adopted the children of the process that ended
+                orphans.kill(self._orphans(name))
+        self._has_adopted = False
 
     def _on_exit(self, attempt: Attempt, status: int) -> None:
         attempt.exited = True
@@ -270,14 +276,10 @@ class HostTasks:
             left_behind = orphans.note(attempt.task.name, self._orphans(attempt.task.name))
             self._connection.notify(self._redact(left_behind)) if left_behind else None
         attempt.kill()  # the processes that it left in its process group
-        self._kill_orphans(attempt.task.name)
+        orphans.kill(self._orphans(attempt.task.name))
         attempt.finish()
         succeeded = status == 0 and attempt.requested_end in ("", *GRACEFUL)
         self._snapshots.watched.attempt_ended(attempt, succeeded, lambda: self._finish_attempt(attempt, status))
-
-    def _kill_orphans(self, task: str) -> None:
-        """Kills processes that a task started and that left its process group."""
-        orphans.kill(self._orphans(task))
 
     def _orphans(self, task: str) -> list[int]:
         own_pids = {attempt.pid for attempt in self.attempts.values()} | self._launcher.pids()
