@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from paceline import job, plan
-from paceline.agent.deliveries import webhook
+from paceline.agent.deliveries import webhook_delivery
 from paceline.agent.deliveries.addresses import addresses_of
 from paceline.agent.deliveries.event_reader import EventReader
 from paceline.agent.deliveries.http_requests import DeliveryError, send
 from paceline.agent.deliveries.notifications import Notification, notification
 from paceline.agent.deliveries.schedule import Schedule
-from paceline.agent.deliveries.webhook import WebhookDelivery
+from paceline.agent.deliveries.webhook_delivery import WebhookDelivery
 from paceline.agent.event_file import OLD, EventFile
 from paceline.agent.redaction import Redactor
 from paceline.backends.kubernetes.objects.run_objects import render
@@ -275,7 +275,7 @@ def test_a_notification_is_dropped_after_an_hour(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver.answers = [500] * 4
-    monkeypatch.setattr(webhook, "GIVE_UP_S", 5.0)
+    monkeypatch.setattr(webhook_delivery, "GIVE_UP_S", 5.0)
     delivery = Delivery(tmp_path, RESTART, ENDED, url=receiver.url, on=("restart", "failed"))
     assert delivery.run().startswith("1 notification was not delivered")
     assert [each["event"] for each in receiver.accepted] == ["failed"]

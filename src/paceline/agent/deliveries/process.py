@@ -19,7 +19,7 @@ from paceline.agent.deliveries.mlflow_delivery import MlflowDelivery
 from paceline.agent.deliveries.mlflow_server import MlflowServer
 from paceline.agent.deliveries.saved_state import FOLDER
 from paceline.agent.deliveries.schedule import Schedule
-from paceline.agent.deliveries.webhook import WebhookDelivery
+from paceline.agent.deliveries.webhook_delivery import WebhookDelivery
 from paceline.agent.options import parse
 from paceline.plan import from_data
 
