@@ -22,7 +22,7 @@ from paceline.backends.kubernetes.api import credential_plugin, credential_renew
 from paceline.backends.kubernetes.api.cluster import NoCredentials, Refused, Unreachable, connect
 from paceline.backends.kubernetes.runs import local_folder, mirror
 from paceline.client.refreshed_folder import followed
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from support.api_server import RUN, UID, ApiServer, serving
 from support.runs import eventually
 
@@ -47,7 +47,9 @@ def folder(tmp_path: Path) -> Path:
     (folder / "logs").mkdir(parents=True)
     identity = {"run": RUN, "on": "kubernetes", "context": "shared", "namespace": "team", "uid": UID, "submitted": True}
     replace(str(folder / "run.json"), identity)
-    (folder / "plan.json").write_text(plans.to_json(plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)))
+    (folder / "plan.json").write_text(
+        plans.to_json(planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job))
+    )
     return folder
 
 

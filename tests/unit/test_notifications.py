@@ -22,6 +22,7 @@ from paceline.agent.event_file import OLD, EventFile
 from paceline.agent.redaction import Redactor
 from paceline.backends.kubernetes.objects.run_objects import render
 from paceline.backends.local.resources import CannotRun, check_addresses
+from paceline.job import planning
 from support import recorded
 from support.webhooks import Receiver, receiving
 
@@ -340,7 +341,7 @@ def test_no_attempt_is_made_after_the_end() -> None:
 
 def load(text: str, folder: Path, cluster: bool = False) -> plan.Plan:
     (folder / "train.py").touch()
-    return plan.make(job.load_text(HEAD + text, "job.yaml", folder, cluster=cluster).job)
+    return planning.make_plan(job.load_text(HEAD + text, "job.yaml", folder, cluster=cluster).job)
 
 
 def problems(text: str, folder: Path, cluster: bool = False) -> list[str]:

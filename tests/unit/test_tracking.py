@@ -21,6 +21,7 @@ from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import SeriesReader
 from paceline.agent.options import Options
 from paceline.frameworks.tracking import tracking_variables
+from paceline.job import planning
 from paceline.view.plan_files import plan_of
 from support.mlflow_servers import FakeServer, fake_server
 
@@ -36,7 +37,7 @@ def server() -> Iterator[FakeServer]:
 
 def load(text: str, folder: Path, *overrides: str) -> plan.Plan:
     (folder / "train.py").touch()
-    return plan.make(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
+    return planning.make_plan(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
 
 
 class Ended(Schedule):
@@ -477,4 +478,4 @@ def test_the_leading_task_is_the_chief_if_there_is_one(tmp_path: Path) -> None:
     text = "name: a\nframework: tensorflow\nstrategy: parameter-server\ncommand: [python, train.py]\n"
     for roles, expected in (("{worker: {}, ps: {}}", "worker-0"), ("{chief: {}, worker: {}, ps: {}}", "chief-0")):
         loaded = job.load_text(f"{text}roles: {roles}\n", "job.yaml", tmp_path)
-        assert plan.make(loaded.job).leading_task == expected
+        assert planning.make_plan(loaded.job).leading_task == expected
