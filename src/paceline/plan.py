@@ -160,7 +160,7 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Track:
-    """Where numbers are sent for experiment tracking."""
+    """Where metrics are sent for experiment tracking."""
 
     mlflow: str  # address of an MLflow server
     experiment: str
@@ -250,7 +250,7 @@ class Plan:
 
     @property
     def delivers(self) -> bool:
-        """Whether servers of others get anything."""
+        """Whether anything is sent to external servers."""
         return bool(self.notify or self.track)
 
     @property

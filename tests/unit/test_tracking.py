@@ -216,7 +216,7 @@ def test_a_server_that_is_away_loses_nothing(run: Run, server: FakeServer) -> No
     server.failures = [503] * 3
     name = f"MLflow ({server.url.removeprefix('http://')})"
     problem = "HTTP 503 Service Unavailable: as told"
-    assert run.deliver() == f"the last numbers and the status were not delivered to {name}: {problem}"
+    assert run.deliver() == f"the last metrics and the status were not delivered to {name}: {problem}"
     assert run.warnings == [f"cannot send to {name}: {problem}; retrying, training continues"]
     run.step(2, loss=2.0)
     assert run.deliver() == ""
@@ -250,7 +250,7 @@ def test_numbers_that_the_server_refuses_do_not_block_others(run: Run, server: F
         return FakeServer.answer(server, name, fields)
 
     server.answer = refuse  # type: ignore[method-assign]
-    assert "1 number was refused" in run.deliver()
+    assert "rejected 1 metric value" in run.deliver()
     server.answer = lambda name, fields: FakeServer.answer(server, name, fields)  # type: ignore[method-assign]
     run.step(2, loss=2.0)
     run.deliver()
@@ -263,7 +263,7 @@ def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, serve
     server.failures = [400]
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
-    assert len(run.warnings) == 1 and "refuses parameters: HTTP 400 Bad Request" in run.warnings[0]
+    assert len(run.warnings) == 1 and "rejected parameters: HTTP 400 Bad Request" in run.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_an_answer_of_another_server_is_tried_again(
         return wrong[0] if name == path and wrong else FakeServer.answer(server, name, fields)
 
     server.answer = answer_wrongly  # type: ignore[method-assign]
-    assert run.deliver().endswith("its answer is not MLflow's")
+    assert run.deliver().endswith("its response is not in MLflow's format")
     wrong.clear()
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
