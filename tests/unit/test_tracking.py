@@ -21,6 +21,7 @@ from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import SeriesReader
 from paceline.agent.options import Options
 from paceline.frameworks.tracking import tracking_variables
+from paceline.job import planning
 from paceline.view.plan_files import plan_of
 from support.mlflow_servers import FakeServer, fake_server
 
@@ -36,7 +37,7 @@ def server() -> Iterator[FakeServer]:
 
 def load(text: str, folder: Path, *overrides: str) -> plan.Plan:
     (folder / "train.py").touch()
-    return plan.make(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
+    return planning.make_plan(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
 
 
 class Ended(Schedule):
@@ -215,7 +216,7 @@ def test_a_server_that_is_away_loses_nothing(run: Run, server: FakeServer) -> No
     server.failures = [503] * 3
     name = f"MLflow ({server.url.removeprefix('http://')})"
     problem = "HTTP 503 Service Unavailable: as told"
-    assert run.deliver() == f"the last numbers and the status were not delivered to {name}: {problem}"
+    assert run.deliver() == f"the last metrics and the status were not delivered to {name}: {problem}"
     assert run.warnings == [f"cannot send to {name}: {problem}; retrying, training continues"]
     run.step(2, loss=2.0)
     assert run.deliver() == ""
@@ -249,7 +250,7 @@ def test_numbers_that_the_server_refuses_do_not_block_others(run: Run, server: F
         return FakeServer.answer(server, name, fields)
 
     server.answer = refuse  # type: ignore[method-assign]
-    assert "1 number was refused" in run.deliver()
+    assert "rejected 1 metric value" in run.deliver()
     server.answer = lambda name, fields: FakeServer.answer(server, name, fields)  # type: ignore[method-assign]
     run.step(2, loss=2.0)
     run.deliver()
@@ -262,7 +263,7 @@ def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, serve
     server.failures = [400]
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
-    assert len(run.warnings) == 1 and "refuses parameters: HTTP 400 Bad Request" in run.warnings[0]
+    assert len(run.warnings) == 1 and "rejected parameters: HTTP 400 Bad Request" in run.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_an_answer_of_another_server_is_tried_again(
         return wrong[0] if name == path and wrong else FakeServer.answer(server, name, fields)
 
     server.answer = answer_wrongly  # type: ignore[method-assign]
-    assert run.deliver().endswith("its answer is not MLflow's")
+    assert run.deliver().endswith("its response is not in MLflow's format")
     wrong.clear()
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
@@ -477,4 +478,4 @@ def test_the_leading_task_is_the_chief_if_there_is_one(tmp_path: Path) -> None:
     text = "name: a\nframework: tensorflow\nstrategy: parameter-server\ncommand: [python, train.py]\n"
     for roles, expected in (("{worker: {}, ps: {}}", "worker-0"), ("{chief: {}, worker: {}, ps: {}}", "chief-0")):
         loaded = job.load_text(f"{text}roles: {roles}\n", "job.yaml", tmp_path)
-        assert plan.make(loaded.job).leading_task == expected
+        assert planning.make_plan(loaded.job).leading_task == expected

@@ -29,7 +29,7 @@ VERBS = {
     "status": "Show the status of a run and its tasks.",
     "logs": "Show the output of a run's tasks.",
     "events": "Show the events of a run.",
-    "stacks": "Show what the tasks of a run do at the moment.",
+    "stacks": "Show what the tasks of a run are doing.",
     "wait": "Wait until a run has ended, has reached a step or has committed a snapshot.",
     "snapshots": "List, show, copy, verify or delete a run's snapshots.",
     "try": "Run the job's `try` command with a snapshot of a run.",

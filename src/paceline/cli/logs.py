@@ -55,7 +55,7 @@ def main(
     ] = None,
     tail: Annotated[
         int | None,
-        typer.Option("--tail", metavar="N", help="Only the last N lines of all tasks; with -f, and all that follow."),
+        typer.Option("--tail", metavar="N", help="Only the last N lines of all tasks; with -f, also all later ones."),
     ] = None,
     generation: Annotated[
         int | None, typer.Option("--generation", "-g", metavar="N", help="Only output of this generation.")

@@ -29,14 +29,14 @@ def main(
     The same job always gives the same plan, byte for byte.
     """
     one_of(output, ("yaml", "json"))
-    from paceline import plan
     from paceline.backends.snapshot_origin import resolved
     from paceline.job import load
+    from paceline.job.planning import make_plan
 
     loaded = load(Path(job), overrides or [])
     for note in loaded.notes:
         tell(f"note: {note}")
-    show(resolved(plan.make(loaded.job)), output)
+    show(resolved(make_plan(loaded.job)), output)
 
 
 def show(planned: Plan, output: str) -> None:

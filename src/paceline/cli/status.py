@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OutputOption = Annotated[
     str,
     typer.Option(
-        "-o", "--output", metavar="json|wide", help="Output format; wide adds resources and the starts of generations.",
+        "-o", "--output", metavar="json|wide", help="Output format; wide adds resources and how long starts took.",
         autocompletion=lambda: ["json", "wide"],
     ),
 ]  # fmt: skip

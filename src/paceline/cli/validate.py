@@ -15,8 +15,8 @@ def main(job: JobArgument = "job.yaml", overrides: SetOption = None, output: Jso
     Exit code: 0 if the job file is valid, otherwise 2.
     """
     one_of(output, ("json",))
-    from paceline import plan
     from paceline.job import JobError, load
+    from paceline.job.planning import make_plan
     from paceline.view.wording import count
 
     try:
@@ -26,7 +26,7 @@ def main(job: JobArgument = "job.yaml", overrides: SetOption = None, output: Jso
             raise
         print_json({"job": job, "valid": False, "problems": [asdict(problem) for problem in error.problems]})
         return 2
-    planned = plan.make(loaded.job)
+    planned = make_plan(loaded.job)
     tasks = {role.name: len(planned.tasks_of(role.name)) for role in planned.roles}
     if output:
         print_json({"job": job, "valid": True, "name": planned.name, "tasks": tasks, "notes": list(loaded.notes)})

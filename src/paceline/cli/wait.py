@@ -29,12 +29,16 @@ def main(
         typer.Option(
             "--for", metavar="CONDITION",
             help="ended (default): the run has ended. step=N: training has reached step N. snapshot: the run has "
-            "committed a snapshot. snapshot=STEP: it has committed one of this step or later.",
+            "committed a snapshot. snapshot=STEP: it has committed a snapshot of this step or a later one.",
             show_default=False, autocompletion=lambda: ["ended", "step=", "snapshot", "snapshot="],
         ),
     ] = "ended",
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="Stop waiting after 90s, 10m, 1h30m (default: never).")
+        str,
+        typer.Option(
+            "--timeout", metavar="DURATION",
+            help="Stop waiting after this time, such as 90s, 10m or 1h30m (default: never).",
+        ),
     ] = "",
     output: JsonOption = "",
     on: OnOption = "",
@@ -44,7 +48,7 @@ def main(
 ) -> int:  # fmt: skip
     """Wait until a run has ended, has reached a step, or has committed a snapshot.
 
-    Returns immediately if that is already so. Ctrl-C ends only the waiting, not the run.
+    Returns immediately if the condition is already met. Ctrl-C ends only the waiting, not the run.
 
     \b
     Exit codes:

@@ -1,4 +1,4 @@
-"""What the tasks of a run do at the moment: their Python stacks, once or as samples over some seconds."""
+"""What the tasks of a run are doing: their Python stacks, once or as samples over some seconds."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "warning": lambda event: f"warning: {event.text('text')}",
     "ending": lambda event: f"ending: {event.text('reason')} (tasks have {span(event.number('grace_s'))} to exit)",
     "run-ended": _ended,
-    "rotated": lambda event: f"all events before {clock(event.at)} are in events.old.jsonl",
+    "rotated": lambda event: f"events before {clock(event.at)} are in events.old.jsonl, steps and resources in series/",
 }
 
 

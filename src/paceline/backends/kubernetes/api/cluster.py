@@ -19,7 +19,7 @@ from lightkube.types import CascadeType
 
 from paceline.backends.kubernetes.api import kubeconfig
 from paceline.backends.kubernetes.api.connections import Access, Transport
-from paceline.backends.kubernetes.api.credentials import Credentials
+from paceline.backends.kubernetes.api.credential_renewal import Credentials
 from paceline.backends.kubernetes.api.pending_reasons import remedy
 from paceline.errors import PacelineError
 
