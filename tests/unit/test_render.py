@@ -260,7 +260,7 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
     text = (
         JOBS["servers"]
         .replace("name: servers", f"name: {name}")
-        .replace("replicas: 2, memory", "replicas: 90000, memory")
+        .replace("replicas: 2, memory", "replicas: 10001, memory")
     )
     plan = plan_of(text, tmp_path)
     run = f"{name}-3f9a"
