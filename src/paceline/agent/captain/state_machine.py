@@ -246,9 +246,9 @@ class Captain:
             self.commits.learn_generation(max(self.generation, self._generations.recorded))
         self.commits.on_joined(event.host, event.held)
         for saved in event.held:
-            self._part_saved(saved, now)
+            self._part_saved(saved, now, is_known=True)
         if self.plan.host(event.host).role == "evaluator":
-            self.commits.announce_to(event.host)
+            self.commits.contents.announce_to(event.host)
             self.evaluations.on_joined(event, now)
         if self._generations.starting is not None:
             self._generations.starting.on_joined(event.host)
@@ -323,11 +323,11 @@ class Captain:
 
     # ---- snapshots
 
-    def _part_saved(self, saved: ev.PartSaved, now: float) -> None:
+    def _part_saved(self, saved: ev.PartSaved, now: float, is_known: bool = False) -> None:
         if saved.task not in self.plan.host(saved.host).tasks:
             return
         self._not_finite.on_saved(saved, now)
-        draft = self.commits.on_saved(saved, now)
+        draft = self.commits.on_saved(saved, now, is_known)
         if draft is not None:
             stall = {"stall_s": round(draft.stall, 3)} if draft.stall else {}
             self._emit("saved", step=saved.snapshot.step, snapshot=str(saved.snapshot), **stall)
