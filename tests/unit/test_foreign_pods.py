@@ -21,6 +21,7 @@ from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs import listing, local_folder, running, snapshot_reader, tensorboard
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.job import load_text, planning
+from paceline.plan import Plan
 from paceline.view import run_folders, run_state
 from paceline.view.snapshot_locations import NoClaim
 
@@ -56,10 +57,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def plan_of(folder: Path) -> Plan:
+    return planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job)
+
+
 @pytest.fixture
 def mirror(folder: Path) -> Mirror:
-    plan = planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job)
-    mirror = Mirror(cast(Cluster, None), RUN, folder, plan)
+    mirror = Mirror(cast(Cluster, None), RUN, folder, plan_of(folder))
     mirror.update_job("ADDED", job(f"{RUN}-worker", "the-workers-job"))
     return mirror
 
@@ -83,6 +87,24 @@ def test_pods_that_no_job_of_the_run_has_created_are_ignored(mirror: Mirror, fol
     mirror.update_pods([*own, foreign])
     mirror.save_pods()
     assert {each["pod"] for each in json.loads((folder / "pods.json").read_text())["pods"]} == {"c", "w"}
+
+
+def test_what_is_known_of_pods_stays_until_the_cluster_has_listed_them(mirror: Mirror, folder: Path) -> None:
+    """If the cluster does not respond when a process begins to follow the run, an earlier one knows more."""
+    mirror.save_pods(at_once=True)
+    assert not (folder / "pods.json").exists()
+    mirror.update_pods([pod("c", "captain", RUN, UID)])
+    mirror.inbox.advance("c/0", "2026-11-18T00:00:00.000Z")
+    mirror.save_pods(at_once=True)
+    known = {name: (folder / name).read_bytes() for name in ("pods.json", "positions.json")}
+    later = Mirror(cast(Cluster, SimpleNamespace(interrupt=int, close=int)), RUN, folder, plan_of(folder))
+    later.update_job("ADDED", job(f"{RUN}-worker", "the-workers-job"))
+    later.save_pods(at_once=True)
+    later.stop()
+    assert {name: (folder / name).read_bytes() for name in known} == known
+    later.update_pods([])
+    later.save_pods(at_once=True)
+    assert json.loads((folder / "pods.json").read_text())["pods"] == [], "its pods were deleted"
 
 
 def test_a_secret_of_the_run_that_somebody_deleted_is_named_as_the_runs_own(mirror: Mirror) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import selectors
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -16,12 +20,13 @@ import pytest
 from paceline.agent.captain_process.stack_requests import MOST_REQUESTS, StackRequests
 from paceline.agent.net import messages, stacks_request
 from paceline.agent.net.frames import LIMIT, Decoder, Message, WireError, encode
-from paceline.agent.net.loop import Timer
+from paceline.agent.net.loop import SLICE, Timer
+from paceline.agent.net.loop import Loop as RealLoop
 from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.tasks import stack_reader, stack_sampler
 from paceline.agent.tasks.stack_reader import CannotRead, Stacks, parse_dump, parse_sample
 from paceline.backends.kubernetes.runs.stacks_request import command
-from paceline.client.stacks import select
+from paceline.client.stacks import read_reply, select
 from paceline.errors import UsageError
 from paceline.frameworks import stack_signal
 from paceline.plan import Plan
@@ -247,6 +252,10 @@ class CaptainOfTwo:
     def begin(self, **fields: Any) -> None:
         self.requests.begin({"type": "stacks", **fields}, lambda data: self.replies.extend(self.received.feed(data)))
 
+    def reply(self, taken: StacksTaken) -> None:
+        (message,) = Decoder().feed(encode(messages.member_message(taken)))
+        self.requests.on_reply(taken.host, message)
+
     def shown(self) -> list[tuple[str, str]]:
         """Tasks and their problems; the end."""
         return [(reply.get("task", reply["type"]), reply.get("problem", "")) for reply in self.replies]
@@ -259,12 +268,67 @@ def test_the_replies_of_members_reach_the_user_as_they_come() -> None:
         ("worker-host-0", ("worker-0",), 2.0), ("worker-host-1", ("worker-1",), 2.0),
     ]  # fmt: skip
     request = captain.sent[0][1].request
-    captain.requests.on_reply(StacksTaken("worker-host-1", request, "worker-1", "it is starting", last=True))
+    captain.reply(StacksTaken("worker-host-1", request, "worker-1", "it is starting", last=True))
     assert captain.shown() == [("worker-1", "it is starting")]
-    captain.requests.on_reply(StacksTaken("worker-host-0", request, "worker-0", "", 100, last=True))
+    threads = (ThreadSamples(100, (0, 0), 0.1),)
+    taken = StacksTaken("worker-host-0", request, "worker-0", "", 100, (STEP,), ((0,),), threads, last=True)
+    captain.reply(taken)
     assert captain.shown()[1:] == [("worker-0", ""), ("stacks-end", "")]
-    captain.requests.on_reply(StacksTaken("worker-host-0", request, "worker-0", "", 100, last=True))
+    assert messages.read_member(captain.replies[1], "worker-host-0") == taken
+    captain.reply(StacksTaken("worker-host-0", request, "worker-0", "", 100, last=True))
     assert len(captain.replies) == 3  # it is complete
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"task": "worker-1"}, {"task": "other-0"}, {"task": ["worker-0"]}, {"request": "1"}, {"last": 1}, {"task": None}],
+)
+def test_a_reply_that_names_no_task_of_its_host_is_rejected(fields: dict[str, Any]) -> None:
+    captain = CaptainOfTwo(make_plan(2))
+    captain.begin()
+    with pytest.raises(WireError):
+        captain.requests.on_reply("worker-host-0", {"type": "stacks", "request": 1, "task": "worker-0", **fields})
+    assert captain.replies == []
+
+
+def test_an_invalid_reply_is_a_problem_of_its_task() -> None:
+    """The captain passes replies on without reading them."""
+    reply = {"type": "stacks", "request": 1, "task": "worker-0", "pid": 5, "frames": [["a.py", "x", "f"]]}
+    shown = read_reply(reply)
+    assert shown.task == "worker-0" and shown.problem.startswith("its host sent an invalid reply: ")
+
+
+def test_replies_of_a_thousand_hosts_do_not_delay_timers() -> None:
+    """They arrive at the same time; the captain also has leases to renew."""
+    loop, seen, done = RealLoop(), list[float](), list[int]()
+    pairs = [socket.socketpair() for _ in range(40)]
+
+    def receive(number: int) -> None:
+        pairs[number][1].recv(1)
+        now[0] += SLICE / 4  # what a reply takes
+        done.append(number)
+
+    now = [0.0]
+    loop.now = lambda: now[0]  # type: ignore[method-assign]
+    try:
+        for number, (far, near) in enumerate(pairs):
+            loop.watch(near, selectors.EVENT_READ, lambda number=number: receive(number))  # type: ignore[misc]
+            far.send(b"12" if number == 0 else b"1")  # the first is always ready
+
+        def tick() -> None:
+            seen.append(now[0])
+            loop.after(SLICE, tick)
+
+        tick()
+        while len(done) < 41:
+            loop.once()
+        assert max(after - before for before, after in itertools.pairwise(seen)) <= 2.1 * SLICE
+        assert sorted(done) == [0, *range(40)] and done.index(39) == 39, "each has its turn before one has a second"
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
+        signal.set_wakeup_fd(-1)  # set by the loop
 
 
 def test_hosts_that_are_away_or_silent_are_named() -> None:

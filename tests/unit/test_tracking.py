@@ -257,6 +257,72 @@ def test_numbers_that_the_server_refuses_do_not_block_others(run: Run, server: F
     assert server.points("loss") == [(2, 2.0)]
 
 
+def refuse(server: FakeServer, status: int, *refused: str) -> None:
+    """Refuse requests to log these, the first of them, or to update the run."""
+
+    def answer(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        sent = {name, *(each["key"] for kind in ("tags", "metrics") for each in fields.get(kind, ()))}
+        if name in ("runs/log-batch", "runs/update") and not sent.isdisjoint(refused):
+            return {"status": status, "error_code": "INVALID_PARAMETER_VALUE", "message": "not that one"}
+        return FakeServer.answer(server, name, fields)
+
+    server.answer = answer  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 413, 422])
+def test_a_tag_that_the_server_refuses_is_reported_once_and_skipped(run: Run, server: FakeServer, status: int) -> None:
+    refuse(server, status, "paceline.snapshot")
+    for number in (1, 2):
+        run.write("generation-formed", generation=number, tasks=["worker-0"], restore=None)
+        run.write("committed", step=number, snapshot=f"step-{number}-g1", bytes=1, took_s=0.1)
+        run.write("evaluated", task="evaluator-0", step=number, snapshot="s", metrics={"accuracy": 0.5})
+    run.write("run-ended", status="succeeded", reason="", cause=None)
+    name = f"MLflow ({server.url.removeprefix('http://')})"
+    assert run.deliver() == f"1 tag was refused by {name}"
+    (warning,) = run.warnings
+    assert warning.startswith(f"{name} refuses the tag paceline.snapshot: HTTP {status}")
+    assert warning.endswith(": not that one")
+    (made,) = server.runs
+    assert made["tags"]["paceline.generation"] == "2" and made["tags"]["paceline.status"] == "succeeded"
+    assert made["status"] == "FINISHED" and server.points("evaluation/accuracy") == [(1, 0.5), (2, 0.5)]
+    server.requests.clear()
+    run.deliver()
+    assert "runs/update" not in server.requests, "what was skipped is not sent again"
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 425, 429, 500])
+def test_tags_are_sent_again_after_an_error_that_may_pass(run: Run, server: FakeServer, status: int) -> None:
+    refuse(server, status, "paceline.generation")
+    run.write("generation-formed", generation=1, tasks=["worker-0"], restore=None)
+    assert "were not delivered" in run.deliver()
+    refuse(server, status)
+    assert run.deliver() == "" and server.runs[0]["tags"]["paceline.generation"] == "1"
+
+
+def test_a_proxy_that_does_not_find_the_server_refuses_nothing(run: Run, server: FakeServer) -> None:
+    run.deliver()
+    run.step(1, loss=1.0)
+    server.failures = [404] * 2
+    assert run.deliver() == "" and server.points("loss") == [(1, 1.0)]
+
+
+def test_an_end_that_the_server_refuses_is_reported(run: Run, server: FakeServer) -> None:
+    refuse(server, 400, "runs/update")
+    run.write("run-ended", status="failed", reason="", cause="signal")
+    assert run.deliver() == ""
+    (warning,) = run.warnings
+    assert "refuses the status FAILED: HTTP 400 Bad Request: not that one" in warning
+
+
+def test_only_the_request_with_refused_numbers_is_skipped(run: Run, server: FakeServer) -> None:
+    """A request has at most 1,000 numbers."""
+    for step in range(1, 1501):
+        run.step(step, **{"odd" if step == 1 else "loss": 1.0})
+    refuse(server, 400, "odd")
+    assert "1000 numbers were refused" in run.deliver()
+    assert [step for step, _ in server.points("loss")] == list(range(1001, 1501))
+
+
 def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, server: FakeServer) -> None:
     run.deliver()
     run.step(1, loss=1.0)

@@ -34,20 +34,25 @@ def take(run: Run, tasks: Sequence[str] = (), seconds: float = 0.0, notify: Noti
         notify(f"taking samples for {seconds:g} s")
     processes: list[ProcessStacks] = []
     is_complete = False
-    try:
-        for message in _messages(run.folder, [] if names == all_names else names, seconds):
-            is_complete = message["type"] == END
-            taken = messages.read_member(message, "")
-            if isinstance(taken, StacksTaken) and taken.task in names:
-                processes.append(read(taken))
-    except WireError as error:
-        raise PacelineError(f"the captain of {run.name} sent an invalid reply: {error}") from None
+    for message in _messages(run.folder, [] if names == all_names else names, seconds):
+        is_complete = message["type"] == END
+        if message.get("task") in names:
+            processes.append(read_reply(message))
     if not processes and not is_complete:
         remedy = "try again; a run that an earlier version of Paceline started cannot reply"
         raise PacelineError(f"the captain of {run.name} did not reply", remedy=remedy)
     missing = set(names) - {process.task for process in processes}
     processes += [ProcessStacks(task, problem="the captain did not reply") for task in missing]
     return sorted(processes, key=lambda process: (natural(process.task), process.pid))
+
+
+def read_reply(message: Message) -> ProcessStacks:
+    """The captain does not check what members send. `message`: has a task."""
+    try:
+        taken = messages.read_member(message, "")
+        return read(taken) if isinstance(taken, StacksTaken) else ProcessStacks(message["task"], problem="no stacks")
+    except WireError as error:
+        return ProcessStacks(message["task"], problem=f"its host sent an invalid reply: {error}")
 
 
 def select(wanted: Sequence[str], names: Sequence[str], run: str) -> list[str]:

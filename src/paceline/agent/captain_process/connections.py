@@ -8,7 +8,7 @@ from typing import Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.state_machine import Captain
-from paceline.agent.captain_process.stack_requests import StackRequests
+from paceline.agent.captain_process.stack_requests import REPLY, StackRequests
 from paceline.agent.net import messages
 from paceline.agent.net.frames import MEMBER_LIMIT, Message, WireError, encode
 from paceline.agent.net.listener import Listener, Strangers
@@ -88,12 +88,13 @@ class Connections:
 
     def receive(self, connection: Connection, message: Message) -> None:
         if connection.host:
+            if message["type"] == REPLY:
+                self._stack_requests.on_reply(connection.host, message)
+                return
             event = messages.read_member(message, connection.host)
             if isinstance(event, ev.Heartbeat):
                 connection.send_message(messages.HeartbeatReply(event.n))
-            if isinstance(event, StacksTaken):
-                self._stack_requests.on_reply(event)
-            elif event is not None:
+            if event is not None and not isinstance(event, StacksTaken):
                 self._handle(event)
         elif message["type"] == "join":
             self._join_or_hold(connection, messages.read_join(message, self._options.run))

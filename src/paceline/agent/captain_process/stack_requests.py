@@ -1,4 +1,7 @@
-"""Requests of users for the stacks of tasks: passed on to members, whose replies are sent to the user as they come."""
+"""Requests of users for the stacks of tasks: passed on to members, whose replies are sent to the user as they come.
+
+Replies are not read here, apart from the fields that say whose they are: a thousand hosts reply at the same time, and
+one reply may have thousands of samples. The command line checks them."""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.stacks import ANSWER_WITHIN, MOST_SECONDS, StacksTaken, TakeStacks
 from paceline.plan import INGEST, Plan
 
+REPLY = "stacks"  # type of the messages of members
 END = {"type": "stacks-end"}
 MOST_REQUESTS = 16  # at once
 
@@ -48,15 +52,21 @@ class StackRequests:
         self._loop.after(seconds + ANSWER_WITHIN, lambda: self._on_deadline(request))
         self._end_if_complete(request)
 
-    def on_reply(self, taken: StacksTaken) -> None:
-        current = self._open.get(taken.request)
-        if current is None or taken.host not in current.missing:
+    def on_reply(self, host: str, message: Message) -> None:
+        """`message`: of the type REPLY. WireError: not a reply of this host."""
+        request, task, is_last = message.get("request"), message.get("task"), message.get("last", False)
+        if not isinstance(request, int) or not isinstance(is_last, bool) or not isinstance(task, str):
+            raise WireError("a reply with stacks without a valid request, task or last")
+        if self._host_of.get(task) != host:
+            raise WireError(f"stacks of another host's task: {task!r}")
+        current = self._open.get(request)
+        if current is None or host not in current.missing:
             return
-        current.missing[taken.host].discard(taken.task)
-        current.reply(encode(messages.member_message(taken)))
-        if taken.last:
-            del current.missing[taken.host]
-            self._end_if_complete(taken.request)
+        current.missing[host].discard(task)
+        current.reply(encode(message))
+        if is_last:
+            del current.missing[host]
+            self._end_if_complete(request)
 
     def _on_deadline(self, request: int) -> None:
         if request in self._open:

@@ -21,6 +21,7 @@ LONGEST_PARAMETER = 500  # characters: older servers accept no more
 LONGEST_TAG = 5000
 _NOT_MLFLOW = "its response is not in MLflow's format"
 _NAME = re.compile(r"[^\w\-. /]", re.ASCII)
+_RUN_ID = re.compile(r"[\w\-]{1,128}", re.ASCII)
 
 
 @record
@@ -65,12 +66,12 @@ class MlflowServer:
         """The id of the run with this tag; empty: there is none."""
         wanted = {"experiment_ids": [experiment], "filter": f"tags.`{tag}` = '{value}'", "max_results": 1}
         runs = self._post("runs/search", wanted).get("runs") or []
-        return str(runs[0]["info"]["run_id"]) if runs else ""
+        return _run_id(runs[0]) if runs else ""
 
     @_reading_responses()
     def create_run(self, experiment: str, name: str, start_time: int, tags: Mapping[str, str]) -> str:
         fields = {"experiment_id": experiment, "run_name": name, "start_time": start_time, "tags": _pairs(tags)}
-        return str(self._post("runs/create", fields)["run"]["info"]["run_id"])
+        return _run_id(self._post("runs/create", fields)["run"])
 
     @_reading_responses()
     def highest_steps(self, run: str) -> dict[str, int]:
@@ -115,13 +116,23 @@ class MlflowServer:
         return response
 
 
-def valid_name(name: str) -> str:
-    """The name with the characters that MLflow accepts.
+def _run_id(run: Mapping[str, Any]) -> str:
+    """It is shown, and becomes part of the environment of all tasks, which could not start with some values."""
+    number = run["info"]["run_id"]
+    if not isinstance(number, str) or not _RUN_ID.fullmatch(number):
+        raise ValueError("not the id of a run")
+    return number
 
-    >>> valid_name("loss@worker/0")
-    'loss_worker/0'
+
+def valid_name(name: str) -> str:
+    """The name with the characters that MLflow accepts, and as a path without empty parts, `.` or `..`: MLflow refuses
+    all numbers of a request if the name of one is not.
+
+    >>> valid_name("loss@worker/0"), valid_name("/a//../b.c")
+    ('loss_worker/0', 'a/_/b.c')
     """
-    return _NAME.sub("_", name)[:LONGEST_NAME]
+    parts = _NAME.sub("_", name)[:LONGEST_NAME].split("/")
+    return "/".join("_" if part in (".", "..") else part for part in parts if part) or "_"
 
 
 def error_code(error: DeliveryError) -> str:
@@ -151,5 +162,5 @@ def _authorization(environment: Mapping[str, str]) -> dict[str, str]:
     name, password = (environment.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
     if name or password:
         return {"Authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"}
-    token = environment.get("MLFLOW_TRACKING_TOKEN", "")
+    token = environment.get("MLFLOW_TRACKING_TOKEN", "").strip()
     return {"Authorization": f"Bearer {token}"} if token else {}
