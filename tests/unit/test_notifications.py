@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline import job, plan
-from paceline.agent.deliveries import webhook_delivery
+from paceline.agent.deliveries import http_requests, webhook_delivery
 from paceline.agent.deliveries.addresses import addresses_of
 from paceline.agent.deliveries.event_reader import EventReader
 from paceline.agent.deliveries.http_requests import DeliveryError, send
@@ -20,6 +23,7 @@ from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.webhook_delivery import WebhookDelivery
 from paceline.agent.event_file import OLD, EventFile
 from paceline.agent.redaction import Redactor
+from paceline.backends import certificates
 from paceline.backends.kubernetes.objects.run_objects import render
 from paceline.backends.local.resources import CannotRun, check_addresses
 from paceline.job import planning
@@ -325,6 +329,50 @@ def test_errors_do_not_contain_the_address() -> None:
         with pytest.raises(DeliveryError) as caught:
             send("POST", url, b"{}", {})
         assert "secret-part" not in str(caught.value) and caught.value.retry
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b""])
+def test_a_server_that_sends_byte_by_byte_is_left(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_requests, "LONGEST", 0.2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    is_left = threading.Event()
+
+    def trickle() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(begin)
+            while True:
+                try:
+                    connection.sendall(b"x" if begin else b"HTTP/1.1 100 Go\r\n\r\n")
+                except OSError:
+                    break
+                time.sleep(0.01)
+        is_left.set()
+
+    server = threading.Thread(target=trickle, daemon=True)
+    server.start()
+    with listener, pytest.raises(DeliveryError, match="no complete answer within") as caught:
+        send("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", b"{}", {})
+    assert caught.value.retry and is_left.wait(20)
+    server.join()
+
+
+def test_a_certificate_of_an_unknown_authority_is_not_accepted(tmp_path: Path) -> None:
+    certificates.make(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "captain.pem", tmp_path / "captain.key")
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        connection, _ = listener.accept()
+        with connection, pytest.raises(OSError):
+            context.wrap_socket(connection, server_side=True).recv(1)
+
+    server = threading.Thread(target=accept)
+    server.start()
+    with listener, pytest.raises(DeliveryError, match="its certificate is not valid: "):
+        send("POST", f"https://127.0.0.1:{listener.getsockname()[1]}/", b"{}", {})
+    server.join()
 
 
 def test_no_attempt_is_made_after_the_end() -> None:

@@ -76,5 +76,6 @@ def _write(run: str, processes: list[ProcessStacks]) -> list[str]:
         f"{name}.speedscope.json": json.dumps(flame_graph.speedscope(processes, run)),
     }
     for file, text in texts.items():
-        Path(file).write_text(text, encoding="utf-8")
+        with Path(file).open("x", encoding="utf-8", errors="replace") as new:  # never through a link of somebody else
+            new.write(text)
     return list(texts)

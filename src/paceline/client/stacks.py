@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from paceline.view.run_folders import Run
 from paceline.view.stacks import ProcessStacks, read
 from paceline.view.wording import natural
 
+MOST_PROCESSES = 256  # of a task; members send fewer
+
 
 def take(run: Run, tasks: Sequence[str] = (), seconds: float = 0.0, notify: Notify = ignore) -> list[ProcessStacks]:
     """The processes of these tasks, in the order of the tasks; without tasks: of all.
@@ -33,10 +36,14 @@ def take(run: Run, tasks: Sequence[str] = (), seconds: float = 0.0, notify: Noti
     if seconds:
         notify(f"taking samples for {seconds:g} s")
     processes: list[ProcessStacks] = []
+    counts: Counter[str] = Counter()
     is_complete = False
     for message in _messages(run.folder, [] if names == all_names else names, seconds):
         is_complete = message["type"] == END
         if message.get("task") in names:
+            counts[message["task"]] += 1
+            if counts[message["task"]] > MOST_PROCESSES:
+                raise PacelineError(f"the captain of {run.name} sent too many processes of {message['task']}")
             processes.append(read_reply(message))
     if not processes and not is_complete:
         remedy = "try again; a run that an earlier version of Paceline started cannot reply"

@@ -12,7 +12,7 @@ from typing import Any, Callable
 from paceline.agent.deliveries.addresses import host_of
 from paceline.agent.deliveries.event_reader import Event, EventReader
 from paceline.agent.deliveries.http_requests import DeliveryError
-from paceline.agent.deliveries.mlflow_server import Metric, MlflowServer, valid_name
+from paceline.agent.deliveries.mlflow_server import MOST_METRICS, Metric, MlflowServer, is_refusal, valid_name
 from paceline.agent.deliveries.saved_state import FOLDER, mlflow_run_file, saved_mlflow_run
 from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import Line, SeriesReader
@@ -47,7 +47,8 @@ class MlflowDelivery:
         self._is_open = False  # its parameters are there
         self._is_complete = False  # everything was sent, after the end of the run
         self._problem = ""
-        self._rejected = 0  # metrics
+        self._rejected = 0  # metric values
+        self._rejected_tags: set[str] = set()
 
     def run(self) -> None:
         if self._run:
@@ -74,8 +75,9 @@ class MlflowDelivery:
     def undelivered(self) -> str:
         if not self._is_complete:
             return f"the last metrics and the status were not delivered to {self.name}: {self._problem}".rstrip(": ")
-        values = "1 metric value" if self._rejected == 1 else f"{self._rejected} metric values"
-        return f"{self.name} rejected {values}" if self._rejected else ""
+        counts = {"metric value": self._rejected, "tag": len(self._rejected_tags)}
+        rejected = " and ".join(f"{count} {what}{'s'[: count - 1]}" for what, count in counts.items() if count)
+        return f"{self.name} rejected {rejected}" if rejected else ""
 
     # ---- the MLflow run
 
@@ -101,7 +103,7 @@ class MlflowDelivery:
         try:
             self._server.log_parameters(self._run, self._track.parameters)
         except DeliveryError as error:
-            if error.status != 400:
+            if not is_refusal(error):
                 raise
             self._warn(f"{self.name} rejected parameters: {error}")
 
@@ -136,14 +138,16 @@ class MlflowDelivery:
 
     def _log(self, metrics: list[Metric]) -> None:
         """Metrics that the server rejects are dropped: they must not block those that follow."""
-        try:
-            self._server.log_metrics(self._run, metrics)
-        except DeliveryError as error:
-            if error.status != 400:
-                raise
-            if not self._rejected:
-                self._warn(f"{self.name} rejected metrics, which are dropped: {error}")
-            self._rejected += len(metrics)
+        for begin in range(0, len(metrics), MOST_METRICS):
+            batch = metrics[begin : begin + MOST_METRICS]
+            try:
+                self._server.log_metrics(self._run, batch)
+            except DeliveryError as error:
+                if not is_refusal(error):
+                    raise
+                if not self._rejected:
+                    self._warn(f"{self.name} rejected metrics, which are dropped: {error}")
+                self._rejected += len(batch)
 
     # ---- events
 
@@ -153,15 +157,37 @@ class MlflowDelivery:
             for event, _ in events:
                 tags.update(self._tags_of(event))
             self._log([metric for event, _ in events for metric in evaluation_metrics(event)])
-            if tags:
-                self._server.set_tags(self._run, tags)
+            self._set_tags(tags)
             for event, _ in events:
                 if event.get("event") == "run-ended" and event.get("status") in _STATUSES:
                     at = seconds(event.get("at"))
                     end_time = round(1000 * (time.time() if at is None else at))
-                    self._server.end_run(self._run, _STATUSES[event["status"]], end_time)
+                    self._end_run(_STATUSES[event["status"]], end_time)
             self._events.advance(events[-1][1])
             self._events.save()
+
+    def _set_tags(self, tags: dict[str, str]) -> None:
+        """If the server rejects one of them, the others are set."""
+        try:
+            if tags:
+                self._server.set_tags(self._run, tags)
+        except DeliveryError as error:
+            if not is_refusal(error):
+                raise
+            if len(tags) > 1:
+                for name, value in tags.items():
+                    self._set_tags({name: value})
+            elif not self._rejected_tags.issuperset(tags):
+                self._rejected_tags.update(tags)
+                self._warn(f"{self.name} rejected the tag {next(iter(tags))}: {error}")
+
+    def _end_run(self, status: str, end_time: int) -> None:
+        try:
+            self._server.end_run(self._run, status, end_time)
+        except DeliveryError as error:
+            if not is_refusal(error):
+                raise
+            self._warn(f"{self.name} rejected the status {status}: {error}")
 
     def _tags_of(self, event: Event) -> dict[str, str]:
         kind, tags = event.get("event"), {}

@@ -135,6 +135,14 @@ def valid_name(name: str) -> str:
     return "/".join("_" if part in (".", "..") else part for part in parts if part) or "_"
 
 
+def is_refusal(error: DeliveryError) -> bool:
+    """Whether the server will never accept what was sent. Credentials may be renewed, and a proxy may not find a server
+    that is being restarted: such requests can succeed later."""
+    if error.status in (401, 403, 407) or (error.status == 404 and not error_code(error)):
+        return False
+    return 400 <= error.status < 500 and not error.retry
+
+
 def error_code(error: DeliveryError) -> str:
     return str(_details(error).get("error_code", ""))
 

@@ -78,6 +78,9 @@ class Cluster:
         except httpx2.HTTPError as error:
             text = f"cannot {action}: the connection to {self.server} failed: {_short(error)}"
             raise Unreachable(text, sent=True) from None
+        except KeyError:  # of the library, if there is no Content-Type
+            text = f"cannot {action}: {self.server} did not answer as a Kubernetes API server does"
+            raise Unreachable(text, sent=True) from None
         except LOG_IN_ERRORS as error:
             text = f"cannot {action}: no credentials for context {self.context}: {_short(error)}"
             raise NoCredentials(text) from None

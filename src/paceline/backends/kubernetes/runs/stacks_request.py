@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline.backends.kubernetes.runs.local_folder import reopen
 from paceline.plan import CAPTAIN
 
 LONGEST_LINE = 16 * 1024 * 1024  # bytes
+MOST_BYTES = 1024 * 1024 * 1024  # of all replies
 START_S = 20.0  # seconds in which the program has to start and end, besides its own limits
 
 
@@ -26,8 +28,7 @@ def ask_for_stacks(folder: Path, tasks: Sequence[str], seconds: float) -> Iterat
     if not captain:
         return
     with closing(Program(running.cluster, captain, CAPTAIN, command(tasks, seconds))) as program:
-        program.settimeout(START_S + ANSWER_WITHIN + seconds)
-        for line in _lines(program):
+        for line in _lines(program, time.monotonic() + START_S + ANSWER_WITHIN + seconds):
             message = _message(line)
             yield message
             if message["type"] == END:
@@ -44,18 +45,21 @@ def command(tasks: Sequence[str], seconds: float) -> list[str]:
     return ["/bin/sh", "-c", script, "sh", f"127.0.0.1:{names.CAPTAIN_PORT}", pods.TLS_FOLDER, CAPTAIN, options]
 
 
-def _lines(program: Program) -> Iterator[bytes]:
+def _lines(program: Program, deadline: float) -> Iterator[bytes]:
+    """Until the program has ended, or the deadline has passed."""
     unread, buffer = b"", bytearray(65536)
-    view = memoryview(buffer)
-    while True:
+    view, size = memoryview(buffer), 0
+    while (remaining := deadline - time.monotonic()) > 0:
+        program.settimeout(remaining)
         try:
             count = program.recv_into(view, len(buffer))
-        except OSError:  # the program has ended, or the time limit has passed
+        except OSError:  # it has ended, or is silent until the deadline
             return
+        size += count
         *complete, unread = (unread + bytes(view[:count])).split(b"\n")
         yield from complete
-        if len(unread) > LONGEST_LINE:
-            raise WireError("a line is too long")
+        if len(unread) > LONGEST_LINE or size > MOST_BYTES:
+            raise WireError("a reply is too long")
 
 
 def _message(line: bytes) -> Message:
