@@ -351,7 +351,7 @@ def test_a_server_that_sends_byte_by_byte_is_left(begin: bytes, monkeypatch: pyt
 
     server = threading.Thread(target=trickle, daemon=True)
     server.start()
-    with listener, pytest.raises(DeliveryError, match="no complete answer within") as caught:
+    with listener, pytest.raises(DeliveryError, match="no complete response within") as caught:
         send("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", b"{}", {})
     assert caught.value.retry and is_left.wait(20)
     server.join()

@@ -1,7 +1,7 @@
 """Losses that jump far above their usual value: reported once, without consequences. No I/O.
 
-The captain sees at most one value per heartbeat of a task, so a jump of a few short steps may be missed. Only one task is
-observed: the tasks of a group usually report the same loss.
+The captain sees at most one value per heartbeat of a task, so a jump of a few short steps may be missed. Only one task
+is observed: the tasks of a group usually report the same loss.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SpikeDetector:
 
 def level_of(values: Sequence[float]) -> Level:
     """A spike exceeds the median by 10 median deviations, by as much as the median is (twice its value, if it is
-    positive), and by twice as much as any of these values: losses of small batches are noisy, and some of them large."""
+    positive), and by twice as much as any of these values: losses of small batches are noisy, and some are large."""
     median = _median(values)
     deviation = _median([abs(value - median) for value in values])
     # A loss that has always been 0 has no scale.

@@ -28,9 +28,9 @@ from paceline.agent.captain.not_finite import NotFinite
 from paceline.agent.captain.notices import NoticeFilter
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.commits import Commits
-from paceline.agent.captain.spikes import Spikes
 from paceline.agent.captain.snapshots.evaluations import Evaluations
 from paceline.agent.captain.snapshots.group_snapshot import GroupSnapshot
+from paceline.agent.captain.spikes import Spikes
 from paceline.agent.transfers import requests as req
 from paceline.agent.unions import assert_never
 from paceline.plan import ALONE, BEFORE, Plan
