@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.runs import PROGRAMS, Run, Starter, job
+from support.runs import PROGRAMS, Run, Starter, eventually, job, kill
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -63,6 +64,27 @@ def test_other_frameworks_write_files_for_tensorboards_plugin(start: Starter, st
         assert json.loads(gzip.decompress(files["worker-0.trace.json.gz"].read_bytes()))["traceEvents"]
     (state / "end").touch()
     assert run.succeeds()["generations"] == 1
+
+
+@pytest.mark.long
+def test_a_restart_ends_a_profile_and_a_second_one_is_refused_meanwhile(start: Starter, state: Path) -> None:
+    run = start(job(program("jax", state), framework="jax"))
+    for task in ("worker-0", "worker-1"):
+        run.wait_for_step(task=task)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(run.call, "profile", "--steps", "1000")
+        eventually("both tasks are asked", lambda: len(list(run.folder.glob(".profile-*"))) == 2, more=run.story)
+        second = run.call("profile")
+        assert second.returncode == 1 and "refused: another profile of this run is being taken" in second.stderr
+        kill(run.task("worker-1"))
+        result = first.result()
+    assert (result.returncode, result.stdout) == (1, "")
+    for task in ("worker-0", "worker-1"):
+        assert f"{task}: no profile: it ended or was restarted" in result.stderr
+    run.wait_for_step(generation=2, task="worker-1")
+    assert [task["problem"] for task in profiled(run, "--steps", "2")["tasks"]] == ["", ""]
+    (state / "end").touch()
+    assert run.succeeds()["generations"] == 2
 
 
 def test_a_program_that_reports_no_steps_is_named(start: Starter, state: Path) -> None:
