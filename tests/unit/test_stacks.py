@@ -19,18 +19,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.agent.captain_process.stack_requests import MOST_REQUESTS, StackRequests
-from paceline.agent.net import messages, stacks_request
+from paceline.agent.captain_process.task_requests import MOST_REQUESTS, Instruction, TaskRequests
+from paceline.agent.net import messages, task_request
 from paceline.agent.net.frames import LIMIT, MEMBER_LIMIT, Decoder, Message, WireError, encode
 from paceline.agent.net.loop import SLICE, Timer
 from paceline.agent.net.loop import Loop as RealLoop
 from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.tasks import stack_reader, stack_sampler
 from paceline.agent.tasks.stack_reader import CannotRead, Stacks, parse_dump, parse_sample
-from paceline.backends.kubernetes.runs import stacks_request as cluster_request
-from paceline.backends.kubernetes.runs.stacks_request import command
+from paceline.backends.kubernetes.runs import task_request as cluster_request
+from paceline.backends.kubernetes.runs.task_request import command
 from paceline.cli import stacks as cli_stacks
-from paceline.client.stacks import read_reply, select
+from paceline.client.stacks import read_reply
+from paceline.client.task_requests import select
 from paceline.errors import UsageError
 from paceline.frameworks import stack_signal
 from paceline.plan import Plan
@@ -264,9 +265,9 @@ def test_a_reply_as_large_as_a_member_may_send_reaches_the_user(monkeypatch: pyt
         def __exit__(self, *_: object) -> None: ...
 
     wrapping = SimpleNamespace(wrap_socket=lambda *_, **__: Socket())
-    monkeypatch.setattr(stacks_request, "context", lambda *_, **__: wrapping)
-    monkeypatch.setattr(stacks_request.socket, "create_connection", lambda *_, **__: Socket())
-    replies = stacks_request.ask_for_stacks("127.0.0.1:1", "", "captain", [], 0.0)
+    monkeypatch.setattr(task_request, "context", lambda *_, **__: wrapping)
+    monkeypatch.setattr(task_request.socket, "create_connection", lambda *_, **__: Socket())
+    replies = task_request.ask_captain("127.0.0.1:1", "", "captain", {"type": "stacks"}, 0.0)
     assert [each["type"] for each in replies] == ["stacks-taken", "stacks-end"]
 
 
@@ -286,12 +287,13 @@ class CaptainOfTwo:
     """The requests of a captain with two hosts; `away` are not connected."""
 
     def __init__(self, plan: Plan, away: tuple[str, ...] = ()) -> None:
-        self.loop, self.sent, self.received = Loop(), [], Decoder()
+        self.loop, self.received = Loop(), Decoder()
+        self.sent: list[tuple[str, Any]] = []
         self.replies: list[Message] = []
         self._away = away
-        self.requests = StackRequests(plan, self.loop, self._send)  # type: ignore[arg-type]
+        self.requests = TaskRequests(plan, self.loop, self._send)  # type: ignore[arg-type]
 
-    def _send(self, host: str, message: TakeStacks) -> bool:
+    def _send(self, host: str, message: Instruction) -> bool:
         if host in self._away:
             return False
         self.sent.append((host, message))
@@ -404,7 +406,8 @@ def test_requests_are_limited() -> None:
 
 
 def test_the_program_in_the_captains_pod_gets_the_request() -> None:
-    assert json.loads(command(["worker-0"], 2.0)[-1]) == {"tasks": ["worker-0"], "seconds": 2.0}
+    request = {"type": "stacks", "tasks": ["worker-0"], "seconds": 2.0}
+    assert json.loads(command(request, 6.0)[-1]) == {"request": request, "seconds": 6.0}
 
 
 # ---- for the user

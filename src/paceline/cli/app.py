@@ -30,6 +30,7 @@ VERBS = {
     "logs": "Show the output of a run's tasks.",
     "events": "Show the events of a run.",
     "stacks": "Show what the tasks of a run are doing.",
+    "profile": "Profile the next steps of a run with its framework's own profiler.",
     "wait": "Wait until a run has ended, has reached a step or has committed a snapshot.",
     "snapshots": "List, show, copy, verify or delete a run's snapshots.",
     "try": "Run the job's `try` command with a snapshot of a run.",

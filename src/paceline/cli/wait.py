@@ -13,6 +13,7 @@ from paceline.cli.options import (
     NamespaceOption,
     OnOption,
     RunArgument,
+    seconds_of,
     use_endpoint,
 )
 from paceline.cli.output import fail, note, one_of, print_json, tell
@@ -68,7 +69,7 @@ def main(
     if run is not None and is_location(run):
         fail("wait requires a run id, not a location", where=run)
     parsed_condition = parse_condition(condition)
-    limit = _seconds(timeout) if timeout else None
+    limit = seconds_of(timeout, "--timeout") if timeout else None
     target = find_run(run, Target(on, context, namespace))
     try:
         standing = wait(target, parsed_condition, limit, note)
@@ -99,14 +100,3 @@ def _tell(standing: Standing, condition: Condition) -> int:
     elif mark is not None:
         tell(f"{standing.run} has committed {mark}: {described(Run(standing.run, standing.folder), mark.snapshot)}")
     return 0
-
-
-def _seconds(text: str) -> float:
-    from paceline.job.errors import BadValueError
-    from paceline.job.values import duration
-
-    try:
-        return duration(int(text) if text.isdecimal() and len(text) < 18 else text)
-    except BadValueError as error:
-        remedy = error.hint or f"use {error.allowed}"
-        fail(error.message, where=f"--timeout {text!r}", remedy=remedy)
