@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -14,8 +15,12 @@ from typing import Any
 import pytest
 
 from paceline import client
+from paceline import plan as plans
+from paceline.backends.kubernetes.api.cluster import connect
+from paceline.backends.kubernetes.runs import local_folder
 from paceline.backends.local import detached_start
 from paceline.client import function_jobs, html, reference_page, run_store
+from paceline.job import load as load_job
 from paceline.job import overrides
 from paceline.storage.stores.bucket import BucketStore
 from paceline.storage.stores.folder import FolderStore
@@ -188,6 +193,15 @@ def test_time_limits_are_typed(home: Path) -> None:
         client.get(RUN).wait(until="step=1000")
 
 
+def test_a_run_that_is_just_created_is_followed_until_it_starts(home: Path) -> None:
+    folder = recorded.write(home, "new-1", events=[])
+    (folder / "events.jsonl").unlink()
+    with pytest.raises(client.WaitTimeout):
+        list(client.get("new-1").events(follow=True, timeout=0.01))
+    os.utime(folder, (0, 0))  # long ago
+    assert list(client.get("new-1").events(follow=True, timeout=10)) == []
+
+
 def test_runs_are_found_and_missing_ones_are_errors(home: Path) -> None:
     assert [run.id for run in client.runs()] == [RUN]
     assert client.get().id == client.get("dig").id == RUN
@@ -324,19 +338,43 @@ def test_runs_with_different_stores_do_not_mix_credentials(home: Path) -> None:
     mixed: list[str] = []
 
     def check(run: Run) -> None:
-        for _ in range(5):
+        for _ in range(2):
             store = run_store.open_run(run).reader._store  # type: ignore[attr-defined]
             assert isinstance(store, BucketStore)
             key = store._store.config["access_key_id"]
             if (key, store._url) != (f"key-{run.name[-1]}", f"s3://{run.name}/a"):
                 mixed.append(f"{run.name}: {key} {store._url}")
 
-    threads = [threading.Thread(target=check, args=(run,)) for run in runs * 5]
+    threads = [threading.Thread(target=check, args=(run,)) for run in runs * 2]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert mixed == []
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: shared
+clusters: [{{name: a, cluster: {{server: "https://127.0.0.1:{port}"}}}}]
+users: [{{name: me, user: {{token: "token-{port}"}}}}]
+contexts: [{{name: shared, context: {{cluster: a, user: me, namespace: team}}}}]
+"""
+
+
+def test_runs_on_different_clusters_do_not_mix_credentials(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plans.make(load_job(home / "job.yaml").job)
+    folders = {}
+    for port in (1, 2):  # two clusters with the same name of a context
+        (home / f"config-{port}").write_text(KUBECONFIG.format(port=port))
+        monkeypatch.setenv("KUBECONFIG", str(home / f"config-{port}"))
+        folders[port] = local_folder.make_folder(plan, "", connect(), f"there-{port}")
+    for port, folder in folders.items():
+        cluster = local_folder.reopen(folder).cluster
+        assert cluster.access is not None
+        token = cluster.access.credentials.current().authorization
+        assert (cluster.server, token) == (f"https://127.0.0.1:{port}", f"Bearer token-{port}")
 
 
 def test_the_page_matches_the_docstrings() -> None:

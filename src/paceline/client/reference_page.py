@@ -50,7 +50,7 @@ print(status.succeeded, run.series("loss")[-1].value, run.snapshots()[0].name)
 - Every object has `to_dict()`, which equals the output of the command line with `-o json`. Its `schema_version` is
   increased when a key is removed or its meaning changes; new keys may be added at any time.
 - Each run has its own credentials: those of its job's `env` for its bucket, and those of its context for its cluster.
-  Use one kubeconfig with several contexts for several clusters.
+  A process keeps using the kubeconfig with which it has submitted or found a run, even if `KUBECONFIG` changes.
 
 A complete example:
 

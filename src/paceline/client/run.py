@@ -274,14 +274,19 @@ class Run:
     def delete(self, snapshots: bool = False, force: bool = False) -> Deleted:
         """Deletes the run with its logs and TensorBoard files. Its snapshots are kept, unless `snapshots` is true.
 
-        `force`: kill a run that is still running, and remove a run from this machine even if its cluster is
-        unreachable.
+        `force`: kill a run that is still running, remove a run from this machine even if its cluster is unreachable,
+        and delete snapshots that cannot be kept because they are in the captain's pod.
         """
         from paceline.client import deletion
 
         run = find_run(self._id, self._target, also_deleted=True)
         refresh(run.folder, notify=log_note)
         deletion.refuse_running([run], [], force)
+        if not snapshots and not force and deletion.loses_snapshots(run):
+            raise deletion.NotDeleted(
+                f"the snapshots of {self._id} are in its captain's pod, and would be deleted with it",
+                remedy="copy one with copy_snapshot(), or use delete(snapshots=True)",
+            )
         separate = deletion.separate_snapshots(run, log_note) if snapshots else None
         return deletion.delete_run(run, snapshots, separate, force)
 

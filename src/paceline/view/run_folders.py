@@ -216,11 +216,11 @@ def alive(folder: Path) -> bool:
 
 def is_starting(folder: Path) -> bool:
     """Whether the run was just created: it has neither a lock nor events for a moment, until its supervisor starts."""
-    if any(_exists(folder / name) for name in ("events.jsonl", "report.json")):
-        return False
     try:
-        return time.time() - folder.stat().st_mtime < STARTING_S
-    except OSError:
+        names = {path.name for path in folder.iterdir()}
+        is_new = time.time() - folder.stat().st_mtime < STARTING_S
+        return is_new and not names & {"events.jsonl", "report.json"}
+    except OSError:  # this user cannot read it
         return False
 
 

@@ -19,7 +19,6 @@ from paceline.agent.options import METRICS_PATH
 from paceline.agent.run_files import replace
 from paceline.backends import snapshot_origin
 from paceline.backends.local import stop_request
-from paceline.backends.local.detached_start import start_supervisor
 from paceline.backends.local.resources import (
     CannotRun,
     assign,
@@ -144,6 +143,8 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
 def start_detached(plan: Plan, run: str, folder: Path, page: str = "") -> None:
     """Like `start`, for a process that may have threads: the supervisor is started by `python -m`. The run does not end
     with this process."""
+    from paceline.backends.local.detached_start import start_supervisor
+
     hosts = assign(plan)
     try:
         captain, metrics, lock = _prepare(plan, folder)
