@@ -21,7 +21,7 @@ def test_a_notebook_trains_follows_and_kills_a_worker(person: Person) -> None:
     settings: dict[str, Any] = {"image": IMAGE, "image_pull_policy": "IfNotPresent"}
     submit = (
         'client.submit(train, on="kubernetes", workers=2, arguments={"steps": 60, "pace": 0.05}, '
-        f"limits={{'grace': '5s'}}, kubernetes={settings!r})"
+        f"limits={{'grace': '5s'}}, snapshots={{'to': 'claim://shared/kept'}}, kubernetes={settings!r})"
     )
     kill = KILL.format(kubectl=person.cluster.kubectl_command(person.kubeconfig), namespace=person.namespace)
     outputs = notebooks.execute(person.folder, notebooks.cells(submit, kill), person.env)

@@ -345,7 +345,7 @@ def test_runs_with_different_stores_do_not_mix_credentials(home: Path) -> None:
             if (key, store._url) != (f"key-{run.name[-1]}", f"s3://{run.name}/a"):
                 mixed.append(f"{run.name}: {key} {store._url}")
 
-    threads = [threading.Thread(target=check, args=(run,)) for run in runs * 2]
+    threads = [threading.Thread(target=check, args=(run,)) for run in runs]
     for thread in threads:
         thread.start()
     for thread in threads:
