@@ -119,7 +119,9 @@ class Verbs(Group):
 def _report(error: PacelineError, arguments: list[str]) -> int:
     """Prints one line to stderr and, with `-o json`, also an object with the error's fields to stdout."""
     if _wants_json(arguments):
-        print_json({"error": error.to_dict()})
+        from paceline.client.json_form import versioned
+
+        print_json(versioned({"error": error.to_dict()}))
     print_error(str(error))
     return error.exit_code
 

@@ -40,11 +40,12 @@ def main(
 
 
 def show(planned: Plan, output: str) -> None:
-    from paceline import plan
+    from paceline.client.jobs import plan_of
 
+    wrapped = plan_of(planned)
     if output == "json":
-        print(plan.to_json(planned), end="", flush=True)
-    else:
-        from paceline.view.yaml_output import dump
+        import json
 
-        print(dump(plan.to_data(planned)), end="", flush=True)
+        print(json.dumps(wrapped.to_dict(), indent=1, sort_keys=True), flush=True)
+    else:
+        print(wrapped, end="", flush=True)

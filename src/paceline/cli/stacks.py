@@ -49,7 +49,9 @@ def main(
     has_stacks = any(process.threads for process in processes)
     files = _write(target.name, processes) if seconds and has_stacks else []
     if output:
-        print_json({"run": target.name, "files": files, "tasks": [process.to_json() for process in processes]})
+        from paceline.client.run import Stacks
+
+        print_json(Stacks(target.name, tuple(processes), tuple(files)).to_dict())
     elif seconds:
         for process in processes:
             if process.problem:

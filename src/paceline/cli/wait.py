@@ -77,8 +77,9 @@ def main(
         tell(f"interrupted; this does not stop {target.name}")
         return 130
     if output:
-        marks = {"saved": standing.state.saved, "committed": standing.state.committed}
-        print_json({**standing.report, **{name: mark and mark.to_json() for name, mark in marks.items()}})
+        from paceline.client.run_status import wait_form
+
+        print_json(wait_form(standing))
     return _tell(standing, parsed_condition)
 
 
