@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lightkube.resources.batch_v1 import Job
 
-from paceline.backends.kubernetes.api import credential_plugin, credentials
+from paceline.backends.kubernetes.api import credential_plugin, credential_renewal
 from paceline.backends.kubernetes.api.cluster import Unreachable, connect
 from support.api_server import RUN, UID, serving
 
@@ -35,7 +35,7 @@ def write(path: Path, text: str) -> None:
 
 def test_a_plugin_runs_again_when_its_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(credentials, "PLUGIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(credential_renewal, "PLUGIN_PAUSE_S", 0.0)
     write(tmp_path / "log-in", SCRIPT)
     with serving(tmp_path) as server:
         server.kubeconfig(tmp_path / "config", exec=EXEC)

@@ -114,6 +114,24 @@ def test_uncommitted_snapshots_are_deleted_by_later_generations(
     snapshots.fetch(snapshots.manifest(SnapshotId(10, 1)), str(tmp_path / "restored"))
 
 
+def test_what_was_sent_of_a_snapshot_can_be_deleted_unless_it_is_committed(
+    snapshot_store: Store, saved: Path, tmp_path: Path
+) -> None:
+    snapshots = SnapshotRepository(snapshot_store, RUN)
+    snapshots.begin(1, None)
+    committed(snapshots, saved, 10)
+    snapshots.send(SnapshotId(20, 1), "worker-0", str(saved))
+    for step in (10, 20, 30):
+        snapshots.delete_uncommitted(SnapshotId(step, 1), 1)
+    assert snapshot_store.folders(f"{RUN}/") == ["generations", "step-10-g1"]
+    snapshots.fetch(snapshots.manifest(SnapshotId(10, 1)), str(tmp_path / "restored"))
+    snapshots.begin(2, SnapshotId(10, 1))
+    snapshots.send(SnapshotId(20, 1), "worker-0", str(saved))
+    with pytest.raises(Superseded):
+        snapshots.delete_uncommitted(SnapshotId(20, 1), 1)
+    assert "step-20-g1" in snapshot_store.folders(f"{RUN}/")
+
+
 def test_only_one_of_many_captains_begins_a_generation(snapshot_store: Store) -> None:
     together = threading.Barrier(8)
 

@@ -49,6 +49,7 @@ class FakeServer(LoopbackServer):
                 if server.lost and status == 200:
                     server.lost -= 1
                     status = 503
+                status = answer.pop("status", status)
                 status = 404 if answer.get("error_code") == "RESOURCE_DOES_NOT_EXIST" else status
                 body = json.dumps(answer).encode()
                 self.send_response(status)

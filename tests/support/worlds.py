@@ -179,17 +179,23 @@ class Place:
         self.fails: req.Failure | None = None
         self.read_only: req.Failure | None = None  # the failure of requests that write
         self.by = "captain"
-        self.sent: set[tuple[str, SnapshotId]] = set()
         self.damaged: set[SnapshotId] = set()
         self.damage = "damaged"  # or "newer"
         self.origin = ""
+
+    def send(self, task: str, snapshot: SnapshotId) -> None:
+        """A part of the snapshot is sent to the store."""
+        self.store.create(f"run/{snapshot}/{task}/state", b"1")
+
+    def has_part(self, task: str, snapshot: SnapshotId) -> bool:
+        return bool(self.store.names(f"run/{snapshot}/{task}/"))
 
     def answer(self, request: req.Request) -> req.Answer:
         if error := self.fails or (None if isinstance(request, req.ListSnapshots) else self.read_only):
             return error
         if isinstance(request, req.CommitSnapshot):
             manifest = parse(request.manifest.encode(), "manifest")
-            assert {(part.task, manifest.id) for part in manifest.parts} <= self.sent, "a manifest without its files"
+            assert all(self.has_part(part.task, manifest.id) for part in manifest.parts), "a manifest without its files"
         porter = Porter(self.snapshots, self.snapshots, lambda *_: None, lanes=(), origin=self.origin)
         return porter.execute(request)
 
@@ -384,6 +390,8 @@ class World:
         if process is None:
             return
         saved = ev.PartSaved(host, task, SnapshotId(step, process.generation), parts, metrics)
+        if (task, saved.snapshot) in machine.held:
+            return  # the same step again: the first one may be being sent
         machine.held[task, saved.snapshot] = saved
         if machine.connected:
             self.tell(saved)
@@ -475,7 +483,7 @@ class World:
         if message.anew or part not in machine.stored:
             if error is None:
                 machine.stored.add(part)
-                self.place.sent.add(part)
+                self.place.send(*part)
         else:
             error = None
         files = () if error else (File("state", 1, "0" * 64),)

@@ -658,7 +658,7 @@ def received(world: World, kind: type[Kind]) -> list[Kind]:
 def commit_step(world: World, step: int) -> None:
     id = SnapshotId(step, 1)
     world.tell(ev.PartSaved("worker-host-0", "worker-0", id, 1, {}))
-    world.place.sent.add(("worker-0", id))
+    world.place.send("worker-0", id)
     world.tell(ev.PartStored("worker-host-0", "worker-0", id, (File("state", 1, "0" * 64),)))
     world.answer()
 

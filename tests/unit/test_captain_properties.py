@@ -178,13 +178,15 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         self.world.step(self.step)
 
     @precondition(lambda self: self._running())
-    @rule(data=st.data(), whole=st.booleans())
-    def tasks_save(self, data: Any, whole: bool) -> None:
-        """One task saves everything, or every task saves a part."""
+    @rule(whole=st.booleans(), back=st.sampled_from([0, 0, 0, 1, 2]))
+    def tasks_save(self, whole: bool, back: int) -> None:
+        """One task saves everything, or every task saves a part; sometimes a step that was saved before."""
         self.step += 1
+        has_evaluator = bool(self.world.plan.tasks_of("evaluator"))  # evaluates them in order
+        step = self.step if has_evaluator else max(1, self.step - back)
         training_tasks = [name for name in self._running() if not name.startswith(("ps", "evaluator", "ingest"))]
         for task in training_tasks[:1] if whole else training_tasks:
-            self.world.save(task, self.step, 1 if whole else len(training_tasks))
+            self.world.save(task, step, 1 if whole else len(training_tasks))
 
     @precondition(lambda self: self._running())
     @rule(data=st.data(), ahead=st.integers(-3, 1))
@@ -265,6 +267,20 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         )
         assert newest in chain or abandoned, (newest, chain)
         assert self.world.left is None
+
+    @invariant()
+    def a_committed_snapshot_has_all_its_files(self) -> None:
+        """Nothing of it is deleted, neither as the remains of an upload that failed nor otherwise."""
+        if not hasattr(self, "world"):
+            return
+        snapshots = self.world.place.snapshots
+        for snapshot in snapshots.inventory().committed:
+            missing = [
+                part.task
+                for part in snapshots.manifest(snapshot).parts
+                if not self.world.place.has_part(part.task, snapshot)
+            ]
+            assert not missing, (snapshot, missing)
 
     @invariant()
     def evaluated_events_match_the_stored_evaluations(self) -> None:

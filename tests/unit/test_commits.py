@@ -6,11 +6,12 @@ import pytest
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.snapshots.given_up_uploads import AT_ONCE, DOUBT_S
 from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.net.frames import MEMBER_LIMIT, Decoder, encode
 from paceline.agent.net.messages import FILES_AT_ONCE, member_message, read_member, stored_messages
 from paceline.agent.transfers import requests as req
-from paceline.plan import Plan, Snapshots
+from paceline.plan import ROLLBACK, Plan, Snapshots
 from paceline.storage.snapshots import manifest
 from paceline.storage.snapshots.manifest import PATH_LIMIT, File, Manifest, SnapshotId
 from support import worlds
@@ -19,6 +20,7 @@ from support.worlds import LEASE, World
 
 REFUSED = req.Failure(req.STORE, "the credentials are not accepted", False)
 HOSTS = ("worker-host-0", "worker-host-1")
+EVERY_SECOND = Snapshots("s3://bucket/runs", keep=10, commit_every=1.0)
 
 
 def up(plan: Plan) -> World:
@@ -42,7 +44,7 @@ def pending_instructions(world: World, host: str) -> list[type]:
 
 def report_stored(world: World, files: tuple[File, ...], lost: int | None = None) -> None:
     """worker-0 reports the files of step 10, in messages of which one may be lost."""
-    world.place.sent.add(("worker-0", SnapshotId(10, 1)))
+    world.place.send("worker-0", SnapshotId(10, 1))
     for number, event in enumerate(stored_messages(HOSTS[0], "worker-0", SnapshotId(10, 1), files)):
         (received,) = Decoder(MEMBER_LIMIT).feed(encode(member_message(event)))
         member_event = read_member(received, HOSTS[0])
@@ -304,6 +306,145 @@ def test_uncommitted_files_in_the_store_are_deleted_when_the_next_generation_has
     assert world.captain.generation == 3
     assert not world.place.store.names("run/step-20") and not world.place.store.names("run/step-30")
     assert counted(world) == [SnapshotId(10, 1)]
+
+
+def fail_to_send(world: World, step: int) -> None:
+    """worker-0 has sent its part of the snapshot, and worker-1 cannot."""
+    save_both(world, step)
+    world.deliver(HOSTS[0])
+    world.place.fails = AWAY
+    world.deliver(HOSTS[1])
+    world.place.fails = None
+    assert world.place.has_part("worker-0", SnapshotId(step, 1))
+
+
+def save_both(world: World, step: int) -> None:
+    """What failed before is not sent again: this snapshot is complete before the pause has passed."""
+    for task in ("worker-0", "worker-1"):
+        world.save(task, step, parts=2)
+    world.pass_time(60)
+
+
+def commit_both(world: World, step: int) -> None:
+    save_both(world, step)
+    world.deliver_all()
+    assert world.told_committed[-1] == SnapshotId(step, 1)
+
+
+def test_what_was_sent_of_a_superseded_snapshot_is_deleted_in_the_same_generation() -> None:
+    world = up(a_plan(snapshots=EVERY_SECOND, hang_after=None))
+    for step in range(10, 100, 20):
+        fail_to_send(world, step)
+        commit_both(world, step + 10)
+        assert not world.place.store.names(f"run/step-{step}-g1/")
+    assert world.captain.generation == 1 and counted(world) == [SnapshotId(step, 1) for step in range(100, 0, -20)]
+    assert len(world.captain.commits.uploads) == 0
+
+
+def test_an_upload_that_failed_stays_while_it_may_still_be_committed() -> None:
+    world = up(a_plan(snapshots=EVERY_SECOND, hang_after=None))
+    fail_to_send(world, 10)
+    world.save("worker-0", 20, parts=2)  # not complete: step 10 is next
+    world.pass_time(5)
+    world.deliver_all()
+    assert counted(world) == [SnapshotId(10, 1)] and not asked(world, req.DeleteUncommitted)
+    commit_both(world, 20)
+    assert counted(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
+
+
+def test_a_snapshot_whose_commit_may_still_arrive_is_deleted_only_after_an_hour() -> None:
+    """The store answers with an error, and later carries out the request."""
+    world = up(a_plan(snapshots=EVERY_SECOND, hang_after=None))
+    world.save("worker-0", 10)
+    world.deliver(HOSTS[0])
+    request, _ = world.place.asked.popleft()
+    assert isinstance(request, req.CommitSnapshot)
+    world.tell(ev.StoreAnswered(request, AWAY))
+    world.now += 3
+    committed(world, 20)
+    assert world.place.has_part("worker-0", SnapshotId(10, 1))
+    world.now += DOUBT_S - 10
+    committed(world, 30)
+    assert world.place.has_part("worker-0", SnapshotId(10, 1))
+    world.now += 10
+    committed(world, 40)
+    assert not world.place.has_part("worker-0", SnapshotId(10, 1))
+    assert counted(world) == [SnapshotId(40, 1), SnapshotId(30, 1), SnapshotId(20, 1)]
+
+
+def test_a_committed_snapshot_is_never_deleted_as_the_remains_of_an_upload() -> None:
+    world = up(a_plan(snapshots=EVERY_SECOND, hang_after=None))
+    fail_to_send(world, 10)
+    other_captain = Manifest("run", SnapshotId(10, 1), 2, (), {}, {}, "2026-11-18T00:00:00Z")
+    world.place.snapshots.create(other_captain)
+    commit_both(world, 20)
+    assert world.place.has_part("worker-0", SnapshotId(10, 1))
+
+
+def test_what_an_earlier_captain_may_have_committed_is_deleted_only_after_an_hour() -> None:
+    world = up(a_plan(snapshots=EVERY_SECOND, hang_after=None))
+    fail_to_send(world, 10)
+    world.restart_captain()
+    world.join_all()
+    world.answer()
+    fail_to_send(world, 20)
+    commit_both(world, 30)
+    assert world.place.has_part("worker-0", SnapshotId(10, 1)), "its captain may have requested the commit"
+    assert not world.place.has_part("worker-0", SnapshotId(20, 1))
+    world.now += DOUBT_S
+    world.output()
+    commit_both(world, 40)
+    assert not world.place.has_part("worker-0", SnapshotId(10, 1))
+
+
+def test_remains_that_cannot_be_deleted_are_deleted_after_the_next_commit() -> None:
+    world = up(a_plan(snapshots=EVERY_SECOND, hang_after=None))
+    fail_to_send(world, 10)
+    save_both(world, 20)
+    world.deliver(HOSTS[0])
+    world.deliver(HOSTS[1])
+    world.answer_one()
+    world.place.fails = AWAY
+    world.answer()
+    world.place.fails = None
+    assert counted(world) == [SnapshotId(20, 1)] and world.place.has_part("worker-0", SnapshotId(10, 1))
+    commit_both(world, 30)
+    assert not world.place.has_part("worker-0", SnapshotId(10, 1))
+
+
+def test_few_remains_are_deleted_after_each_commit() -> None:
+    world = up(a_plan(snapshots=EVERY_SECOND, hang_after=None))
+    for step in range(10, 90, 10):
+        fail_to_send(world, step)
+    commit_both(world, 90)
+    assert len([each for each in world.place.store.folders("run/") if each != "generations"]) == 1 + 8 - AT_ONCE
+    for step in (100, 110):
+        commit_both(world, step)
+    assert len(world.captain.commits.uploads) == 0
+
+
+def test_a_host_that_kept_a_deleted_upload_cannot_have_it_committed() -> None:
+    """It was disconnected when the captain gave the snapshot up, and still believes that its part is in the store."""
+    world = up(a_plan(on_nan=ROLLBACK))
+    world.save("worker-0", 10)
+    world.deliver(HOSTS[0])
+    request, _ = world.place.asked.popleft()
+    world.tell(ev.StoreAnswered(request, AWAY))
+    world.disconnect(HOSTS[0])
+    world.save("worker-1", 20)
+    world.now += 3
+    world.tell(ev.Tick())
+    world.deliver_all()
+    world.now += DOUBT_S
+    world.save("worker-1", 30)
+    world.deliver_all()
+    assert world.told_committed[-1] == SnapshotId(30, 1) and not world.place.has_part("worker-0", SnapshotId(10, 1))
+    world.report("worker-1", 15)
+    world.join(HOSTS[0])
+    world.deliver_all()
+    world.pass_time(60)
+    world.deliver_all()
+    assert world.captain.generation > 1 and SnapshotId(10, 1) not in world.told_committed
 
 
 def test_an_old_snapshot_that_cannot_be_deleted_is_a_warning_and_is_deleted_with_the_next() -> None:

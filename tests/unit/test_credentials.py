@@ -19,11 +19,11 @@ from lightkube.resources.batch_v1 import Job
 
 from paceline import plan as plans
 from paceline.agent.run_files import replace
-from paceline.backends.kubernetes.api import credential_plugin, credentials, raw_requests
+from paceline.backends.kubernetes.api import credential_plugin, credential_renewal, raw_requests
 from paceline.backends.kubernetes.api.cluster import NoCredentials, Refused, Unreachable, connect
 from paceline.backends.kubernetes.runs import local_folder, mirror
 from paceline.client.refreshed_folder import followed
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from support.api_server import RUN, UID, ApiServer, serving
 from support.loopback_server import LoopbackServer, SilentHandler
 from support.runs import eventually
@@ -49,7 +49,9 @@ def folder(tmp_path: Path) -> Path:
     (folder / "logs").mkdir(parents=True)
     identity = {"run": RUN, "on": "kubernetes", "context": "shared", "namespace": "team", "uid": UID, "submitted": True}
     replace(str(folder / "run.json"), identity)
-    (folder / "plan.json").write_text(plans.to_json(plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)))
+    (folder / "plan.json").write_text(
+        plans.to_json(planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job))
+    )
     return folder
 
 
@@ -60,7 +62,7 @@ class Plugin:
         self.status: dict[str, Any] | Exception = {}
         self.runs = 0
         monkeypatch.setattr(credential_plugin, "run", self._run)
-        monkeypatch.setattr(credentials, "PLUGIN_PAUSE_S", 0.0)
+        monkeypatch.setattr(credential_renewal, "PLUGIN_PAUSE_S", 0.0)
 
     def _run(self, single: Any, plugin: Any) -> dict[str, Any]:
         self.runs += 1
@@ -259,7 +261,7 @@ def test_a_plugin_is_not_started_again_and_again(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = Plugin(monkeypatch)
-    monkeypatch.setattr(credentials, "PLUGIN_PAUSE_S", 1000.0)
+    monkeypatch.setattr(credential_renewal, "PLUGIN_PAUSE_S", 1000.0)
     server.kubeconfig(tmp_path / "config", exec=EXEC)
     plugin.status = {"token": "refused", "expirationTimestamp": "2020-01-01T00:00:00Z"}
     cluster = connect()

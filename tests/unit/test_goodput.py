@@ -14,7 +14,7 @@ from paceline.agent.captain_process.event_log import EventLog
 from paceline.agent.event_file import NAME, EventFile
 from paceline.agent.goodput import KINDS, MOST_POINTS, Goodput, report_of, with_queue
 from paceline.agent.run_files import stamp
-from paceline.view import events, run_folders, run_state
+from paceline.view import events, run_folders, run_state, usage
 from support import recorded
 from support.recorded import FORMED, RESTART, STARTED, event
 
@@ -212,6 +212,55 @@ def test_a_run_on_a_cluster_begins_when_it_is_submitted(tmp_path: Path) -> None:
     lines = [{**line, "at": line["at"].replace("T04:30", "T04:31")} for line in [*BEGUN, step(3, 1), step(13, 2)]]
     goodput = written(tmp_path, lines, None, on="kubernetes", context="c", namespace="n")
     assert (goodput["seconds"]["queued"], goodput["wall_s"]) == (61, 73)
+
+
+def returned(at: float, generation: int, adopted: bool) -> dict[str, Any]:
+    return event(at, "captain-returned", generation, adopted=adopted)
+
+
+def test_a_captain_that_knows_nothing_of_an_earlier_one_states_since_when_it_counts() -> None:
+    """Its pod was replaced, on another node, while training went on."""
+    lines = [STARTED, *JOINED, returned(4, 3, True), step(5, 1001, 3), step(14, 1010, 3)]
+    goodput = Goodput().add_all(lines)
+    report = goodput.to_report()
+    assert report is not None and report["since"] == STARTED["at"] and goodput.began is None
+    assert spent(*lines) == {"training": 13, "starting": 1}
+    assert report_of({"training": 1}, True).keys() == report.keys() - {"since"}
+
+
+def test_a_group_that_a_captain_does_not_adopt_restarts() -> None:
+    lines = [STARTED, *JOINED, returned(4, 3, False), formed(5, 4, "step-900-g3"), *started(6, 4), step(8, 901, 4)]
+    assert spent(*lines, step(10, 902, 4)) == {"queued": 1, "starting": 3, "restarting": 4, "training": 2}
+
+
+@pytest.mark.parametrize(
+    "lines", [[*BEGUN, step(3, 1), returned(5, 1, True)], [STARTED, *JOINED, returned(4, 0, False), FORMED]]
+)
+def test_a_captain_that_has_the_events_counts_the_whole_run(lines: list[dict[str, Any]]) -> None:
+    goodput = Goodput().add_all(lines)
+    assert "since" not in (goodput.to_report() or {}) and goodput.began is not None
+
+
+def test_a_reader_that_has_the_events_of_both_captains_counts_the_whole_run() -> None:
+    """The second one begins with an event as if the run had started."""
+    lines = [*BEGUN, step(3, 1), {**STARTED, "at": recorded.at(8)}, returned(9, 1, True), step(13, 2)]
+    report = Goodput().add_all(lines).to_report()
+    assert report is not None and report["wall_s"] == 13 and "since" not in report
+
+
+def test_what_is_unknown_stays_unknown_after_a_rotation() -> None:
+    begun = Goodput().add_all([STARTED, *JOINED, returned(4, 3, True)])
+    mark = {**event(4, "rotated"), "goodput": json.loads(json.dumps(begun.to_json()))}
+    assert "since" in (Goodput().add_all([mark]).to_report() or {})
+    earlier = {name: value for name, value in Goodput().add_all(BEGUN).to_json().items() if name != "is_partial"}
+    assert Goodput().add_all([{**mark, "goodput": earlier}]) == Goodput().add_all(BEGUN)
+
+
+def test_status_says_since_when_it_counts(tmp_path: Path) -> None:
+    reported = report_of({"training": 9000}, True, "2026-11-18T06:00:00.000Z")
+    (note,) = [line for line in usage.goodput({"goodput": reported}) if "since" in line]
+    assert note.strip() == "counted since 2026-11-18T06:00:00.000Z: what earlier captains recorded is lost"
+    assert written(tmp_path, [], reported, on="kubernetes", context="c", namespace="n") == reported
 
 
 def test_nothing_has_happened() -> None:

@@ -20,6 +20,7 @@ REQUESTS: list[req.Request] = [
     req.CommitSnapshot(SNAPSHOT, "{}" * 100_000, 4),
     req.RecordEvaluation(SNAPSHOT, "evaluator-0", {"accuracy": 0.9}, "2026-11-17T00:00:00Z"),
     req.DeleteSnapshot(SNAPSHOT, 3),
+    req.DeleteUncommitted(SNAPSHOT, 3),
     req.SweepGenerations(4),
     req.SweepGenerations(4, SNAPSHOT),
     req.AdoptOrigin(),

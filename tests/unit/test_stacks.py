@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import selectors
+import signal
+import socket
 import sys
 import threading
 import time
@@ -15,17 +19,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.agent.captain_process.stack_requests import MOST_REQUESTS, StackRequests
-from paceline.agent.net import messages, stacks_request
+from paceline.agent.captain_process.task_requests import MOST_REQUESTS, Instruction, TaskRequests
+from paceline.agent.net import messages, task_request
 from paceline.agent.net.frames import LIMIT, MEMBER_LIMIT, Decoder, Message, WireError, encode
-from paceline.agent.net.loop import Timer
+from paceline.agent.net.loop import SLICE, Timer
+from paceline.agent.net.loop import Loop as RealLoop
 from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.tasks import stack_reader, stack_sampler
 from paceline.agent.tasks.stack_reader import CannotRead, Stacks, parse_dump, parse_sample
-from paceline.backends.kubernetes.runs import stacks_request as cluster_request
-from paceline.backends.kubernetes.runs.stacks_request import command
+from paceline.backends.kubernetes.runs import task_request as cluster_request
+from paceline.backends.kubernetes.runs.task_request import command
 from paceline.cli import stacks as cli_stacks
-from paceline.client.stacks import select
+from paceline.client.stacks import read_reply
+from paceline.client.task_requests import select
 from paceline.errors import UsageError
 from paceline.frameworks import stack_signal
 from paceline.plan import Plan
@@ -259,9 +265,9 @@ def test_a_reply_as_large_as_a_member_may_send_reaches_the_user(monkeypatch: pyt
         def __exit__(self, *_: object) -> None: ...
 
     wrapping = SimpleNamespace(wrap_socket=lambda *_, **__: Socket())
-    monkeypatch.setattr(stacks_request, "context", lambda *_, **__: wrapping)
-    monkeypatch.setattr(stacks_request.socket, "create_connection", lambda *_, **__: Socket())
-    replies = stacks_request.ask_for_stacks("127.0.0.1:1", "", "captain", [], 0.0)
+    monkeypatch.setattr(task_request, "context", lambda *_, **__: wrapping)
+    monkeypatch.setattr(task_request.socket, "create_connection", lambda *_, **__: Socket())
+    replies = task_request.ask_captain("127.0.0.1:1", "", "captain", {"type": "stacks"}, 0.0)
     assert [each["type"] for each in replies] == ["stacks-taken", "stacks-end"]
 
 
@@ -281,12 +287,13 @@ class CaptainOfTwo:
     """The requests of a captain with two hosts; `away` are not connected."""
 
     def __init__(self, plan: Plan, away: tuple[str, ...] = ()) -> None:
-        self.loop, self.sent, self.received = Loop(), [], Decoder()
+        self.loop, self.received = Loop(), Decoder()
+        self.sent: list[tuple[str, Any]] = []
         self.replies: list[Message] = []
         self._away = away
-        self.requests = StackRequests(plan, self.loop, self._send)  # type: ignore[arg-type]
+        self.requests = TaskRequests(plan, self.loop, self._send)  # type: ignore[arg-type]
 
-    def _send(self, host: str, message: TakeStacks) -> bool:
+    def _send(self, host: str, message: Instruction) -> bool:
         if host in self._away:
             return False
         self.sent.append((host, message))
@@ -294,6 +301,10 @@ class CaptainOfTwo:
 
     def begin(self, **fields: Any) -> None:
         self.requests.begin({"type": "stacks", **fields}, lambda data: self.replies.extend(self.received.feed(data)))
+
+    def reply(self, taken: StacksTaken) -> None:
+        (message,) = Decoder().feed(encode(messages.member_message(taken)))
+        self.requests.on_reply(taken.host, message)
 
     def shown(self) -> list[tuple[str, str]]:
         """Tasks and their problems; the end."""
@@ -307,12 +318,67 @@ def test_the_replies_of_members_reach_the_user_as_they_come() -> None:
         ("worker-host-0", ("worker-0",), 2.0), ("worker-host-1", ("worker-1",), 2.0),
     ]  # fmt: skip
     request = captain.sent[0][1].request
-    captain.requests.on_reply(StacksTaken("worker-host-1", request, "worker-1", "it is starting", last=True))
+    captain.reply(StacksTaken("worker-host-1", request, "worker-1", "it is starting", last=True))
     assert captain.shown() == [("worker-1", "it is starting")]
-    captain.requests.on_reply(StacksTaken("worker-host-0", request, "worker-0", "", 100, last=True))
+    threads = (ThreadSamples(100, (0, 0), 0.1),)
+    taken = StacksTaken("worker-host-0", request, "worker-0", "", 100, (STEP,), ((0,),), threads, last=True)
+    captain.reply(taken)
     assert captain.shown()[1:] == [("worker-0", ""), ("stacks-end", "")]
-    captain.requests.on_reply(StacksTaken("worker-host-0", request, "worker-0", "", 100, last=True))
+    assert messages.read_member(captain.replies[1], "worker-host-0") == taken
+    captain.reply(StacksTaken("worker-host-0", request, "worker-0", "", 100, last=True))
     assert len(captain.replies) == 3  # it is complete
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"task": "worker-1"}, {"task": "other-0"}, {"task": ["worker-0"]}, {"request": "1"}, {"last": 1}, {"task": None}],
+)
+def test_a_reply_that_names_no_task_of_its_host_is_rejected(fields: dict[str, Any]) -> None:
+    captain = CaptainOfTwo(make_plan(2))
+    captain.begin()
+    with pytest.raises(WireError):
+        captain.requests.on_reply("worker-host-0", {"type": "stacks", "request": 1, "task": "worker-0", **fields})
+    assert captain.replies == []
+
+
+def test_an_invalid_reply_is_a_problem_of_its_task() -> None:
+    """The captain passes replies on without reading them."""
+    reply = {"type": "stacks", "request": 1, "task": "worker-0", "pid": 5, "frames": [["a.py", "x", "f"]]}
+    shown = read_reply(reply)
+    assert shown.task == "worker-0" and shown.problem.startswith("its host sent an invalid reply: ")
+
+
+def test_replies_of_a_thousand_hosts_do_not_delay_timers() -> None:
+    """They arrive at the same time; the captain also has leases to renew."""
+    loop, seen, done = RealLoop(), list[float](), list[int]()
+    pairs = [socket.socketpair() for _ in range(40)]
+
+    def receive(number: int) -> None:
+        pairs[number][1].recv(1)
+        now[0] += SLICE / 4  # what a reply takes
+        done.append(number)
+
+    now = [0.0]
+    loop.now = lambda: now[0]  # type: ignore[method-assign]
+    try:
+        for number, (far, near) in enumerate(pairs):
+            loop.watch(near, selectors.EVENT_READ, lambda number=number: receive(number))  # type: ignore[misc]
+            far.send(b"12" if number == 0 else b"1")  # the first is always ready
+
+        def tick() -> None:
+            seen.append(now[0])
+            loop.after(SLICE, tick)
+
+        tick()
+        while len(done) < 41:
+            loop.once()
+        assert max(after - before for before, after in itertools.pairwise(seen)) <= 2.1 * SLICE
+        assert sorted(done) == [0, *range(40)] and done.index(39) == 39, "each has its turn before one has a second"
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
+        signal.set_wakeup_fd(-1)  # set by the loop
 
 
 def test_hosts_that_are_away_or_silent_are_named() -> None:
@@ -340,7 +406,8 @@ def test_requests_are_limited() -> None:
 
 
 def test_the_program_in_the_captains_pod_gets_the_request() -> None:
-    assert json.loads(command(["worker-0"], 2.0)[-1]) == {"tasks": ["worker-0"], "seconds": 2.0}
+    request = {"type": "stacks", "tasks": ["worker-0"], "seconds": 2.0}
+    assert json.loads(command(request, 6.0)[-1]) == {"request": request, "seconds": 6.0}
 
 
 # ---- for the user

@@ -22,6 +22,7 @@ from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import SeriesReader
 from paceline.agent.options import Options
 from paceline.frameworks.tracking import tracking_variables
+from paceline.job import planning
 from paceline.view.plan_files import plan_of
 from support.mlflow_servers import FakeServer, fake_server
 
@@ -37,7 +38,7 @@ def server() -> Iterator[FakeServer]:
 
 def load(text: str, folder: Path, *overrides: str) -> plan.Plan:
     (folder / "train.py").touch()
-    return plan.make(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
+    return planning.make_plan(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
 
 
 class Ended(Schedule):
@@ -216,7 +217,7 @@ def test_a_server_that_is_away_loses_nothing(run: Run, server: FakeServer) -> No
     server.failures = [503] * 3
     name = f"MLflow ({server.url.removeprefix('http://')})"
     problem = "HTTP 503 Service Unavailable: as told"
-    assert run.deliver() == f"the last numbers and the status were not delivered to {name}: {problem}"
+    assert run.deliver() == f"the last metrics and the status were not delivered to {name}: {problem}"
     assert run.warnings == [f"cannot send to {name}: {problem}; retrying, training continues"]
     run.step(2, loss=2.0)
     assert run.deliver() == ""
@@ -250,11 +251,77 @@ def test_numbers_that_the_server_refuses_do_not_block_others(run: Run, server: F
         return FakeServer.answer(server, name, fields)
 
     server.answer = refuse  # type: ignore[method-assign]
-    assert "1 number was refused" in run.deliver()
+    assert "rejected 1 metric value" in run.deliver()
     server.answer = lambda name, fields: FakeServer.answer(server, name, fields)  # type: ignore[method-assign]
     run.step(2, loss=2.0)
     run.deliver()
     assert server.points("loss") == [(2, 2.0)]
+
+
+def refuse(server: FakeServer, status: int, *refused: str) -> None:
+    """Refuse requests to log these, the first of them, or to update the run."""
+
+    def answer(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        sent = {name, *(each["key"] for kind in ("tags", "metrics") for each in fields.get(kind, ()))}
+        if name in ("runs/log-batch", "runs/update") and not sent.isdisjoint(refused):
+            return {"status": status, "error_code": "INVALID_PARAMETER_VALUE", "message": "not that one"}
+        return FakeServer.answer(server, name, fields)
+
+    server.answer = answer  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 413, 422])
+def test_a_tag_that_the_server_refuses_is_reported_once_and_skipped(run: Run, server: FakeServer, status: int) -> None:
+    refuse(server, status, "paceline.snapshot")
+    for number in (1, 2):
+        run.write("generation-formed", generation=number, tasks=["worker-0"], restore=None)
+        run.write("committed", step=number, snapshot=f"step-{number}-g1", bytes=1, took_s=0.1)
+        run.write("evaluated", task="evaluator-0", step=number, snapshot="s", metrics={"accuracy": 0.5})
+    run.write("run-ended", status="succeeded", reason="", cause=None)
+    name = f"MLflow ({server.url.removeprefix('http://')})"
+    assert run.deliver() == f"{name} rejected 1 tag"
+    (warning,) = run.warnings
+    assert warning.startswith(f"{name} rejected the tag paceline.snapshot: HTTP {status}")
+    assert warning.endswith(": not that one")
+    (made,) = server.runs
+    assert made["tags"]["paceline.generation"] == "2" and made["tags"]["paceline.status"] == "succeeded"
+    assert made["status"] == "FINISHED" and server.points("evaluation/accuracy") == [(1, 0.5), (2, 0.5)]
+    server.requests.clear()
+    run.deliver()
+    assert "runs/update" not in server.requests, "what was skipped is not sent again"
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 425, 429, 500])
+def test_tags_are_sent_again_after_an_error_that_may_pass(run: Run, server: FakeServer, status: int) -> None:
+    refuse(server, status, "paceline.generation")
+    run.write("generation-formed", generation=1, tasks=["worker-0"], restore=None)
+    assert "were not delivered" in run.deliver()
+    refuse(server, status)
+    assert run.deliver() == "" and server.runs[0]["tags"]["paceline.generation"] == "1"
+
+
+def test_a_proxy_that_does_not_find_the_server_refuses_nothing(run: Run, server: FakeServer) -> None:
+    run.deliver()
+    run.step(1, loss=1.0)
+    server.failures = [404] * 2
+    assert run.deliver() == "" and server.points("loss") == [(1, 1.0)]
+
+
+def test_an_end_that_the_server_refuses_is_reported(run: Run, server: FakeServer) -> None:
+    refuse(server, 400, "runs/update")
+    run.write("run-ended", status="failed", reason="", cause="signal")
+    assert run.deliver() == ""
+    (warning,) = run.warnings
+    assert "rejected the status FAILED: HTTP 400 Bad Request: not that one" in warning
+
+
+def test_only_the_request_with_refused_numbers_is_skipped(run: Run, server: FakeServer) -> None:
+    """A request has at most 1,000 numbers."""
+    for step in range(1, 1501):
+        run.step(step, **{"odd" if step == 1 else "loss": 1.0})
+    refuse(server, 400, "odd")
+    assert "rejected 1000 metric values" in run.deliver()
+    assert [step for step, _ in server.points("loss")] == list(range(1001, 1501))
 
 
 def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, server: FakeServer) -> None:
@@ -263,7 +330,7 @@ def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, serve
     server.failures = [400]
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
-    assert len(run.warnings) == 1 and "refuses parameters: HTTP 400 Bad Request" in run.warnings[0]
+    assert len(run.warnings) == 1 and "rejected parameters: HTTP 400 Bad Request" in run.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +361,7 @@ def test_an_answer_of_another_server_is_tried_again(
         return wrong[0] if name == path and wrong else FakeServer.answer(server, name, fields)
 
     server.answer = answer_wrongly  # type: ignore[method-assign]
-    assert run.deliver().endswith("its answer is not MLflow's")
+    assert run.deliver().endswith("its response is not in MLflow's format")
     wrong.clear()
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
@@ -489,4 +556,4 @@ def test_the_leading_task_is_the_chief_if_there_is_one(tmp_path: Path) -> None:
     text = "name: a\nframework: tensorflow\nstrategy: parameter-server\ncommand: [python, train.py]\n"
     for roles, expected in (("{worker: {}, ps: {}}", "worker-0"), ("{chief: {}, worker: {}, ps: {}}", "chief-0")):
         loaded = job.load_text(f"{text}roles: {roles}\n", "job.yaml", tmp_path)
-        assert plan.make(loaded.job).leading_task == expected
+        assert planning.make_plan(loaded.job).leading_task == expected

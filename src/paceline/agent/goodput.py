@@ -13,6 +13,8 @@ from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 
+from paceline.agent.run_files import stamp
+
 KINDS = ("queued", "waiting", "starting", "training", "stalled", "lost", "restarting", "evaluating", "ending")
 MOST_POINTS = 128  # of the curve that says how long it took to train up to a step
 EXACT_POINTS = 64  # the newest of them are not thinned out
@@ -40,6 +42,7 @@ class Goodput:
         self._first: int | None = None  # when the run began, in milliseconds since 1970
         self._now = 0
         self._is_complete = False  # the first event was the first one of the run
+        self._is_partial = False  # the first event was that of a captain that has replaced another one
         self._phase = FORMING
         self._has_formed = False  # a generation has started
         self._is_restart = False  # the current generation is not the first one
@@ -70,7 +73,8 @@ class Goodput:
     @property
     def began(self) -> float | None:
         """When the run began, in seconds since 1970; None: the events do not begin with its first one."""
-        return self._first / 1000 if self._first is not None and self._is_complete else None
+        is_known = self._is_complete and not self._is_partial
+        return self._first / 1000 if self._first is not None and is_known else None
 
     @property
     def has_steps(self) -> bool:
@@ -91,7 +95,8 @@ class Goodput:
         """For report.json; None: nothing has happened yet."""
         if not self.has_begun:
             return None
-        return report_of(self.milliseconds(until), self._has_steps)
+        since = stamp(self._first / 1000) if self._is_partial and self._first is not None else None
+        return report_of(self.milliseconds(until), self._has_steps, since)
 
     # ---- events
 
@@ -210,6 +215,16 @@ class Goodput:
         if any(map(self._is_in_group, tasks)) and self._phase != ENDING:
             self._phase = FORMING
 
+    def _captain_returned(self, event: Event) -> None:
+        """If it knows of no generation, the events of an earlier captain are lost, for example with its node."""
+        if self._has_formed or not _is_count(event.get("generation")) or not event["generation"]:
+            return
+        self._is_partial = self._has_formed = True
+        if event.get("adopted") and self._phase == FORMING:
+            self._phase = TRAINING
+            for kind in ("queued", "waiting", "starting"):  # its tasks ran while it started
+                self._move(self._times[kind], kind, "training")
+
     def _ending(self, event: Event) -> None:
         self._phase = FINISHED if self._phase == FINISHED else ENDING
 
@@ -265,7 +280,10 @@ class Goodput:
 
     def _load(self, data: Any) -> None:
         """Continues from what `to_json` returned. What is damaged is ignored."""
-        if not isinstance(data, dict) or not _is_valid(data):
+        if not isinstance(data, dict):
+            return
+        data = {"is_partial": False, **data}  # earlier versions did not write it
+        if not _is_valid(data):
             return
         for name, value in vars(self).items():
             loaded = data[name[1:]]
@@ -283,19 +301,22 @@ _HANDLERS = {
     "task-exited": Goodput._task_exited,
     "hang": Goodput._stopped,
     "restart": Goodput._stopped,
+    "captain-returned": Goodput._captain_returned,
     "ending": Goodput._ending,
     "run-ended": Goodput._run_ended,
 }
 
 
-def report_of(times: Mapping[str, int], reports_steps: bool) -> dict[str, Any]:
-    """`times`: milliseconds by kind. `share`: of the time in which the run trained, and what counts of it."""
+def report_of(times: Mapping[str, int], reports_steps: bool, since: str | None = None) -> dict[str, Any]:
+    """`times`: milliseconds by kind. `share`: of the time in which the run trained, and what counts of it. `since`: the
+    time before is unknown."""
     wall = sum(times.values())
     return {
         "share": round(times.get("training", 0) / wall, 4) if wall else 0.0,
         "wall_s": wall / 1000,
         "seconds": {kind: ms / 1000 for kind, ms in times.items()},
         "reports_steps": reports_steps,
+        **({} if since is None else {"since": since}),
     }
 
 
@@ -303,7 +324,7 @@ def with_queue(report: Mapping[str, Any], queued: float) -> dict[str, Any]:
     """What `report_of` returned, for a run that was queued for so many seconds before it had a captain."""
     times = {kind: round(seconds * 1000) for kind, seconds in report["seconds"].items()}
     times["queued"] = times.get("queued", 0) + max(0, round(queued * 1000))
-    return report_of(times, report.get("reports_steps", True))
+    return report_of(times, report.get("reports_steps", True), report.get("since"))
 
 
 def _milliseconds(at: Any) -> int | None:

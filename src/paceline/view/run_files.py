@@ -243,7 +243,7 @@ _START = _object(("generation", "tasks"), generation=is_count, tasks=_map_of(_ST
 _BEST = _object(("snapshot", "metric", "value"), snapshot=_is_text, metric=_is_text, value=is_measurement)
 _GOODPUT = _object(
     ("share", "wall_s", "seconds"), share=_is_duration, wall_s=_is_duration, seconds=_map_of(_is_duration),
-    reports_steps=_is_boolean,
+    reports_steps=_is_boolean, since=_is_text,
 )  # fmt: skip
 _RESOURCES = _object(tasks=_is_object, hosts=_is_object)  # its readers check the numbers: there are thousands
 REPORT: dict[str, Check] = {

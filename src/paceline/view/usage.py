@@ -14,6 +14,7 @@ KIND_NAMES = {
     "waiting": "waiting for hosts",
 }
 NO_STEPS = "no steps are reported: training counts from the start of the tasks"
+SINCE = "counted since {}: what earlier captains recorded is lost"
 _SHOWN_TASKS = 4
 _GIB = 2**30
 
@@ -32,7 +33,8 @@ def goodput(report: dict[str, Any]) -> list[str]:
     ]
     head = f"{'goodput':<12} {_percent(times['training'], wall)} of {span(wall)}"
     notes = [] if measured.get("reports_steps", True) or not times["training"] else [f"{'':<12} {NO_STEPS}"]
-    return [head, *rows, *notes]
+    since = measured.get("since")
+    return [head, *rows, *notes, *([f"{'':<12} {SINCE.format(since)}"] if since else [])]
 
 
 def _percent(part: float, whole: float) -> str:

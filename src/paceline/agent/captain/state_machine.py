@@ -30,6 +30,7 @@ from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.commits import Commits
 from paceline.agent.captain.snapshots.evaluations import Evaluations
 from paceline.agent.captain.snapshots.group_snapshot import GroupSnapshot
+from paceline.agent.captain.spikes import Spikes
 from paceline.agent.transfers import requests as req
 from paceline.agent.unions import assert_never
 from paceline.plan import ALONE, BEFORE, Plan
@@ -80,6 +81,7 @@ class Captain:
             self._instruct,
             self._emit,
         )
+        self._spikes = Spikes(plan.leading_task, self._emit)
         self._not_finite = NotFinite(plan, self.ledger, self.commits, self.failures, self._shutdown, self._emit)
         self._ingest = IngestPhase(plan, self.ledger, self._shutdown, self._instruct, self._emit)
         self._generations = Generations(
@@ -246,9 +248,9 @@ class Captain:
             self.commits.learn_generation(max(self.generation, self._generations.recorded))
         self.commits.on_joined(event.host, event.held)
         for saved in event.held:
-            self._part_saved(saved, now)
+            self._part_saved(saved, now, is_known=True)
         if self.plan.host(event.host).role == "evaluator":
-            self.commits.announce_to(event.host)
+            self.commits.contents.announce_to(event.host)
             self.evaluations.on_joined(event, now)
         if self._generations.starting is not None:
             self._generations.starting.on_joined(event.host)
@@ -320,14 +322,15 @@ class Captain:
                     self.evaluations.on_step(name)
                 else:
                     self.failures.on_step(progress.step, now - progress.step_age)
+                    self._spikes.on_step(name, progress.step, progress.metrics, now)
 
     # ---- snapshots
 
-    def _part_saved(self, saved: ev.PartSaved, now: float) -> None:
+    def _part_saved(self, saved: ev.PartSaved, now: float, is_known: bool = False) -> None:
         if saved.task not in self.plan.host(saved.host).tasks:
             return
         self._not_finite.on_saved(saved, now)
-        draft = self.commits.on_saved(saved, now)
+        draft = self.commits.on_saved(saved, now, is_known)
         if draft is not None:
             stall = {"stall_s": round(draft.stall, 3)} if draft.stall else {}
             self._emit("saved", step=saved.snapshot.step, snapshot=str(saved.snapshot), **stall)
@@ -390,6 +393,7 @@ class Captain:
         is_group = any(unit.kind != ALONE for unit in units)
         if is_group:
             self._not_finite.on_group_started(restore is not None)
+            self._spikes.on_group_started()
         scratch = {"from_scratch": True} if restore is None and is_group and self.generation > 1 else {}
         self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore), **scratch)
 

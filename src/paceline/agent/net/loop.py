@@ -12,6 +12,7 @@ import time
 from typing import Any, Callable
 
 Callback = Callable[[], None]
+SLICE = 0.05  # seconds after which timers get their turn, however many files are ready
 
 
 class Timer:
@@ -35,6 +36,7 @@ class Loop:
         self._order = itertools.count()
         self._signals: dict[int, Callback] = {}
         self._running = True
+        self._postponed: dict[int, int] = {}  # descriptors that the last iteration did not get to -> their order
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -102,17 +104,29 @@ class Loop:
         timeout = longest
         if self._timers:
             timeout = max(0.0, min(timeout, self._timers[0][0] - self.now()))
-        for key, _ in self._selector.select(timeout):
+        self._serve([key for key, _ in self._selector.select(timeout)])
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now and self._running:
+            _, _, timer = heapq.heappop(self._timers)
+            timer.callback()
+
+    def _serve(self, ready: list[selectors.SelectorKey]) -> None:
+        """Calls callbacks until SLICE has passed. The others are the first of the next iteration, so that none waits
+        for those that are always ready."""
+        if self._postponed:
+            ready.sort(key=lambda key: self._postponed.get(key.fd, len(self._postponed)))
+            self._postponed = {}
+        until = self.now() + SLICE
+        for number, key in enumerate(ready):
+            if number and self.now() >= until:
+                self._postponed = {key.fd: order for order, key in enumerate(ready[number:])}
+                return
             try:
                 current = self._selector.get_key(key.fileobj)
             except (KeyError, ValueError):
                 continue  # an earlier callback of this iteration has closed it
             if current.data == key.data:  # its descriptor has not been reused
                 key.data()
-        now = self.now()
-        while self._timers and self._timers[0][0] <= now and self._running:
-            _, _, timer = heapq.heappop(self._timers)
-            timer.callback()
 
     def _woken(self) -> None:
         try:

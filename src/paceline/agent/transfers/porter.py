@@ -158,6 +158,8 @@ class Porter:
             return req.EvaluationRecorded(dict(self._short.evaluate(request.snapshot, evaluation).metrics))
         elif isinstance(request, req.DeleteSnapshot):
             self._short.delete(request.snapshot, request.generation)
+        elif isinstance(request, req.DeleteUncommitted):
+            self._short.delete_uncommitted(request.snapshot, request.generation)
         elif isinstance(request, req.SweepGenerations):
             self._transfers.sweep(request.generation, request.parent)
         elif isinstance(request, req.AdoptOrigin):

@@ -72,6 +72,14 @@ class DeleteSnapshot:
 
 
 @record
+class DeleteUncommitted:
+    """Delete what was sent of a snapshot that will never be committed; nothing if it is. `generation`: as above."""
+
+    snapshot: SnapshotId
+    generation: int
+
+
+@record
 class SweepGenerations:
     """Delete files of earlier generations that no manifest lists, except those of a snapshot that may be committed."""
 
@@ -202,9 +210,9 @@ class Cancel:
 
 
 Request = Union[
-    ListSnapshots, BeginGeneration, CommitSnapshot, RecordEvaluation, DeleteSnapshot, SweepGenerations, AdoptOrigin,
-    SendPart, FetchSnapshot, LinkSnapshot, MoveToDisk, RestoreWatched, CaptureWatched, RemoveFolders, UploadLogs,
-    TrimCurves, KeepCompiled, FetchCompiled, Cancel,
+    ListSnapshots, BeginGeneration, CommitSnapshot, RecordEvaluation, DeleteSnapshot, DeleteUncommitted,
+    SweepGenerations, AdoptOrigin, SendPart, FetchSnapshot, LinkSnapshot, MoveToDisk, RestoreWatched, CaptureWatched,
+    RemoveFolders, UploadLogs, TrimCurves, KeepCompiled, FetchCompiled, Cancel,
 ]  # fmt: skip
 
 
@@ -301,7 +309,8 @@ _READERS = {
 _REQUESTS = Codec(
     {
         "known": ListSnapshots, "begin": BeginGeneration, "commit": CommitSnapshot, "evaluated": RecordEvaluation,
-        "delete": DeleteSnapshot, "sweep": SweepGenerations, "adopt": AdoptOrigin, "send": SendPart,
+        "delete": DeleteSnapshot, "delete-uncommitted": DeleteUncommitted, "sweep": SweepGenerations,
+        "adopt": AdoptOrigin, "send": SendPart,
         "fetch": FetchSnapshot, "link": LinkSnapshot, "to-disk": MoveToDisk, "put": RestoreWatched,
         "take": CaptureWatched, "remove": RemoveFolders, "keep": UploadLogs, "curves": TrimCurves,
         "compiled": KeepCompiled, "fetch-compiled": FetchCompiled, "forget": Cancel,

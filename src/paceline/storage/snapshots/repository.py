@@ -277,6 +277,13 @@ class SnapshotRepository:
         self._store.delete(self._manifest(id))
         self._store.clear(f"{self.run}/{id}/")
 
+    def delete_uncommitted(self, id: SnapshotId, generation: int) -> None:
+        """Delete what was sent of a snapshot, unless it is committed. The caller makes sure that nobody sends it or
+        commits it from now on. `generation`: as for `delete`."""
+        self._check_newest(generation)
+        if not self.has(id):
+            self._store.clear(f"{self.run}/{id}/")
+
     def sweep(self, generation: int, parent: SnapshotId | None = None) -> None:
         """Delete uncommitted or partly deleted snapshots of earlier generations, which will never complete them; except
         `parent`, which this generation may still commit. The record of `generation` must exist. Records of generations

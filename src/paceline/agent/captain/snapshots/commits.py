@@ -17,13 +17,13 @@ from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.ledger import Member
 from paceline.agent.captain.snapshots.commit_pace import CommitPace
 from paceline.agent.captain.snapshots.drafts import Draft
+from paceline.agent.captain.snapshots.given_up_uploads import GivenUpUploads
 from paceline.agent.captain.snapshots.owed_records import PAUSE, OwedRecords
 from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.agent.options import SHARED_FOLDER
-from paceline.agent.run_files import stamp
 from paceline.agent.transfers import requests as req
 from paceline.plan import Plan
-from paceline.storage.snapshots.manifest import Manifest, Part, SnapshotId
+from paceline.storage.snapshots.manifest import Part, SnapshotId
 
 
 class Commits:
@@ -42,6 +42,7 @@ class Commits:
         self._order = {task.name: number for number, task in enumerate(plan.tasks)}
         self.contents = StoreContents(plan, instruct, emit)
         self.records = OwedRecords(instruct, emit)
+        self.uploads = GivenUpUploads(instruct)
         self.generation = 0  # only its snapshots, and `parent`, are committed
         self.parent: SnapshotId | None = None  # the snapshot that this generation started from
         self.has_returned = False  # a previous captain has led the run
@@ -203,17 +204,20 @@ class Commits:
         self.contents.add_origin(snapshot)
         fields = {"bytes": adopted.size, "took_s": took_s, "origin": adopted.origin}
         self._emit("committed", step=snapshot.step, snapshot=str(snapshot), **fields)
-        self._announce_to_evaluators()
+        self.contents.announce_to_evaluators()
 
     # ---- events of members
 
-    def on_saved(self, event: ev.PartSaved, now: float) -> Draft | None:
-        """Returns the snapshot that this part completes on its hosts."""
+    def on_saved(self, event: ev.PartSaved, now: float, is_known: bool = False) -> Draft | None:
+        """Returns the snapshot that this part completes on its hosts. `is_known`: an earlier captain may know of it."""
         snapshot = event.snapshot
-        if not self._may_commit(snapshot) or self.contents.is_past(snapshot):
+        is_useless = self.contents.is_past(snapshot) or self.uploads.is_deleted(snapshot)
+        if is_useless or not self._may_commit(snapshot):
             self._copies.setdefault(snapshot, Draft(snapshot, event.parts, now)).add(event)
             self._drop_copies()
             return None
+        if snapshot not in self._drafts:
+            self.uploads.on_saved(snapshot, is_known and self.has_returned, now)
         draft = self._drafts.setdefault(snapshot, Draft(snapshot, event.parts, now))
         if draft.is_complete and event.task not in draft.parts:
             # Each task has saved the whole snapshot: one copy is enough.
@@ -288,6 +292,8 @@ class Commits:
             self._committed(request, answer, now)
         elif isinstance(request, req.DeleteSnapshot):
             self.contents.on_deleted(request.snapshot, answer)
+        elif isinstance(request, req.DeleteUncommitted):
+            self.uploads.on_answered(request.snapshot, answer)
 
     def _listed(self, answer: req.Answer, now: float) -> None:
         if isinstance(answer, req.Failure):
@@ -326,6 +332,7 @@ class Commits:
                 self.delete_surplus(now)
             return
         if isinstance(answer, req.Failure):
+            self.uploads.on_commit_failed(snapshot, now)
             self._failed(draft, answer, "all tasks", now)
             return
         del self._drafts[snapshot]
@@ -342,17 +349,19 @@ class Commits:
         self._drop_copies()
         if snapshot == self._restoring and snapshot.generation < self.generation:
             self.records.replace([self.record_of(self.generation, snapshot, [snapshot])], now)
-        self._announce_to_evaluators()
+        self.contents.announce_to_evaluators()
         self.delete_surplus(now)
+        self.uploads.on_committed(snapshot, self._newest_generation(), now)
 
     def update_contents(self, listing: req.SnapshotList) -> None:
         self.records.learn_written(listing.generation)
         self.contents.update(listing)
         for snapshot in [each for each in self._drafts if self.contents.is_past(each)]:
             self._copies[snapshot] = self._drafts.pop(snapshot)
+            self.uploads.give_up(snapshot)
         self._forget_sending()
         self._drop_copies()
-        self._announce_to_evaluators()
+        self.contents.announce_to_evaluators()
 
     # ---- progress
 
@@ -401,6 +410,7 @@ class Commits:
         self.records.replace([self.record_of(newest.snapshot.generation, None, [])], now)
 
     def _send(self, draft: Draft) -> None:
+        self.uploads.on_sending(draft.snapshot)
         for task, part in draft.parts.items():
             if part.stored is None:
                 self._instruct(ins.StorePart(part.host, task, draft.snapshot, draft.is_resend))
@@ -411,13 +421,10 @@ class Commits:
         stored = [part for part in (draft.parts[task].stored for task in tasks) if part is not None]
         if self.is_committing or not draft.is_complete or len(stored) < len(tasks):
             return
-        manifest = Manifest(
-            self._run, draft.snapshot, self._plan.world_size, tuple(stored), draft.metrics, draft.versions, stamp()
-        )
+        manifest = draft.manifest(self._run, self._plan.world_size, stored).to_bytes().decode()
         self.is_committing = True
-        self._instruct(
-            ins.AskStore(req.CommitSnapshot(draft.snapshot, manifest.to_bytes().decode(), self._newest_generation()))
-        )
+        self.uploads.on_commit_requested(draft.snapshot)
+        self._instruct(ins.AskStore(req.CommitSnapshot(draft.snapshot, manifest, self._newest_generation())))
 
     def _failed(self, draft: Draft, failure: req.Failure, source: str, now: float) -> None:
         self._sending = None
@@ -445,6 +452,7 @@ class Commits:
 
     def _drop(self, snapshot: SnapshotId) -> None:
         draft = self._drafts.pop(snapshot)
+        self.uploads.give_up(snapshot)
         for task, part in draft.parts.items():
             self._instruct(ins.DropPart(part.host, task, snapshot))
         if self._sending == snapshot:
@@ -470,14 +478,3 @@ class Commits:
     def _drop_copy(self, snapshot: SnapshotId) -> None:
         for task, part in self._copies.pop(snapshot).parts.items():
             self._instruct(ins.DropPart(part.host, task, snapshot))
-
-    # ---- evaluators
-
-    def announce_to(self, host: str) -> None:
-        if self.contents.chain:
-            self._instruct(ins.AnnounceCommit(host, self.contents.chain[0]))
-
-    def _announce_to_evaluators(self) -> None:
-        for host in self._plan.hosts:
-            if host.role == "evaluator":
-                self.announce_to(host.name)

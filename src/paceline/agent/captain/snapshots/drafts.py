@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.agent.captain import events as ev
-from paceline.storage.snapshots.manifest import File, Part, SnapshotId
+from paceline.agent.run_files import stamp
+from paceline.storage.snapshots.manifest import File, Manifest, Part, SnapshotId
 
 
 @dataclass
@@ -41,6 +43,10 @@ class Draft:
     def is_on_hosts(self) -> bool:
         """Whether hosts have all of it, so that tasks can resume from it without the store."""
         return self.is_complete and all(part.is_held for part in self.parts.values())
+
+    def manifest(self, run: str, world_size: int, parts: Sequence[Part]) -> Manifest:
+        """`parts`: as they are in the store."""
+        return Manifest(run, self.snapshot, world_size, tuple(parts), self.metrics, self.versions, stamp())
 
     def add(self, saved: ev.PartSaved) -> None:
         previous = self.parts.get(saved.task)

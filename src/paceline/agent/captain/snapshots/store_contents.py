@@ -128,6 +128,17 @@ class StoreContents:
         self._exempt.add(snapshot)
         self._committed.discard(snapshot)
 
+    # ---- evaluators
+
+    def announce_to(self, host: str) -> None:
+        if self.chain:
+            self._instruct(ins.AnnounceCommit(host, self.chain[0]))
+
+    def announce_to_evaluators(self) -> None:
+        for host in self._plan.hosts:
+            if host.role == "evaluator":
+                self.announce_to(host.name)
+
     # ---- the best snapshot
 
     def add_evaluation(self, snapshot: SnapshotId, metrics: Metrics) -> None:
