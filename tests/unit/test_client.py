@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -334,22 +335,15 @@ def test_runs_with_different_stores_do_not_mix_credentials(home: Path) -> None:
         plan = {"tasks": [], "snapshots": {"to": f"s3://bucket-{number}/a"}, "roles": [{"decides": True, "env": env}]}
         (folder / "plan.json").write_text(json.dumps(plan))
         runs.append(Run(f"bucket-{number}", folder))
-    mixed: list[str] = []
 
-    def check(run: Run) -> None:
-        for _ in range(2):
-            store = run_store.open_run(run).reader._store  # type: ignore[attr-defined]
-            assert isinstance(store, BucketStore)
-            key = store._store.config["access_key_id"]
-            if (key, store._url) != (f"key-{run.name[-1]}", f"s3://{run.name}/a"):
-                mixed.append(f"{run.name}: {key} {store._url}")
+    def opened(run: Run) -> tuple[str, str, str]:
+        store = run_store.open_run(run).reader._store  # type: ignore[attr-defined]
+        assert isinstance(store, BucketStore)
+        return run.name, store._url, store._store.config["access_key_id"]
 
-    threads = [threading.Thread(target=check, args=(run,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert mixed == []
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(opened, runs * 2))
+    assert results == [(f"bucket-{number}", f"s3://bucket-{number}/a", f"key-{number}") for number in range(4)] * 2
 
 
 KUBECONFIG = """
