@@ -80,6 +80,7 @@ LIFE = [
     STEP,
     RESOURCES,
     event(6.5, "not-finite", task="worker-0", metric="loss", value="NaN", step=121),
+    event(6.5, "spike", task="worker-0", metric="loss", value=9.5, usual=1.25, step=121),
     KILLED,
     event(7.05, "task-exited", task="worker-0", code=None, signal="SIGKILL", expected=True),
     RESTART,

@@ -15,8 +15,8 @@ from paceline.view.tail import Tail
 
 KINDS = (
     "run-started", "member-joined", "member-lost", "waiting", "ingest-started", "ingest-done", "ingest-skipped",
-    "ingest-failed", "generation-formed", "task-started", "start-times", "step", "resources", "not-finite", "saved",
-    "committed", "evaluated", "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready",
+    "ingest-failed", "generation-formed", "task-started", "start-times", "step", "resources", "not-finite", "spike",
+    "saved", "committed", "evaluated", "task-exited", "hang", "stacks", "restart", "recovered", "spare-ready",
     "captain-returned", "note", "warning", "ending", "run-ended", ROTATED,
 )  # fmt: skip
 # Fields that are numbers, or null, in every kind of event that has them.

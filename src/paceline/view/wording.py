@@ -15,8 +15,8 @@ from paceline.view.run_files import is_measurement
 IMPORTANT = frozenset(
     {
         "waiting", "ingest-started", "ingest-done", "ingest-skipped", "ingest-failed", "generation-formed",
-        "not-finite", "member-lost", "hang", "restart", "recovered", "captain-returned", "note", "warning", "ending",
-        "run-ended",
+        "not-finite", "spike", "member-lost", "hang", "restart", "recovered", "captain-returned", "note", "warning",
+        "ending", "run-ended",
     }
 )  # fmt: skip
 
@@ -109,6 +109,11 @@ def _not_finite(event: Event) -> str:
     return f"{event.text('task')}: {event.text('metric')} is {event.text('value')}{at_step}"
 
 
+def _spike(event: Event) -> str:
+    value, usual = figure(event.number("value")), figure(event.number("usual"))
+    return f"{event.text('task')}: {event.text('metric')} is {value} at step {event.get('step')}; usually {usual}"
+
+
 def _committed(event: Event) -> str:
     took = span(event.number("took_s"))
     if origin := event.get("origin"):
@@ -186,6 +191,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "step": _step,
     "resources": _resources,
     "not-finite": _not_finite,
+    "spike": _spike,
     "saved": lambda event: f"{_snapshot(event)} saved",
     "committed": _committed,
     "evaluated": _evaluated,

@@ -30,6 +30,7 @@ from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.commits import Commits
 from paceline.agent.captain.snapshots.evaluations import Evaluations
 from paceline.agent.captain.snapshots.group_snapshot import GroupSnapshot
+from paceline.agent.captain.spikes import Spikes
 from paceline.agent.transfers import requests as req
 from paceline.agent.unions import assert_never
 from paceline.plan import ALONE, BEFORE, Plan
@@ -80,6 +81,7 @@ class Captain:
             self._instruct,
             self._emit,
         )
+        self._spikes = Spikes(plan.leading_task, self._emit)
         self._not_finite = NotFinite(plan, self.ledger, self.commits, self.failures, self._shutdown, self._emit)
         self._ingest = IngestPhase(plan, self.ledger, self._shutdown, self._instruct, self._emit)
         self._generations = Generations(
@@ -320,6 +322,7 @@ class Captain:
                     self.evaluations.on_step(name)
                 else:
                     self.failures.on_step(progress.step, now - progress.step_age)
+                    self._spikes.on_step(name, progress.step, progress.metrics, now)
 
     # ---- snapshots
 
@@ -390,6 +393,7 @@ class Captain:
         is_group = any(unit.kind != ALONE for unit in units)
         if is_group:
             self._not_finite.on_group_started(restore is not None)
+            self._spikes.on_group_started()
         scratch = {"from_scratch": True} if restore is None and is_group and self.generation > 1 else {}
         self._emit("generation-formed", tasks=tasks, restore=None if restore is None else str(restore), **scratch)
 
