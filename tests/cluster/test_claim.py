@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import plan as plans
 from paceline.backends.kubernetes.objects import pods, run_objects
-from paceline.job import load
+from paceline.job import load, planning
 from support.lab import objects
 from support.people import Person, eventually
 
@@ -30,7 +29,7 @@ EXPECTED_TESTS = (  # names of tests, as pytest truncates them
 
 def test_a_claim_works_like_any_other_snapshot_location(person: Person) -> None:
     claim_folder = person.cluster.local_volume(person.namespace, "kept", person.cluster.nodes[0])
-    plan = plans.make(load(person.job(snapshots={"to": "claim://kept/of tests"}), cluster=True).job)
+    plan = planning.make_plan(load(person.job(snapshots={"to": "claim://kept/of tests"}), cluster=True).job)
     job = run_objects.visit(plan, "suite", "suite", is_own=True)
     pod = job["spec"]["template"]["spec"]
     for name, folder in MOUNTED.items():

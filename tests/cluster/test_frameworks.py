@@ -94,3 +94,19 @@ def test_jax_processes_train_as_one(person: Person, start: Callable[..., Run]) -
     assert [each["rank"] for each in outputs.values()] == [f"{rank} of 2, 2 devices" for rank in range(2)]
     assert len({pod["spec"]["nodeName"] for pod in run.pods("worker")}) == 2
     assert_same_model(outputs, "error", train_with_one_worker(person)["error"])
+
+
+def test_the_steps_of_pods_are_profiled(person: Person, start: Callable[..., Run]) -> None:
+    person.cluster.images("torch-jax")
+    run = start(**job("torch", TORCH_JAX, "profiled.py", "torch", "/shared/finish"), workers=2)
+    for task in ("worker-0", "worker-1"):
+        run.wait("step", task=task)
+    result = person.call("profile", run.name, "--steps", "3", "--to", "profiles", "-o", "json")
+    assert result.returncode == 0, result.stderr
+    for task in json.loads(result.stdout)["tasks"]:
+        assert (task["steps"], task["problem"]) == (3, "")
+        (file,) = map(Path, task["files"])
+        assert file.name.startswith(f"{task['task']}.") and file.parents[3].name == "profiles"
+        assert "aten::matmul" in {event.get("name") for event in json.loads(file.read_text())["traceEvents"]}
+    person.finish()
+    finished(run)

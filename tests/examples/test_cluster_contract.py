@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import plan
-from paceline.job import load
+from paceline.job import load, planning
 from support.example_runs import EXAMPLES, LIMIT_S, job, survived
 from support.runs import Run, Starter, eventually, kill
 
@@ -28,7 +27,7 @@ def test_it_needs_these_two_variables_and_nothing_else() -> None:
 
 
 def test_only_workers_get_gpus() -> None:
-    job_plan = plan.make(load(EXAMPLES / "contract" / "job.yaml", ["roles.worker.gpus=1"]).job)
+    job_plan = planning.make_plan(load(EXAMPLES / "contract" / "job.yaml", ["roles.worker.gpus=1"]).job)
     assert {(host.role, host.gpus) for host in job_plan.hosts} == {("ps", 0), ("worker", 1)}
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline import plan
-from paceline.job import load
+from paceline.job import load, planning
 from support.alone import alone
 from support.example_runs import EXAMPLES, LIMIT_S, Begin, answers_when_tried_and_exported, done, kill_at, survived
 
@@ -33,7 +32,7 @@ def digits(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("file", "evaluators"), [("job.yaml", 0), ("side-car.yaml", 1)])
 def test_it_has_the_roles_of_the_predecessor(file: str, evaluators: int) -> None:
-    job_plan = plan.make(load(EXAMPLES / "resnet-ps" / file).job)
+    job_plan = planning.make_plan(load(EXAMPLES / "resnet-ps" / file).job)
     roles = Counter(task.role for task in job_plan.tasks)
     assert roles == Counter(chief=1, ps=2, worker=5, evaluator=evaluators)
 

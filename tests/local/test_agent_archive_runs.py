@@ -29,7 +29,7 @@ from paceline.backends.kubernetes.objects.config_maps import cut, parts
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
 from paceline.backends.kubernetes.payload.code_archive import collect
 from paceline.backends.kubernetes.runs.running import stop_command
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from support.environment import without
 from support.pods import in_folders
 
@@ -258,7 +258,7 @@ class Run:
             folder.mkdir()
         (work / "train.py").write_text(program)
         job = {"name": "tiny", "framework": "none", "command": ["python", "train.py"], "roles": {"worker": {}}}
-        plan = plans.make(load_text(json.dumps(job), "job.yaml", work).job)
+        plan = planning.make_plan(load_text(json.dumps(job), "job.yaml", work).job)
         (self.folder / "plan.json").write_text(plans.to_json(plan))
         certificates.make(self.folder / "tls")
         with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightkube.resources.batch_v1 import Job
 
-from paceline.backends.kubernetes.api import credential_plugin, credentials
+from paceline.backends.kubernetes.api import credential_plugin, credential_renewal
 from paceline.backends.kubernetes.api.cluster import Unreachable, connect
 from support.api_server import RUN, UID, serving
 
@@ -33,7 +35,7 @@ def write(path: Path, text: str) -> None:
 
 def test_a_plugin_runs_again_when_its_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(credentials, "PLUGIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(credential_renewal, "PLUGIN_PAUSE_S", 0.0)
     write(tmp_path / "log-in", SCRIPT)
     with serving(tmp_path) as server:
         server.kubeconfig(tmp_path / "config", exec=EXEC)
@@ -74,3 +76,23 @@ def test_a_plugin_that_fails_is_reported(
     with pytest.raises(Unreachable) as error:
         connect().find(Job, RUN)
     assert problem in str(error.value) and "no credentials for context shared: " in str(error.value)
+
+
+def test_a_plugin_that_leaves_a_process_running_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a helper that keeps a session: it inherits the plugin's output."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(credential_plugin, "LIMIT_S", 20.0)
+    pid_file = tmp_path / "pid"
+    write(tmp_path / "log-in", f"#!/bin/sh\nsleep 600 &\necho $! > {pid_file}\ncat > /dev/null\n" + SCRIPT)
+    (tmp_path / "secret").write_text("first")
+    try:
+        with serving(tmp_path) as server:
+            server.kubeconfig(tmp_path / "config", exec=EXEC)
+            server.allow("first")
+            cluster = connect()
+            assert cluster.find(Job, RUN).metadata.uid == UID
+            cluster.close()
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)

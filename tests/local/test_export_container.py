@@ -13,7 +13,7 @@ import pytest
 from paceline import plan as plans
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
 from paceline.backends.kubernetes.payload.code_archive import collect
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.storage.snapshots.repository import SnapshotRepository
 from paceline.storage.stores.folder import FolderStore
@@ -67,7 +67,7 @@ class Pod:
             "export": {"command": ["python", "export.py", behavior, "$PACELINE_EXPORT_DIR"]},
         }  # fmt: skip
         job |= {"limits": {"start": limit}}
-        plan = plans.make(load_text(json.dumps(job), "job.yaml", self.folder / "sent").job)
+        plan = planning.make_plan(load_text(json.dumps(job), "job.yaml", self.folder / "sent").job)
         (self.folder / "plan" / "plan.json").write_text(plans.to_json(plan))
         root = str(self.folder)
         settings = {

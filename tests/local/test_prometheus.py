@@ -117,12 +117,12 @@ def test_the_alert_rules(tmp_path: Path) -> None:
     ]
     firing = {
         "PacelineNoProgress": (30, 46), "PacelineRestarts": (10, 20), "PacelineDiskFull": (20, 36),
-        "PacelineGoodputLow": (60, 80), "PacelineSnapshotTooOld": (110, 130), "PacelineCaptainAway": (20, 24),
+        "PacelineGoodputLow": (60, 80), "PacelineSnapshotTooOld": (110, 130), "PacelineCaptainDown": (20, 24),
     }  # fmt: skip
     own = {"instance": "a:1", "job": "paceline"}
     labels = {
         "PacelineRestarts": {"run": "r"}, "PacelineSnapshotTooOld": {"run": "r", "state": "committed", **own},
-        "PacelineCaptainAway": own,
+        "PacelineCaptainDown": own,
     }  # fmt: skip
     rules = {rule[0]: rule[1] for rule in re.findall(r"alert: (\w+).*?severity: (\w+)", ALERTS.read_text(), re.S)}
     tests: list[dict[str, Any]] = []

@@ -27,7 +27,7 @@ from paceline.agent.tensorboard.generation_notes import GenerationNotes, notes_p
 from paceline.agent.tensorboard.pod_agent import TensorBoardPod
 from paceline.agent.tensorboard.received_files import ReceivedFiles, Refusal, is_valid_path
 from paceline.backends import certificates
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from paceline.storage import tfrecord
 from paceline.storage.event_files import last_cut, mark_cut
 
@@ -41,7 +41,9 @@ class Side:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         certificates.make(folder / "tls")
-        plan = plans.make(load_text(JOB.replace("[x]", "[x], code: image"), "job.yaml", folder, cluster=True).job)
+        plan = planning.make_plan(
+            load_text(JOB.replace("[x]", "[x], code: image"), "job.yaml", folder, cluster=True).job
+        )
         (folder / "plan.json").write_text(plans.to_json(plan))
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"

@@ -46,7 +46,7 @@ def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
 
 
 def ask(
-    port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", limit: float = 20.0
+    port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", limit: float = 20.0
 ) -> tuple[str, str]:
     """The head and the body of the response."""
     with socket.create_connection(("127.0.0.1", port), limit) as sock:

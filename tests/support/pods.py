@@ -19,7 +19,7 @@ from paceline.backends.kubernetes.objects import pods, run_objects
 from paceline.backends.kubernetes.objects.config_maps import agent_parts
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
 from paceline.backends.kubernetes.payload.code_archive import collect
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from support.environment import without
 
 TRAINING = """
@@ -53,7 +53,7 @@ class Pods:
         (source / "beside.py").write_text("WORD = 'sent along'\n")
         fields = {"name": "tiny", "framework": "none", "command": ["python", "train.py"], **job}
         fields |= {"roles": {"worker": {"replicas": 2}}, "kubernetes": {"image": "any", **job.get("kubernetes", {})}}
-        plan = plans.make(load_text(json.dumps(fields), "job.yaml", source, cluster=True).job)
+        plan = planning.make_plan(load_text(json.dumps(fields), "job.yaml", source, cluster=True).job)
         objects = run_objects.render(plan, "tiny-0000", b"", tuple(collect(source).chunks(100)))
         self.jobs = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Job"}
         for name in ("agent", "plan", "code"):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline import plan as plans
 from paceline.backends.kubernetes.objects import serving_objects
-from paceline.job import load_text
+from paceline.job import load_text, planning
 
 RUN = "digits-3f9a"
 AGENT = b"agent"
@@ -44,7 +43,7 @@ def rendered(
 ) -> list[Object]:
     (folder / "train.py").touch()
     text, location = JOBS[which]
-    plan = plans.make(load_text(HEAD + text + more, "job.yaml", folder, cluster=True).job)
+    plan = planning.make_plan(load_text(HEAD + text + more, "job.yaml", folder, cluster=True).job)
     model = serving_objects.Model("digits", snapshot, location, needs_one_node=location.startswith("claim://"))
     library = (b"book one", b"book two") if location.startswith("s3://") else ()
     return serving_objects.render(plan, RUN, model, agent, code, library)

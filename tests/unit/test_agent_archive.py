@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import plan as plans
 from paceline.backends.kubernetes.objects import run_objects
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from support import served
 
 PACKAGE = Path(paceline.__file__).parent
@@ -155,7 +154,7 @@ def volumes(pod: served.Object) -> list[str]:
 
 @pytest.mark.parametrize("archive", [agent_archive(), random.Random(1).randbytes(1 << 20)], ids=["own", "big"])
 def test_kubectl_apply_can_keep_a_copy_of_each_part(archive: bytes, tmp_path: Path) -> None:
-    plan = plans.make(load_text(JOB, "job.yaml", tmp_path, cluster=True).job)
+    plan = planning.make_plan(load_text(JOB, "job.yaml", tmp_path, cluster=True).job)
     run = run_objects.render(plan, "digits-3f9a", archive)
     serves = served.rendered("tensorflow-serving", tmp_path, agent=archive)
     for objects, name in ((run, "digits-3f9a-agent-"), (serves, "digits-3f9a-serve-agent-")):

@@ -13,7 +13,7 @@ from paceline.agent.options import Options
 from paceline.agent.tasks import compiled_folder
 from paceline.frameworks import compile_cache
 from paceline.frameworks.compile_cache import UnsafeFolder, make_own, make_private
-from paceline.job import load_text
+from paceline.job import load_text, planning
 
 MACHINE = compile_cache.machine_key()
 
@@ -21,7 +21,7 @@ MACHINE = compile_cache.machine_key()
 def variables(tmp_path: Path, text: str, environ: dict[str, str] | None = None, **options: object) -> dict[str, str]:
     """Those of the first worker's host."""
     (tmp_path / "train.py").write_text("")
-    plan = plans.make(load_text(f"name: a\ncommand: [python, train.py]\n{text}", "job.yaml", tmp_path).job)
+    plan = planning.make_plan(load_text(f"name: a\ncommand: [python, train.py]\n{text}", "job.yaml", tmp_path).job)
     fields = {"run": "a-1", "host": "worker-host-0", "plan": "", "folder": "", "tls": "", "captain": ""}
     chosen = Options(**{**fields, "compiled": str(tmp_path / "compiled"), **options})  # type: ignore[arg-type]
     notes: list[str] = []
@@ -80,7 +80,7 @@ def test_a_plan_with_the_default_looks_as_it_always_has(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = "name: a\nframework: jax\ncommand: [python, train.py]\n"
     for more, written in (("", {}), ("restart: {compile_cache: false}\n", {"compile_cache": False})):
-        plan = plans.make(load_text(text + more, "job.yaml", tmp_path).job)
+        plan = planning.make_plan(load_text(text + more, "job.yaml", tmp_path).job)
         restart = plans.to_data(plan)["restart"]
         assert {name: restart[name] for name in restart if name == "compile_cache"} == written
         assert plans.from_data(plans.to_data(plan)) == plan
@@ -147,7 +147,9 @@ def test_a_folder_that_others_could_replace_is_not_used(tmp_path: Path) -> None:
 def test_an_unsafe_folder_is_reported_and_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "compiled").write_text("")
     (tmp_path / "train.py").write_text("")
-    plan = plans.make(load_text("name: a\nframework: jax\ncommand: [python, train.py]", "job.yaml", tmp_path).job)
+    plan = planning.make_plan(
+        load_text("name: a\nframework: jax\ncommand: [python, train.py]", "job.yaml", tmp_path).job
+    )
     options = Options("a-1", "worker-host-0", "", "", "", "", compiled=str(tmp_path / "compiled"))
     notes: list[str] = []
     assert compiled_folder.variables(plan, options, {}, notes.append) == {}

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline import plan as plans
 from paceline.agent.options import Options
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.compiled_upload import CompiledUpload
 from paceline.agent.transfers.porter import Porter
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from paceline.storage import boots, compiled_files
 from paceline.storage.compiled_files import StoredCompiled, drop_unsynced, sync_new, trim
 from paceline.storage.snapshots.repository import SnapshotRepository, always
@@ -169,7 +168,7 @@ class Agent:
         (tmp_path / "train.py").write_text("")
         section = f"snapshots: {{to: '{to}'}}" if to else ""
         text = f"name: a\nframework: jax\ncommand: [python, train.py]\n{section}"
-        plan = plans.make(load_text(text, "job.yaml", tmp_path).job)
+        plan = planning.make_plan(load_text(text, "job.yaml", tmp_path).job)
         own = folder.parent.parent
         options = Options(RUN, HOST, "", str(own), "", "", compiled=str(folder.parent), echo=in_pod)
         store = FolderStore(str(tmp_path / "store"))

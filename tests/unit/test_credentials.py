@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,12 +19,13 @@ from lightkube.resources.batch_v1 import Job
 
 from paceline import plan as plans
 from paceline.agent.run_files import replace
-from paceline.backends.kubernetes.api import credential_plugin, credentials, raw_requests
+from paceline.backends.kubernetes.api import credential_plugin, credential_renewal, raw_requests
 from paceline.backends.kubernetes.api.cluster import NoCredentials, Refused, Unreachable, connect
 from paceline.backends.kubernetes.runs import local_folder, mirror
 from paceline.client.refreshed_folder import followed
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from support.api_server import RUN, UID, ApiServer, serving
+from support.loopback_server import LoopbackServer, SilentHandler
 from support.runs import eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -47,7 +49,9 @@ def folder(tmp_path: Path) -> Path:
     (folder / "logs").mkdir(parents=True)
     identity = {"run": RUN, "on": "kubernetes", "context": "shared", "namespace": "team", "uid": UID, "submitted": True}
     replace(str(folder / "run.json"), identity)
-    (folder / "plan.json").write_text(plans.to_json(plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)))
+    (folder / "plan.json").write_text(
+        plans.to_json(planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job))
+    )
     return folder
 
 
@@ -58,7 +62,7 @@ class Plugin:
         self.status: dict[str, Any] | Exception = {}
         self.runs = 0
         monkeypatch.setattr(credential_plugin, "run", self._run)
-        monkeypatch.setattr(credentials, "PLUGIN_PAUSE_S", 0.0)
+        monkeypatch.setattr(credential_renewal, "PLUGIN_PAUSE_S", 0.0)
 
     def _run(self, single: Any, plugin: Any) -> dict[str, Any]:
         self.runs += 1
@@ -201,11 +205,63 @@ def test_a_credential_that_stays_refused_is_sent_once(server: ApiServer, tmp_pat
     cluster.close()
 
 
+@pytest.mark.parametrize("kind", ["token", "tokenFile", "exec"])
+def test_a_token_that_cannot_be_sent_is_not_shown(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """An HTTP library quotes the header that it rejects."""
+    token = "secret\nof mine"
+    (tmp_path / "token").write_text(token)
+    Plugin(monkeypatch).status = {"token": token}
+    server.kubeconfig(tmp_path / "config", **{kind: {"token": token, "tokenFile": "token", "exec": EXEC}[kind]})
+    with pytest.raises(NoCredentials, match="the token contains a character that is not allowed") as caught:
+        connect().find(Job, RUN)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["token", "client.pem", "client.key"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(server: ApiServer, tmp_path: Path, name: str) -> None:
+    server.authority.write("old", "client")
+    server.kubeconfig(
+        tmp_path / "config", tokenFile="token", **{"client-certificate": "client.pem", "client-key": "client.key"}
+    )
+    (tmp_path / "token").write_text("old")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(NoCredentials, match="not a regular file"):
+        connect().find(Job, RUN)
+
+
+def test_a_redirect_is_neither_followed_nor_a_lack_of_credentials(server: ApiServer, tmp_path: Path) -> None:
+    """The token would go to whichever server it names. Such an answer has no Content-Type."""
+    answers: list[str] = []
+
+    class Handler(SilentHandler):
+        def do_GET(self) -> None:
+            answers.append(self.path)
+            self.send_response(307)
+            self.send_header("Location", f"{server.url}{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    elsewhere = LoopbackServer(Handler)
+    try:
+        server.kubeconfig(tmp_path / "config", token="secret")
+        text = (tmp_path / "config").read_text()
+        (tmp_path / "config").write_text(text.replace(server.url, elsewhere.url))
+        with pytest.raises(Unreachable, match="did not answer as a Kubernetes API server does") as caught:
+            connect().find(Job, RUN)
+    finally:
+        elsewhere.close()
+    assert not isinstance(caught.value, NoCredentials)
+    assert len(answers) == 1 and not server.refused
+
+
 def test_a_plugin_is_not_started_again_and_again(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = Plugin(monkeypatch)
-    monkeypatch.setattr(credentials, "PLUGIN_PAUSE_S", 1000.0)
+    monkeypatch.setattr(credential_renewal, "PLUGIN_PAUSE_S", 1000.0)
     server.kubeconfig(tmp_path / "config", exec=EXEC)
     plugin.status = {"token": "refused", "expirationTimestamp": "2020-01-01T00:00:00Z"}
     cluster = connect()

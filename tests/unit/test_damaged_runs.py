@@ -34,7 +34,7 @@ VERBS = (
     ("logs", "{run}", "--tail", "3"), ("wait", "{run}", "-o", "json"), ("wait", "{run}", "--for", "step=1000"),
     ("events", "{run}", "-o", "json"), ("snapshots", "ls", "{run}"), ("snapshots", "ls", "{run}", "-o", "json"),
     ("snapshots", "ls", "{run}", "--all"), ("snapshots", "show", "{run}"), ("snapshots", "verify", "{run}"),
-    ("snapshots", "show", "{run}", "best"),
+    ("snapshots", "show", "{run}", "best"), ("profile", "{run}"),
     ("stop", "{run}"), ("tensorboard", "{run}"), ("try", "{run}"), ("export", "{run}", "--to", "{run}-model"),
     ("delete", "-y", "{run}"),
 )  # fmt: skip

@@ -10,12 +10,12 @@ import pytest
 
 from paceline import plan
 from paceline.frameworks import environment
-from paceline.job import load_text
+from paceline.job import load_text, planning
 
 
 def plan_of(tmp_path: Path, text: str) -> plan.Plan:
     (tmp_path / "train.py").write_text("")
-    return plan.make(load_text(text, "job.yaml", tmp_path).job)
+    return planning.make_plan(load_text(text, "job.yaml", tmp_path).job)
 
 
 def roster(job_plan: plan.Plan) -> dict[str, str]:

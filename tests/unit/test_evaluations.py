@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.agent.captain import events as ev
+from paceline.agent.captain.hangs import MOST_METRICS, ProgressWatch
 from paceline.agent.transfers.requests import DeleteSnapshot
 from paceline.plan import Snapshots
 from paceline.storage.snapshots.manifest import SnapshotId
 from support.committing import AWAY, a_plan, asked, committed, counted, warnings
-from support.worlds import LEASE, World, up
+from support.worlds import LEASE, World, make_plan, up
 
 EVALUATOR, HOST = "evaluator-0", "evaluator-host-0"
 
@@ -363,3 +364,12 @@ def test_snapshots_beyond_keep_are_deleted_when_a_run_is_stopped() -> None:
     world.pass_time(LEASE)
     assert world.over is not None and counted(world) == [SnapshotId(30, 1)]
     assert asked(world, DeleteSnapshot) == []
+
+
+def test_of_names_that_differ_each_time_the_latest_are_kept() -> None:
+    """The captain saves them, and they are part of the report."""
+    watch = ProgressWatch(make_plan(1))
+    for number in range(300):
+        watch.add_metrics("evaluator-0", {"loss": float(number), **{f"{number}/{name}": 1.0 for name in range(9)}})
+    assert len(watch.metrics["evaluator-0"]) == MOST_METRICS
+    assert watch.metrics["evaluator-0"]["loss"] == 299.0 and "299/0" in watch.metrics["evaluator-0"]

@@ -15,13 +15,13 @@ from lightkube.core.websocket import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANN
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
 
-from paceline import plan as plans
 from paceline.agent.run_files import replace
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs import listing, local_folder, running, snapshot_reader, tensorboard
 from paceline.backends.kubernetes.runs.mirror import Mirror
-from paceline.job import load_text
+from paceline.job import load_text, planning
+from paceline.plan import Plan
 from paceline.view import run_folders, run_state
 from paceline.view.snapshot_locations import NoClaim
 
@@ -57,8 +57,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan_of(folder: Path) -> plans.Plan:
-    return plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)
+def plan_of(folder: Path) -> Plan:
+    return planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ VIOLATION = (403, "Forbidden", 'pods "x" is forbidden: violates PodSecurity "res
 )
 def test_an_event_alone_does_not_end_a_run(folder: Path, admission: Admission, uid: str, ends: bool) -> None:
     """Anybody who may create events may have written it: the cluster is asked whether it refuses such pods."""
-    plan = plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)
+    plan = planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job)
     mirror = Mirror(Cluster(cast(Client, admission), "shared", "team", "https://127.0.0.1:1"), RUN, folder, plan)
     mirror.is_followed = True
     mirror.update_job("ADDED", job(f"{RUN}-worker", "the-workers-job"))
@@ -192,7 +192,7 @@ def test_a_pod_of_another_user_does_not_answer_for_a_pod_that_reads_a_claim(
 def test_an_event_alone_does_not_say_that_a_claim_was_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`delete` would conclude that the snapshots are gone."""
     text = JOB + "snapshots: {to: claim://disk/runs}\n"
-    plan = plans.make(load_text(text, "job.yaml", folder, cluster=True).job)
+    plan = planning.make_plan(load_text(text, "job.yaml", folder, cluster=True).job)
     events = [
         {"reason": "FailedMount", "message": 'persistentvolumeclaim "disk" not found'},
         {"reason": "FailedCreate", "message": VIOLATION[2]},

@@ -24,7 +24,7 @@ from paceline.backends.kubernetes.runs import local_folder, snapshot_reader
 from paceline.cli import app
 from paceline.client import job_programs
 from paceline.client.stop import grace_of
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from paceline.plan import Plan, Program, Snapshots
 from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged
@@ -506,4 +506,4 @@ def test_a_pod_that_reads_the_claim_of_another_users_run_has_no_account_and_no_p
 
 def make_cluster_settings() -> dict[str, Any]:
     text = "name: a\nframework: none\ncommand: [python, -V]\nkubernetes: {image: any}\n"
-    return plans.make(load_text(text, "job.yaml", Path(), cluster=True).job).kubernetes
+    return planning.make_plan(load_text(text, "job.yaml", Path(), cluster=True).job).kubernetes

@@ -10,7 +10,7 @@ import pytest
 from paceline import plan as plans
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.job import JobError, load_text
+from paceline.job import JobError, load_text, planning
 from paceline.plan import INGEST
 from paceline.storage.ingested.dataset import MANIFEST, DatasetManifest, DatasetStore
 from paceline.storage.ingested.fingerprint import MissingInput, fingerprint, named
@@ -360,7 +360,7 @@ def test_locations_for_data_on_a_cluster(code: Path, to: str, volume: str, messa
         f"ingest: {{command: [python, ingest.py], to: '{to}'}}\n"
         f"kubernetes: {{image: a, volumes: [{{mount: /data, {volume}}}]}}\n"
     )
-    plan = plans.make(load_text(text, "job.yaml", code).job)
+    plan = planning.make_plan(load_text(text, "job.yaml", code).job)
     assert plan.ingest is not None and plans.from_data(plans.to_data(plan)) == plan
     assert plan.ingest.to == (str(code / "data") if to == "data" else to)
     if message:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import job, plan
+from paceline.job import planning
 
 HEAD = "name: digits\nframework: torch\ncommand: [python, train.py]\n"
 NAMES = "allowed: lowercase letters, digits, - and ., at most 253 characters"
@@ -96,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make_plan(text: str, folder: Path, *overrides: str) -> plan.Plan:
-    return plan.make(job.load_text(HEAD + text, "job.yaml", folder, overrides, cluster=True).job)
+    return planning.make_plan(job.load_text(HEAD + text, "job.yaml", folder, overrides, cluster=True).job)
 
 
 def load_error(text: str, folder: Path, *overrides: str) -> str:
@@ -172,7 +173,7 @@ def test_defaults(folder: Path) -> None:
     assert [make_plan(f"tensorboard: {value}\n", folder).tensorboard for value in ("true", "{}")] == [unset, unset]
     assert make_plan("tensorboard: false\n", folder).tensorboard == {}
     head = HEAD.replace("torch", "tensorflow") + "export: {command: [python, train.py]}\nserve: {}\n"
-    serve = plan.make(job.load_text(head, "job.yaml", folder).job).serve
+    serve = planning.make_plan(job.load_text(head, "job.yaml", folder).job).serve
     assert (serve["image"], serve["replicas"], serve["service"]) == ("tensorflow/serving:2.19.1", 1, "ClusterIP")
     assert make_plan("kubernetes: {user: cluster}\n", folder).kubernetes == {**DEFAULTS, "user": "cluster"}
 
@@ -200,11 +201,11 @@ def test_one_note_names_the_fields_that_this_machine_does_not_use(folder: Path) 
 
 def test_code_in_the_image(folder: Path) -> None:
     head = "name: a\nframework: none\ncommand: [/opt/app/start, --fast]\n"
-    job_plan = plan.make(job.load_text(head + "code: image\n", "job.yaml", folder).job)
+    job_plan = planning.make_plan(job.load_text(head + "code: image\n", "job.yaml", folder).job)
     assert job_plan.code == plan.CODE_IN_IMAGE == "image" and job_plan.code_in_image
     assert plan.from_data(json.loads(plan.to_json(job_plan))).code_in_image
     overridden = job.load_text(head, "job.yaml", folder, ["code=image"])
-    assert plan.make(overridden.job).code_in_image and "code: image\n" in overridden.text
+    assert planning.make_plan(overridden.job).code_in_image and "code: image\n" in overridden.text
 
 
 def test_a_folder_that_is_named_image(folder: Path) -> None:
@@ -654,7 +655,7 @@ OVERRIDES = {
 def test_an_override(case: str, folder: Path) -> None:
     override, (field, value) = OVERRIDES[case]
     loaded = job.load_text(HEAD, "job.yaml", folder, [override])
-    assert plan.make(loaded.job).kubernetes[field] == value
+    assert planning.make_plan(loaded.job).kubernetes[field] == value
     assert job.load_text(loaded.text, "job.yaml", folder).job == loaded.job
 
 

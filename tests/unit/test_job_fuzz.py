@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from paceline import job, plan
+from paceline.job import planning
 from paceline.job.kubernetes_section import ITEMS, Credentials, Kubernetes
 from paceline.job.models import Group, Job, Limits, Restart
 from paceline.job.yaml_writer import write
@@ -112,10 +113,10 @@ def check_load(text: str, folder: Path, overrides: Sequence[str] = ()) -> bool:
         assert error.problems and all(problem.message for problem in error.problems)
         assert str(error).strip() and all(line.isprintable() for line in str(error).split("\n"))
         return False
-    plan_json = plan.to_json(plan.make(loaded.job))
-    assert plan.to_json(plan.make(loaded.job)) == plan_json
+    plan_json = plan.to_json(planning.make_plan(loaded.job))
+    assert plan.to_json(planning.make_plan(loaded.job)) == plan_json
     reloaded = job.load_text(loaded.text, "job.yaml", folder)
-    assert plan.to_json(plan.make(reloaded.job)) == plan_json
+    assert plan.to_json(planning.make_plan(reloaded.job)) == plan_json
     return True
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import job, plan
+from paceline.job import planning
 
 TEXT = "name: digits\nframework: tensorflow\ncommand: [python, train.py]  # the program\n"
 
@@ -76,16 +77,16 @@ kubernetes: {image: "a/b:1", namespace: 2-team}
     assert parsed.restart.hang_after == 5400.0 and parsed.restart.warm is False and parsed.restart.limit == 0
     assert (parsed.limits.start, parsed.limits.runtime, parsed.limits.grace) == (90.0, 172800.0, 0.5)
     assert parsed.env == {"SEED": "7", "EMPTY": "", "OMP_NUM_THREADS": "2"}
-    job_plan = plan.make(parsed)
+    job_plan = planning.make_plan(parsed)
     assert [len(job_plan.tasks_of(role)) for role in plan.ORDER] == [1, 5, 2, 1]
 
 
 def test_parameter_server_roles_may_omit_the_command(folder: Path) -> None:
     text = "name: a\nframework: tensorflow\nstrategy: parameter-server\n"
     with_chief = text + "roles: {chief: {command: [python, train.py]}, worker: {}, ps: {}}\n"
-    assert plan.make(load(with_chief, folder).job).role("worker").command == ()
+    assert planning.make_plan(load(with_chief, folder).job).role("worker").command == ()
     without_chief = text + "roles: {worker: {command: [python, train.py]}, ps: {}}\n"
-    assert plan.make(load(without_chief, folder).job).role("ps").command == ()
+    assert planning.make_plan(load(without_chief, folder).job).role("ps").command == ()
 
 
 def test_a_note_names_fields_that_every_role_overrides(folder: Path) -> None:
@@ -237,7 +238,7 @@ def test_a_command_with_servers(folder: Path) -> None:
         "  chief: {replicas: 1, gpus: 1}\n  worker: {replicas: 2, gpus: 1}\n  ps: {replicas: 1}\n"
         "  evaluator: {replicas: 1}\n"
     )
-    assert len(plan.make(load(text, folder).job).tasks) == 5
+    assert len(planning.make_plan(load(text, folder).job).tasks) == 5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import job, plan
+from paceline import job
+from paceline.job import planning
 
 HEAD = "name: digits\nframework: torch\ncommand: [python, train.py]\n"
 TENSORFLOW = "name: digits\nframework: tensorflow\ncommand: [python, train.py]\n"
@@ -865,6 +866,6 @@ def test_a_program_beside_the_interpreter_is_found_without_path(folder: Path, mo
 def test_a_launcher_runs_once_per_host_with_a_note(folder: Path, command: str) -> None:
     text = f"name: a\nframework: torch\ngpus: 2\ncommand: {command}\n"
     loaded = job.load_text(text, "job.yaml", folder)
-    assert len(plan.make(loaded.job).tasks) == 1
+    assert len(planning.make_plan(loaded.job).tasks) == 1
     [note] = loaded.notes
     assert "is not needed: Paceline starts a task for each GPU" in note

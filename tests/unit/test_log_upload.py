@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import plan as plans
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.options import Options
 from paceline.agent.transfers import log_upload
@@ -22,7 +21,7 @@ from paceline.agent.transfers.porter import Porter
 from paceline.agent.transfers.requests import STORE, Answer, Failure, UploadLogs, read_request, request_to_object
 from paceline.backends import archive_import
 from paceline.backends.archive_import import merged
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from paceline.storage.log_parts import bounds, read_range
 from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged, Newer
@@ -86,7 +85,7 @@ class Pod:
         self.location, self.folder = location, folder
         fields = {"name": "digits", "framework": "none", "command": ["true"], "kubernetes": {"image": "any"}}
         fields |= {"snapshots": {"to": to}} if to else {}
-        self.plan = plans.make(load_text(json.dumps(fields), "job.yaml", folder, cluster=True).job)
+        self.plan = planning.make_plan(load_text(json.dumps(fields), "job.yaml", folder, cluster=True).job)
         self.options = Options(RUN, HOST, "", str(folder), "", "", echo=echo)
         self.warnings: list[str] = []
         self.start()

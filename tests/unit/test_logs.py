@@ -93,6 +93,14 @@ def test_a_full_disk_is_reported_once_and_raises_nothing(tmp_path: Path, monkeyp
     assert (tmp_path / "x").read_text() == "before\nafter\n"
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_log_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    messages: list[str] = []
+    assert not Appender(str(tmp_path / "x"), messages.append).write(b"line\n")
+    assert len(messages) == 1 and "training continues, but output is lost" in messages[0]
+
+
 def test_events_are_written_when_the_disk_has_space_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Except steps, of which newer ones follow."""
     log = EventLog(str(tmp_path), None, lambda _: None)

@@ -15,6 +15,7 @@ from paceline.agent.metrics.text import OPENMETRICS, PROMETHEUS
 from paceline.agent.net.loop import Loop
 from support.fuzz import reset
 from support.metrics_text import ask
+from support.runs import eventually
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -87,6 +88,27 @@ def test_other_requests_are_refused(served: Served, request_bytes: bytes, status
     assert not served.rendered
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:80", "LOCALHOST.", "[::1]:9464"])
+def test_names_of_this_machine_are_answered(served: Served, host: str) -> None:
+    assert ask(served.port, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())[1] == "older\n"
+
+
+@pytest.mark.parametrize("headers", ["Host: evil.example:80", "host:\tevil.example", "Host: localhost\r\nHost: b.org"])
+def test_a_web_page_cannot_read_metrics_by_dns_rebinding(served: Served, headers: str) -> None:
+    head, _ = ask(served.port, f"GET /metrics HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    assert head.startswith("HTTP/1.1 421 Misdirected Request\r\n") and not served.rendered
+
+
+def test_other_addresses_have_any_name() -> None:
+    loop = Loop()
+    server = MetricsServer(loop, ("0.0.0.0", 0), lambda openmetrics: b"x", [].append)
+    try:
+        assert server._respond(b"GET /metrics HTTP/1.1\r\nHost: captain.team.svc\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    finally:
+        server.close()
+        signal.set_wakeup_fd(-1)
+
+
 def test_a_large_text_is_sent_in_parts_even_to_a_slow_reader(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EXCHANGE_S", "FRESH_S"):
         monkeypatch.setattr(module, name, 60.0)
@@ -129,6 +151,15 @@ def test_silent_and_reset_connections_leave_room_for_others(served: Served) -> N
     finally:
         for sock in silent:
             sock.close()
+
+
+def test_connections_leave_no_timers_behind(served: Served) -> None:
+    """Each connection comes when there is no other one."""
+    for _ in range(100):
+        assert ask(served.port)[1] == "older\n"
+    with served.dial():
+        eventually("the connection is admitted", lambda: len(served.server._exchanges) == 1)
+        assert len(served.loop._timers) <= 1
 
 
 def test_a_connection_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,7 +328,7 @@ def test_the_same_step_again_ends_the_run() -> None:
     settle(world)
     assert world.over is not None and (world.over.status, world.over.cause) == ("failed", "nan")
     assert world.over.reason == (
-        "worker-1: loss is NaN at step 25 again: going back to a snapshot made no progress (the last time, it "
+        "worker-1: loss is NaN at step 25 again: going back to a snapshot did not help (the last time, it "
         "happened at step 25); lower the learning rate, or skip the data that leads to it"
     )
     assert counted(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
@@ -354,7 +354,7 @@ def test_another_failure_in_between_is_no_progress() -> None:
     assert world.captain.generation == 3 and world.over is None
     world.report("worker-0", 25)
     settle(world)
-    assert world.over is not None and "made no progress" in world.over.reason
+    assert world.over is not None and "did not help" in world.over.reason
 
 
 def test_it_counts_against_the_restart_limit() -> None:
@@ -377,7 +377,7 @@ def test_without_steps_the_newest_snapshot_is_the_one_before() -> None:
     world.report("worker-0", None)
     settle(world)
     assert world.over is not None
-    assert world.over.reason.startswith("worker-0: loss is NaN again: going back to a snapshot made no progress")
+    assert world.over.reason.startswith("worker-0: loss is NaN again: going back to a snapshot did not help")
 
 
 def test_without_steps_and_snapshots_training_starts_from_the_beginning() -> None:
@@ -425,7 +425,7 @@ def test_the_next_captain_knows_that_it_happens_again() -> None:
     assert world.captain.generation == 2 and len(world.running()) == 2
     world.report("worker-0", 15)
     settle(world)
-    assert world.over is not None and "made no progress" in world.over.reason
+    assert world.over is not None and "did not help" in world.over.reason
 
 
 def test_notes_of_earlier_versions_have_none() -> None:

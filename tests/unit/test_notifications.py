@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,17 +14,19 @@ from typing import Any
 import pytest
 
 from paceline import job, plan
-from paceline.agent.deliveries import webhook
+from paceline.agent.deliveries import http_requests, webhook_delivery
 from paceline.agent.deliveries.addresses import addresses_of
 from paceline.agent.deliveries.event_reader import EventReader
 from paceline.agent.deliveries.http_requests import DeliveryError, send
 from paceline.agent.deliveries.notifications import Notification, notification
 from paceline.agent.deliveries.schedule import Schedule
-from paceline.agent.deliveries.webhook import WebhookDelivery
+from paceline.agent.deliveries.webhook_delivery import WebhookDelivery
 from paceline.agent.event_file import OLD, EventFile
 from paceline.agent.redaction import Redactor
+from paceline.backends import certificates
 from paceline.backends.kubernetes.objects.run_objects import render
 from paceline.backends.local.resources import CannotRun, check_addresses
+from paceline.job import planning
 from support import recorded
 from support.webhooks import Receiver, receiving
 
@@ -56,7 +61,7 @@ def test_the_body_says_what_happened_to_which_run() -> None:
         "event": "restart",
         "at": RESTART["at"],
         "generation": 1,
-        "text": "digits-3f9a restarts after a failure of worker-1 (signal): SIGKILL",
+        "text": "digits-3f9a is restarting after a failure of worker-1 (signal): SIGKILL",
         "details": {name: RESTART[name] for name in RESTART if name not in ("at", "event", "generation")},
     }
 
@@ -67,7 +72,7 @@ def test_the_body_says_what_happened_to_which_run() -> None:
         (ENDED, "failed", "digits-3f9a failed: worker-0 failed: a < b & c"),
         ({**ENDED, "status": "succeeded"}, "succeeded", "digits-3f9a succeeded"),
         ({**ENDED, "status": "stopped", "reason": "interrupted"}, "stopped", "digits-3f9a was stopped: interrupted"),
-        (HANG, "hang", "digits-3f9a hangs: no step of worker-0, worker-1 for 601 s"),
+        (HANG, "hang", "digits-3f9a hangs: no step from worker-0, worker-1 for 601 s"),
     ],
 )
 def test_each_kind_has_a_text(of: dict[str, Any], kind: str, text: str) -> None:
@@ -268,14 +273,16 @@ def test_a_notification_that_is_refused_does_not_block_the_next(tmp_path: Path, 
     host = receiver.url.split("/")[2]
     assert delivery.run() == f"1 notification was not delivered to notify[0] ({host})"
     assert [each["event"] for each in receiver.accepted] == ["failed"]
-    assert delivery.warnings == [f"notify[0] ({host}) did not accept a notification (restart): HTTP 400 Bad Request"]
+    assert delivery.warnings == [
+        f"notify[0] ({host}) did not accept a notification (restart), which is dropped: HTTP 400 Bad Request"
+    ]
 
 
 def test_a_notification_is_dropped_after_an_hour(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver.answers = [500] * 4
-    monkeypatch.setattr(webhook, "GIVE_UP_S", 5.0)
+    monkeypatch.setattr(webhook_delivery, "GIVE_UP_S", 5.0)
     delivery = Delivery(tmp_path, RESTART, ENDED, url=receiver.url, on=("restart", "failed"))
     assert delivery.run().startswith("1 notification was not delivered")
     assert [each["event"] for each in receiver.accepted] == ["failed"]
@@ -314,7 +321,7 @@ def test_an_address_that_cannot_be_used_is_reported(tmp_path: Path, value: str, 
     delivery = Delivery(tmp_path, ENDED, url_from="HOOK")
     delivery.environment = {"HOOK": value}
     assert delivery.run() == f"1 notification was not delivered to notify[0]: {problem}"
-    assert delivery.warnings == [f"notify[0]: {problem}; nobody is notified"]
+    assert delivery.warnings == [f"notify[0]: {problem}; no notifications are sent to it"]
 
 
 def test_errors_do_not_contain_the_address() -> None:
@@ -322,6 +329,50 @@ def test_errors_do_not_contain_the_address() -> None:
         with pytest.raises(DeliveryError) as caught:
             send("POST", url, b"{}", {})
         assert "secret-part" not in str(caught.value) and caught.value.retry
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b""])
+def test_a_server_that_sends_byte_by_byte_is_left(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_requests, "LONGEST", 0.2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    is_left = threading.Event()
+
+    def trickle() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(begin)
+            while True:
+                try:
+                    connection.sendall(b"x" if begin else b"HTTP/1.1 100 Go\r\n\r\n")
+                except OSError:
+                    break
+                time.sleep(0.01)
+        is_left.set()
+
+    server = threading.Thread(target=trickle, daemon=True)
+    server.start()
+    with listener, pytest.raises(DeliveryError, match="no complete response within") as caught:
+        send("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", b"{}", {})
+    assert caught.value.retry and is_left.wait(20)
+    server.join()
+
+
+def test_a_certificate_of_an_unknown_authority_is_not_accepted(tmp_path: Path) -> None:
+    certificates.make(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "captain.pem", tmp_path / "captain.key")
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        connection, _ = listener.accept()
+        with connection, pytest.raises(OSError):
+            context.wrap_socket(connection, server_side=True).recv(1)
+
+    server = threading.Thread(target=accept)
+    server.start()
+    with listener, pytest.raises(DeliveryError, match="its certificate is not valid: "):
+        send("POST", f"https://127.0.0.1:{listener.getsockname()[1]}/", b"{}", {})
+    server.join()
 
 
 def test_no_attempt_is_made_after_the_end() -> None:
@@ -340,7 +391,7 @@ def test_no_attempt_is_made_after_the_end() -> None:
 
 def load(text: str, folder: Path, cluster: bool = False) -> plan.Plan:
     (folder / "train.py").touch()
-    return plan.make(job.load_text(HEAD + text, "job.yaml", folder, cluster=cluster).job)
+    return planning.make_plan(job.load_text(HEAD + text, "job.yaml", folder, cluster=cluster).job)
 
 
 def problems(text: str, folder: Path, cluster: bool = False) -> list[str]:

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from paceline import job, plan
+from paceline import job
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter import Porter
 from paceline.backends import local
 from paceline.cli import follow
+from paceline.job import planning
 from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.storage.snapshots.repository import SnapshotRepository
 from paceline.storage.stores.folder import FolderStore
@@ -104,7 +105,7 @@ def test_a_run_that_cannot_be_created_leaves_no_folder(
     code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
-    planned = plan.make(job.load(code / "job.yaml").job)
+    planned = planning.make_plan(job.load(code / "job.yaml").job)
     existing, _ = local.create(planned, JOB, "odd-existing")
 
     def full(*_: Any, **__: Any) -> Any:

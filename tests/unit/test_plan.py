@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from paceline import plan
-from paceline.job import load_text
+from paceline.job import load_text, planning
 
 JOB = """
 name: a
@@ -27,7 +27,7 @@ limits: {runtime: 1h}
 
 def make_plan(tmp_path: Path) -> plan.Plan:
     (tmp_path / "train.py").write_text("")
-    return plan.make(load_text(JOB, "job.yaml", tmp_path).job)
+    return planning.make_plan(load_text(JOB, "job.yaml", tmp_path).job)
 
 
 def test_the_same_job_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_plan_has_the_choice_for_nan_only_if_it_is_not_the_default(tmp_path: P
     assert "on_nan" not in plan.to_data(make_plan(tmp_path))["restart"]
     (tmp_path / "train.py").write_text("")
     text = JOB.replace("restart: {", "restart: {on_nan: stop, ")
-    job_plan = plan.make(load_text(text, "job.yaml", tmp_path).job)
+    job_plan = planning.make_plan(load_text(text, "job.yaml", tmp_path).job)
     assert plan.to_data(job_plan)["restart"]["on_nan"] == "stop"
     assert plan.from_data(plan.to_data(job_plan)) == job_plan
 
@@ -78,7 +78,7 @@ def test_a_plan_has_the_choice_for_nan_only_if_it_is_not_the_default(tmp_path: P
 def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = JOB + "try: {command: [python, train.py, --try]}\nexport: {command: [python, train.py, --export]}\n"
-    job_plan = plan.make(load_text(text, "job.yaml", tmp_path).job)
+    job_plan = planning.make_plan(load_text(text, "job.yaml", tmp_path).job)
     assert job_plan.programs == {
         "try": plan.Program(("python", "train.py", "--try"), {"A": "1", "B": "1"}),
         "export": plan.Program(("python", "train.py", "--export"), {"A": "1", "B": "1"}),
@@ -89,7 +89,7 @@ def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
 def test_try_and_export_have_the_keras_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = "name: a\nframework: tensorflow\ncommand: [python, train.py]\ntensorflow: {keras: legacy}\n"
-    job_plan = plan.make(load_text(f"{text}try: {{command: [python, train.py]}}\n", "job.yaml", tmp_path).job)
+    job_plan = planning.make_plan(load_text(f"{text}try: {{command: [python, train.py]}}\n", "job.yaml", tmp_path).job)
     assert job_plan.programs["try"].env == job_plan.roles[0].env == {"TF_USE_LEGACY_KERAS": "1"}
 
 
@@ -99,15 +99,15 @@ def test_the_order_of_keys_does_not_change_the_bytes(tmp_path: Path) -> None:
         "credentials: {file: b, secret: a}\nkubernetes: {pod: {i: null, e: {g: [h], f: 1}}, labels: {c: d, a: b}}\n"
     )
     (tmp_path / "train.py").write_text("")
-    plans = [plan.make(load_text(JOB + more, "job.yaml", tmp_path).job) for more in (first, second)]
+    plans = [planning.make_plan(load_text(JOB + more, "job.yaml", tmp_path).job) for more in (first, second)]
     assert plan.to_json(plans[0]) == plan.to_json(plans[1])
 
 
 def test_a_plan_shares_nothing_with_its_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     job = load_text(JOB + "kubernetes: {pod: {a: {b: [1]}}}\n", "job.yaml", tmp_path).job
-    plan.make(job).kubernetes["pod"]["a"]["b"].append(2)
-    assert plan.make(job).kubernetes["pod"] == {"a": {"b": [1]}}
+    planning.make_plan(job).kubernetes["pod"]["a"]["b"].append(2)
+    assert planning.make_plan(job).kubernetes["pod"] == {"a": {"b": [1]}}
 
 
 def test_a_plan_of_another_version_is_rejected(tmp_path: Path) -> None:

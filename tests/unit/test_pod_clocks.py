@@ -15,14 +15,13 @@ from typing import Any, cast
 import pytest
 from lightkube.resources.core_v1 import Pod
 
-from paceline import plan as plans
 from paceline.agent.run_files import replace, stamp
 from paceline.backends.kubernetes.api import pod_output
 from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.backends.kubernetes.runs.running import Running
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from paceline.view.logs import Logs
 
 RUN = "digits-3f9a"
@@ -65,7 +64,7 @@ class World:
         self.lines_read = self.started = 0
         monkeypatch.setattr(pod_output, "read_lines", self._read_lines)
         monkeypatch.setattr("time.time", lambda: self.now + clock)
-        self.plan = plans.make(load_text(JOB, "job.yaml", folder, cluster=True).job)
+        self.plan = planning.make_plan(load_text(JOB, "job.yaml", folder, cluster=True).job)
 
     def start(self, role: str, clock: float = 0.0) -> Container:
         self.started += 1

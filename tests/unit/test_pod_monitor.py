@@ -15,7 +15,7 @@ import pytest
 from paceline import plan as plans
 from paceline.backends.kubernetes.api.cluster import Cluster, connect
 from paceline.client.kubernetes_submission import monitor_metrics
-from paceline.job import load_text
+from paceline.job import load_text, planning
 
 RUN = "digits-3f9a"
 JOB = """
@@ -87,7 +87,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> plans.Plan:
-    return plans.make(load_text(JOB, "job.yaml", tmp_path, cluster=True).job)
+    return planning.make_plan(load_text(JOB, "job.yaml", tmp_path, cluster=True).job)
 
 
 def test_it_selects_the_captain_and_belongs_to_the_run(

@@ -18,7 +18,7 @@ from paceline import plan as plans
 from paceline.backends import certificates
 from paceline.backends.kubernetes.objects import names, pods, run_objects
 from paceline.backends.kubernetes.objects.pod_patch import merge
-from paceline.job import load_text
+from paceline.job import load_text, planning
 from paceline.view.yaml_output import dump
 
 GOLDEN = Path(__file__).parent / "rendered"
@@ -130,7 +130,7 @@ AGENT = b"agent"
 def plan_of(text: str, folder: Path) -> plans.Plan:
     (folder / "train.py").touch()
     lines = [line[8:] for line in text.splitlines()]
-    return plans.make(load_text("\n".join(lines), "job.yaml", folder, cluster=True).job)
+    return planning.make_plan(load_text("\n".join(lines), "job.yaml", folder, cluster=True).job)
 
 
 def rendered(name: str, folder: Path, run: str = "digits-3f9a", **more: Any) -> list[Object]:
@@ -260,7 +260,7 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
     text = (
         JOBS["servers"]
         .replace("name: servers", f"name: {name}")
-        .replace("replicas: 2, memory", "replicas: 90000, memory")
+        .replace("replicas: 2, memory", "replicas: 10001, memory")
     )
     plan = plan_of(text, tmp_path)
     run = f"{name}-3f9a"

@@ -10,23 +10,28 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from paceline.agent.captain_process.stack_requests import MOST_REQUESTS, StackRequests
-from paceline.agent.net import messages, stacks_request
-from paceline.agent.net.frames import LIMIT, Decoder, Message, WireError, encode
+from paceline.agent.captain_process.task_requests import MOST_REQUESTS, Instruction, TaskRequests
+from paceline.agent.net import messages, task_request
+from paceline.agent.net.frames import LIMIT, MEMBER_LIMIT, Decoder, Message, WireError, encode
 from paceline.agent.net.loop import SLICE, Timer
 from paceline.agent.net.loop import Loop as RealLoop
 from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.tasks import stack_reader, stack_sampler
 from paceline.agent.tasks.stack_reader import CannotRead, Stacks, parse_dump, parse_sample
-from paceline.backends.kubernetes.runs.stacks_request import command
-from paceline.client.stacks import read_reply, select
+from paceline.backends.kubernetes.runs import task_request as cluster_request
+from paceline.backends.kubernetes.runs.task_request import command
+from paceline.cli import stacks as cli_stacks
+from paceline.client.stacks import read_reply
+from paceline.client.task_requests import select
 from paceline.errors import UsageError
 from paceline.frameworks import stack_signal
 from paceline.plan import Plan
@@ -132,7 +137,7 @@ class Reader:
     def reply(self) -> Stacks | None:
         return self._replies.pop(0) if self._replies else None
 
-    def dump(self) -> Stacks:
+    def dump(self, until: float) -> Stacks:
         return self._dumped
 
     def close(self) -> None:
@@ -160,7 +165,7 @@ def test_a_process_in_a_c_call_is_dumped(monkeypatch: pytest.MonkeyPatch) -> Non
     process = process_of(Reader([], {10: (REDUCE, STEP), 12: (WAIT,)}), monkeypatch)
     process.request()
     process.look()
-    process.dump()
+    process.dump(0.0)
     taken = process.taken("host", 1, str)
     assert [thread.native_id for thread in taken.threads] == [10, 12] and taken.problem == ""
 
@@ -168,7 +173,7 @@ def test_a_process_in_a_c_call_is_dumped(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_process_that_never_replies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     process = process_of(Reader([], {}), monkeypatch)
     process.request()
-    process.dump()
+    process.dump(0.0)
     assert "blocked in the kernel" in process.taken("host", 1, str).problem
 
 
@@ -179,27 +184,71 @@ def test_secrets_in_names_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.taken("host", 1, lambda text: text.replace("secret", "***")).frames[0].file == "/home/***/a.py"
 
 
-def test_a_process_that_cannot_be_opened_is_a_problem_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, the thread would end without an answer, and the next requests would wait for ever."""
+@pytest.mark.parametrize("fails_at", ["open", "request", "reply"])
+def test_a_process_that_cannot_be_read_is_a_problem_of_its_task(fails_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program may have replaced the file by something else. The tasks beside it are read."""
     closed: list[int] = []
 
-    def open_reader(pid: int) -> Any:
-        if pid == 11:
-            raise OSError(24, "Too many open files")
-        return SimpleNamespace(close=lambda: closed.append(pid))
+    class ReaderOf(Reader):
+        def __init__(self, pid: int) -> None:
+            super().__init__([{pid: (STEP,)}], {})
+            self._pid = pid
+            self._fail("open")
 
-    monkeypatch.setattr(stack_sampler, "StackReader", open_reader)
+        def _fail(self, at: str) -> None:
+            if self._pid == 11 and at == fails_at:
+                raise OSError(29, "Illegal seek")
+
+        def request(self) -> None:
+            self._fail("request")
+
+        def reply(self) -> Stacks | None:
+            self._fail("reply")
+            return super().reply()
+
+        def close(self) -> None:
+            closed.append(self._pid)
+
+    monkeypatch.setattr(stack_sampler, "StackReader", ReaderOf)
     sent: list[StacksTaken] = []
     loop: Any = SimpleNamespace(watch=lambda *_: None)
     sampler = stack_sampler.StackSampler("host", loop, {}, lambda _: [], str, sent.append)
     sampler._read(TakeStacks(1, ("worker-0", "worker-1")), [("worker-0", 10), ("worker-1", 11)])
     sampler._finish()
-    assert closed == [10]
-    assert [(each.task, "Too many open files" in each.problem) for each in sent] == [
-        ("worker-0", True), ("worker-1", True),
+    assert closed == ([10] if fails_at == "open" else [10, 11])
+    assert [(each.task, each.problem) for each in sent] == [
+        ("worker-0", ""), ("worker-1", "its stacks cannot be read: Illegal seek"),
     ]  # fmt: skip
     for end in (sampler._wake_read, sampler._wake_write):
         end.close()
+
+
+def test_names_and_numbers_that_no_python_writes_are_left_out() -> None:
+    lines = ["Thread 7", f'  File "a.py", line {"1" * 5000} in f', "Thread \u00b2", "Thread " + "9" * 17]
+    text = "\n".join(["Begin 1", *lines, '  File "m.py", line 4 in f', "End 1", ""])
+    assert parse_sample(text, 1) == {7: (Frame("m.py", 4, "f"),)}
+
+
+def test_a_stack_is_not_deeper_than_the_signal_writes_it() -> None:
+    text = "Begin 1\nThread 7\n" + '  File "m.py", line 4 in f\n' * 10_000 + "End 1\n"
+    stacks = parse_sample(text, 1)
+    assert stacks is not None and len(stacks[7]) == stack_signal.MOST_FRAMES
+
+
+def test_whatever_a_program_writes_fits_into_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the captain would close the connection of the host."""
+
+    def sample(number: int) -> Stacks:
+        names = [f"{number} {index} ".ljust(stack_reader.LONGEST_NAME, "\u2603") for index in range(180)]
+        return {thread: tuple(Frame(name, 1, name) for name in names) for thread in (10, 11)}
+
+    process = process_of(Reader([*map(sample, range(100))], {}), monkeypatch)
+    for _ in range(100):
+        process.request()
+        process.look()
+    taken = process.taken("host", 1, str)
+    assert len(encode(messages.member_message(taken))) < MEMBER_LIMIT
+    assert taken.threads and all(taken.stacks), "what fits is there, and no stack is empty"
 
 
 def test_a_reply_as_large_as_a_member_may_send_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +265,9 @@ def test_a_reply_as_large_as_a_member_may_send_reaches_the_user(monkeypatch: pyt
         def __exit__(self, *_: object) -> None: ...
 
     wrapping = SimpleNamespace(wrap_socket=lambda *_, **__: Socket())
-    monkeypatch.setattr(stacks_request, "context", lambda *_, **__: wrapping)
-    monkeypatch.setattr(stacks_request.socket, "create_connection", lambda *_, **__: Socket())
-    replies = stacks_request.ask_for_stacks("127.0.0.1:1", "", "captain", [], 0.0)
+    monkeypatch.setattr(task_request, "context", lambda *_, **__: wrapping)
+    monkeypatch.setattr(task_request.socket, "create_connection", lambda *_, **__: Socket())
+    replies = task_request.ask_captain("127.0.0.1:1", "", "captain", {"type": "stacks"}, 0.0)
     assert [each["type"] for each in replies] == ["stacks-taken", "stacks-end"]
 
 
@@ -238,12 +287,13 @@ class CaptainOfTwo:
     """The requests of a captain with two hosts; `away` are not connected."""
 
     def __init__(self, plan: Plan, away: tuple[str, ...] = ()) -> None:
-        self.loop, self.sent, self.received = Loop(), [], Decoder()
+        self.loop, self.received = Loop(), Decoder()
+        self.sent: list[tuple[str, Any]] = []
         self.replies: list[Message] = []
         self._away = away
-        self.requests = StackRequests(plan, self.loop, self._send)  # type: ignore[arg-type]
+        self.requests = TaskRequests(plan, self.loop, self._send)  # type: ignore[arg-type]
 
-    def _send(self, host: str, message: TakeStacks) -> bool:
+    def _send(self, host: str, message: Instruction) -> bool:
         if host in self._away:
             return False
         self.sent.append((host, message))
@@ -356,7 +406,8 @@ def test_requests_are_limited() -> None:
 
 
 def test_the_program_in_the_captains_pod_gets_the_request() -> None:
-    assert json.loads(command(["worker-0"], 2.0)[-1]) == {"tasks": ["worker-0"], "seconds": 2.0}
+    request = {"type": "stacks", "tasks": ["worker-0"], "seconds": 2.0}
+    assert json.loads(command(request, 6.0)[-1]) == {"request": request, "seconds": 6.0}
 
 
 # ---- for the user
@@ -372,6 +423,58 @@ def test_a_reply_with_an_index_out_of_range_is_rejected() -> None:
     for frames, stacks, samples in [((), ((0,),), (0,)), ((STEP,), ((-1,),), (0,)), ((STEP,), ((0,),), (1,))]:
         with pytest.raises(WireError):
             read(StacksTaken("host", 1, "worker-0", "", 5, frames, stacks, (ThreadSamples(5, samples),)))
+
+
+@pytest.mark.parametrize(
+    ("stacks", "threads"),
+    [
+        (((0,) * 100_000,), (ThreadSamples(5, (0,)),)),
+        (((0,),), (ThreadSamples(5, (0,) * 100_000),)),
+        (((0,),), (ThreadSamples(5, (0,)),) * 10_000),
+    ],
+)
+def test_a_reply_that_stands_for_more_than_members_send_is_rejected(stacks: Any, threads: Any) -> None:
+    """As a file for speedscope, the samples of one such reply would take gigabytes."""
+    with pytest.raises(WireError, match="too many"):
+        read(StacksTaken("host", 1, "worker-0", "", 5, (STEP,), stacks, threads))
+
+
+def test_a_thread_without_frames_is_left_out() -> None:
+    threads = (ThreadSamples(5, (0,)), ThreadSamples(6, (1,)))
+    shown = read(StacksTaken("host", 1, "worker-0", "", 5, (STEP,), ((0,), ()), threads))
+    assert [thread.native_id for thread in shown.threads] == [5]
+    assert next(iter(describe([shown]))) == "worker-0: train.py:41 in step"
+
+
+class EndlessProgram:
+    """In a captain's pod of another user: it sends one byte, or a chunk, whenever it is read."""
+
+    def __init__(self, size: int, clock: list[float]) -> None:
+        self._size, self._clock = size, clock
+
+    def settimeout(self, seconds: float) -> None:
+        assert 0 < seconds <= 10.0
+
+    def recv_into(self, buffer: memoryview, most: int) -> int:
+        self._clock[0] += 1.0
+        buffer[:1] = b"\n"
+        return self._size
+
+
+def test_a_captain_on_a_cluster_cannot_keep_a_user_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(cluster_request, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    program: Any = EndlessProgram(1, clock)
+    assert len([*cluster_request._lines(program, 10.0)]) == 10
+
+
+def test_a_captain_on_a_cluster_cannot_reply_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(cluster_request, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(cluster_request, "MOST_BYTES", 1 << 20)
+    program: Any = EndlessProgram(65536, clock)
+    with pytest.raises(WireError, match="too long"):
+        [*cluster_request._lines(program, 10.0)]
 
 
 def test_a_reply_is_read_from_the_wire() -> None:
@@ -450,6 +553,22 @@ def test_the_flame_graph_shows_shares_and_leaves_out_threads_that_only_wait() ->
     assert "/home/me/train.py:60 in <module>: 66.7%" in titles
     assert "torch/distributed/c10d.py:2500 in all_reduce: 16.7%" in titles
     assert not [each for each in root.iter() if each.tag == f"{svg}script"]
+
+
+def test_a_flame_graph_is_valid_whatever_functions_are_called() -> None:
+    odd = Frame("/\ud800/\x1b[31m.py", 1, '\0</title><script>alert("x")</script>\ufffe')
+    root = ElementTree.fromstring(flame_graph.svg([process("worker-0", (odd,))], "run \x07"))
+    assert not [each for each in root.iter() if "script" in each.tag]
+
+
+def test_files_are_not_written_through_links_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder may be /tmp, and the names can be guessed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda _: "100000")
+    (tmp_path / "run-100000.svg").symlink_to("private")
+    with pytest.raises(FileExistsError):
+        cli_stacks._write("run", sampled())
+    assert not (tmp_path / "private").exists()
 
 
 def test_many_tasks_are_drawn_by_role() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from paceline.agent import series
 from paceline.agent.captain_process.event_log import EventLog
 from paceline.agent.deliveries import series_reader
 from paceline.agent.deliveries.mlflow_delivery import MlflowDelivery, new_metrics
-from paceline.agent.deliveries.mlflow_server import MlflowServer
+from paceline.agent.deliveries.mlflow_server import MlflowServer, valid_name
 from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import SeriesReader
 from paceline.agent.options import Options
 from paceline.frameworks.tracking import tracking_variables
+from paceline.job import planning
 from paceline.view.plan_files import plan_of
 from support.mlflow_servers import FakeServer, fake_server
 
@@ -36,7 +38,7 @@ def server() -> Iterator[FakeServer]:
 
 def load(text: str, folder: Path, *overrides: str) -> plan.Plan:
     (folder / "train.py").touch()
-    return plan.make(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
+    return planning.make_plan(job.load_text(HEAD + text, "job.yaml", folder, overrides).job)
 
 
 class Ended(Schedule):
@@ -215,7 +217,7 @@ def test_a_server_that_is_away_loses_nothing(run: Run, server: FakeServer) -> No
     server.failures = [503] * 3
     name = f"MLflow ({server.url.removeprefix('http://')})"
     problem = "HTTP 503 Service Unavailable: as told"
-    assert run.deliver() == f"the last numbers and the status were not delivered to {name}: {problem}"
+    assert run.deliver() == f"the last metrics and the status were not delivered to {name}: {problem}"
     assert run.warnings == [f"cannot send to {name}: {problem}; retrying, training continues"]
     run.step(2, loss=2.0)
     assert run.deliver() == ""
@@ -249,7 +251,7 @@ def test_numbers_that_the_server_refuses_do_not_block_others(run: Run, server: F
         return FakeServer.answer(server, name, fields)
 
     server.answer = refuse  # type: ignore[method-assign]
-    assert "1 number was refused" in run.deliver()
+    assert "rejected 1 metric value" in run.deliver()
     server.answer = lambda name, fields: FakeServer.answer(server, name, fields)  # type: ignore[method-assign]
     run.step(2, loss=2.0)
     run.deliver()
@@ -277,9 +279,9 @@ def test_a_tag_that_the_server_refuses_is_reported_once_and_skipped(run: Run, se
         run.write("evaluated", task="evaluator-0", step=number, snapshot="s", metrics={"accuracy": 0.5})
     run.write("run-ended", status="succeeded", reason="", cause=None)
     name = f"MLflow ({server.url.removeprefix('http://')})"
-    assert run.deliver() == f"1 tag was refused by {name}"
+    assert run.deliver() == f"{name} rejected 1 tag"
     (warning,) = run.warnings
-    assert warning.startswith(f"{name} refuses the tag paceline.snapshot: HTTP {status}")
+    assert warning.startswith(f"{name} rejected the tag paceline.snapshot: HTTP {status}")
     assert warning.endswith(": not that one")
     (made,) = server.runs
     assert made["tags"]["paceline.generation"] == "2" and made["tags"]["paceline.status"] == "succeeded"
@@ -310,7 +312,7 @@ def test_an_end_that_the_server_refuses_is_reported(run: Run, server: FakeServer
     run.write("run-ended", status="failed", reason="", cause="signal")
     assert run.deliver() == ""
     (warning,) = run.warnings
-    assert "refuses the status FAILED: HTTP 400 Bad Request: not that one" in warning
+    assert "rejected the status FAILED: HTTP 400 Bad Request: not that one" in warning
 
 
 def test_only_the_request_with_refused_numbers_is_skipped(run: Run, server: FakeServer) -> None:
@@ -318,7 +320,7 @@ def test_only_the_request_with_refused_numbers_is_skipped(run: Run, server: Fake
     for step in range(1, 1501):
         run.step(step, **{"odd" if step == 1 else "loss": 1.0})
     refuse(server, 400, "odd")
-    assert "1000 numbers were refused" in run.deliver()
+    assert "rejected 1000 metric values" in run.deliver()
     assert [step for step, _ in server.points("loss")] == list(range(1001, 1501))
 
 
@@ -328,7 +330,7 @@ def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, serve
     server.failures = [400]
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
-    assert len(run.warnings) == 1 and "refuses parameters: HTTP 400 Bad Request" in run.warnings[0]
+    assert len(run.warnings) == 1 and "rejected parameters: HTTP 400 Bad Request" in run.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +342,10 @@ def test_parameters_that_the_server_refuses_do_not_block_numbers(run: Run, serve
         ("runs/search", {"runs": [{}]}),
         ("runs/search", {"runs": {"a": 1}}),
         ("runs/search", {"runs": 1}),
+        ("runs/search", {"runs": [{"info": {"run_id": "0\0"}}]}),
         ("runs/create", {"run": {"info": None}}),
+        ("runs/create", {"run": {"info": {"run_id": "../a b"}}}),
+        ("runs/create", {"run": {"info": {"run_id": "0" * 200_000}}}),
         ("runs/get", {"run": None}),
         ("runs/get", {"run": {"data": {"metrics": [{"key": "loss", "step": "x"}]}}}),
         ("runs/get", {"run": {"data": {"metrics": [{"key": "loss", "step": float("inf")}]}}}),
@@ -356,7 +361,7 @@ def test_an_answer_of_another_server_is_tried_again(
         return wrong[0] if name == path and wrong else FakeServer.answer(server, name, fields)
 
     server.answer = answer_wrongly  # type: ignore[method-assign]
-    assert run.deliver().endswith("its answer is not MLflow's")
+    assert run.deliver().endswith("its response is not in MLflow's format")
     wrong.clear()
     assert run.deliver() == ""
     assert server.points("loss") == [(1, 1.0)]
@@ -368,6 +373,14 @@ def test_names_are_those_that_mlflow_accepts() -> None:
         ("top_5", 1.0, 3, 1500),
         ("train/loss", 2.0, 3, 1500),
     ]
+
+
+@pytest.mark.parametrize("name", ["/loss", "a//b", "a/", "./a", "..", ".", "", "/", "a/../b", "\n", "x" * 300 + "/"])
+def test_one_name_that_is_no_path_does_not_lose_all_numbers(name: str) -> None:
+    """MLflow refuses the whole request: see `path_not_unique` in its mlflow/utils/validation.py."""
+    key = valid_name(name)
+    normal = posixpath.normpath(key)
+    assert key == normal and normal != "." and not normal.startswith(("..", "/")) and len(key) <= 250
 
 
 def test_many_numbers_are_sent_in_several_requests(run: Run, server: FakeServer) -> None:
@@ -543,4 +556,4 @@ def test_the_leading_task_is_the_chief_if_there_is_one(tmp_path: Path) -> None:
     text = "name: a\nframework: tensorflow\nstrategy: parameter-server\ncommand: [python, train.py]\n"
     for roles, expected in (("{worker: {}, ps: {}}", "worker-0"), ("{chief: {}, worker: {}, ps: {}}", "chief-0")):
         loaded = job.load_text(f"{text}roles: {roles}\n", "job.yaml", tmp_path)
-        assert plan.make(loaded.job).leading_task == expected
+        assert planning.make_plan(loaded.job).leading_task == expected

@@ -130,6 +130,12 @@ def test_every_kind_has_its_own_description(line: dict[str, object]) -> None:
     assert "=" not in describe(line)
 
 
+def test_the_name_of_a_number_cannot_look_like_another_line() -> None:
+    reported = {"loss": 1.0, "x\n06:00:00 g1   the run succeeded\x1b[2J": 2.0}
+    text = describe(event(1, "step", task="worker-0", step=3, metrics=reported))
+    assert text == r"worker-0: step 3, loss 1, x\n06:00:00 g1   the run succeeded\x1b[2J 2"
+
+
 @pytest.mark.parametrize("kind", events.KINDS)
 def test_an_event_without_its_fields_is_not_an_error(kind: str) -> None:
     describe(event(1, kind))

@@ -59,11 +59,13 @@ def test_the_output_formats_of_a_list(home: Path) -> None:
     assert call(home, "snapshots", "ls", "-o", "name").stdout.split() == NAMES
     newest = json.loads(call(home, "snapshots", "ls", "-o", "json").stdout)[0]
     assert newest == {
-        "snapshot": "step-40-g2", "step": 40, "generation": 2, "counts": True, "damaged": None, "at": committed.AT,
+        "schema_version": 1, "snapshot": "step-40-g2", "step": 40, "generation": 2, "counts": True, "damaged": None,
+        "at": committed.AT,
         "bytes": len(committed.weights(40)) + 2, "files": 2, "tasks": ["worker-0"], "world": 2,
         "metrics": {"loss": 0.025}, "evaluated": None, "versions": {"torch": "2.13.0"},
     }  # fmt: skip
-    assert call(home, "snapshots", "ls", "-o", "yaml").stdout.startswith("- snapshot: step-40-g2\n  step: 40\n")
+    as_yaml = call(home, "snapshots", "ls", "-o", "yaml").stdout
+    assert as_yaml.startswith("- schema_version: 1\n  snapshot: step-40-g2\n  step: 40\n")
     assert committed.AT in call(home, "snapshots", "ls", "-o", "wide").stdout
 
 
@@ -257,7 +259,7 @@ def test_show_as_data(home: Path) -> None:
         "task": "worker-0", "path": "step", "size": 2, "sha256": hashlib.sha256(b"20").hexdigest(),
     }  # fmt: skip
     assert (data["run"], data["place"]) == (RUN, f"{snapshots_folder(home)}/step-20-g2")
-    assert call(home, "snapshots", "show", "-o", "yaml").stdout.startswith("run: digits-3f9a\n")
+    assert call(home, "snapshots", "show", "-o", "yaml").stdout.startswith("schema_version: 1\nrun: digits-3f9a\n")
 
 
 def test_names_of_metrics_cannot_control_the_terminal(home: Path) -> None:

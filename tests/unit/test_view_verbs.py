@@ -45,7 +45,8 @@ def test_ls_and_status_give_the_fields_of_the_report(home: Path) -> None:
     listed = json.loads(call(home, "ls", "-o", "json").stdout)
     status = json.loads(call(home, "status", "digits", "-o", "json").stdout)
     unknown = {"goodput": None, "resources": None}  # this report is of a version that did not measure them
-    assert listed[1] == {**REPORT, "run": "digits-3f9a", "folder": str(home / "runs" / "digits-3f9a"), **unknown}
+    report = {**REPORT, "run": "digits-3f9a", "folder": str(home / "runs" / "digits-3f9a"), **unknown}
+    assert listed[1] == {"schema_version": 1, **report}
     assert {key: status[key] for key in listed[1]} == {**listed[1], **{key: status[key] for key in unknown}}
     assert [task["task"] for task in status["tasks"]] == recorded.TASKS
     assert status["waiting"] is None
@@ -245,7 +246,8 @@ def test_times(home: Path) -> None:
 
 def test_events_as_they_were_written(home: Path) -> None:
     result = call(home, "events", "digits", "-o", "json")
-    assert [json.loads(line) for line in result.stdout.splitlines()] == recorded.LIFE
+    expected = [{"schema_version": 1, **event} for event in recorded.LIFE]
+    assert [json.loads(line) for line in result.stdout.splitlines()] == expected
 
 
 def test_stopping_a_finished_run_is_reported_and_succeeds(home: Path) -> None:

@@ -155,7 +155,7 @@ def test_json(tmp_path: Path) -> None:
     expected = {**REPORT, "status": "failed", "run": RUN, "folder": str(folder), "saved": mark, "committed": mark}
     printed = json.loads(result.stdout)
     measured = {name: printed[name] for name in ("goodput", "resources")}  # derived: not in this report
-    assert (result.returncode, printed) == (1, {**expected, **measured})
+    assert (result.returncode, printed) == (1, {"schema_version": 1, **expected, **measured})
     missed = call(tmp_path, "wait", "--for", "step=1000", "-o", "json")
     error = json.loads(missed.stdout)["error"]
     assert (missed.returncode, error["kind"]) == (3, "EndedBefore")

@@ -16,6 +16,7 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.net import frames, messages
 from paceline.agent.net.frames import Decoder, WireError, encode, encode_packed
+from paceline.agent.profiles import ProfileTaken, TakeProfile
 from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.transfers import requests as req
 from paceline.storage.snapshots.manifest import File, SnapshotId
@@ -116,6 +117,9 @@ FROM_MEMBERS: list[messages.MemberMessage] = [
         (ThreadSamples(100, (0, 0), 0.1),),
         True,
     ),
+    ProfileTaken(
+        "host", 3, "worker-0", "it ended", 7, {"plugins/profile/2026_01_02_03_04_05/worker-0.xplane.pb": 9}, True
+    ),
 ]
 FROM_CAPTAIN: list[messages.CaptainMessage] = [
     messages.Welcome(10.0, 1.0),
@@ -124,6 +128,7 @@ FROM_CAPTAIN: list[messages.CaptainMessage] = [
     messages.Roster(2, {"worker-0": "h:1"}),
     messages.StartOnHost(2, 1, "/data", "step-20-g3", {"worker-0": 2}),
     TakeStacks(3, ("worker-0",), 10.0),
+    TakeProfile(3, ("worker-0",), 20, 120.0, "2026_01_02_03_04_05"),
     ins.EndTasks("host", {"worker-0": 1}, ins.TERMINATE, 30.0),
     ins.DismissMember("host", "succeeded", ""),
     ins.StorePart("host", "worker-0", SNAPSHOT, True),

@@ -16,12 +16,14 @@ from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import CaptainMessage, HeartbeatReply, Roster, StartOnHost, Wait, Welcome
 from paceline.agent.options import LEAVING, SAVING_SHARE, Options
+from paceline.agent.profiles import TakeProfile
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, write_termination_message
 from paceline.agent.stacks import TakeStacks
 from paceline.agent.tasks.compiled_folder import compiled_folder
 from paceline.agent.tasks.gpus import GpuMonitor
 from paceline.agent.tasks.host_tasks import HostTasks
+from paceline.agent.tasks.profile_collector import ProfileCollector
 from paceline.agent.tasks.resource_sampler import ResourceSampler, cpu_clock
 from paceline.agent.tasks.stack_sampler import StackSampler
 from paceline.agent.tensorboard.file_sender import FileSender
@@ -68,9 +70,13 @@ class Member:
         self._compiled = CompiledUpload(
             self._plan, options, compiled_folder(self._plan, options), self._snapshots.porter, self.loop
         )
+        redact = Redactor(os.environ, self._plan.role(host.role).env)
         self._stacks = StackSampler(
-            options.host, self.loop, self._tasks.attempts, self._tasks.program_processes,
-            Redactor(os.environ, self._plan.role(host.role).env), self._connection.send,
+            options.host, self.loop, self._tasks.attempts, self._tasks.program_processes, redact, self._connection.send
+        )
+        self._profiles = ProfileCollector(
+            options.host, self._plan.framework, options.folder, self.loop, self._tasks.attempts, redact,
+            self._connection.send,
         )  # fmt: skip
         self._curves = Curves(self._plan, options, self._snapshots.porter, self.loop)
         self._leaving = False
@@ -133,6 +139,8 @@ class Member:
             self._tasks.start(message)
         elif isinstance(message, TakeStacks):
             self._stacks.take(message)
+        elif isinstance(message, TakeProfile):
+            self._profiles.take(message)
         elif isinstance(message, ins.EndTasks):
             self._tasks.end(message)
         elif isinstance(message, ins.StorePart):

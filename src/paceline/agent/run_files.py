@@ -38,7 +38,9 @@ class Appender:
             return False
         try:
             if self._fd < 0:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                # Without O_NONBLOCK, a pipe that a task has put there would block the agent.
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+                self._fd = os.open(self._path, flags, 0o600)
             lines = b"\n" + data if self._torn else data
             self._torn = os.write(self._fd, lines) < len(lines)
             if self._torn:

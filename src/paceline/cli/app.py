@@ -29,7 +29,8 @@ VERBS = {
     "status": "Show the status of a run and its tasks.",
     "logs": "Show the output of a run's tasks.",
     "events": "Show the events of a run.",
-    "stacks": "Show what the tasks of a run do at the moment.",
+    "stacks": "Show what the tasks of a run are doing.",
+    "profile": "Profile the next steps of a run with its framework's own profiler.",
     "wait": "Wait until a run has ended, has reached a step or has committed a snapshot.",
     "snapshots": "List, show, copy, verify or delete a run's snapshots.",
     "try": "Run the job's `try` command with a snapshot of a run.",
@@ -118,7 +119,9 @@ class Verbs(Group):
 def _report(error: PacelineError, arguments: list[str]) -> int:
     """Prints one line to stderr and, with `-o json`, also an object with the error's fields to stdout."""
     if _wants_json(arguments):
-        print_json({"error": error.to_dict()})
+        from paceline.client.json_form import versioned
+
+        print_json(versioned({"error": error.to_dict()}))
     print_error(str(error))
     return error.exit_code
 

@@ -83,27 +83,13 @@ def main(
     if not runs and not sources:
         tell("nothing to delete")
         return 0
-    _refuse_running(runs, sources, force)
+    deletion.refuse_running(runs, sources, force)
     separate = {each.name: deletion.separate_snapshots(each, note) if snapshots else None for each in runs}
     if not yes:
         _confirm(runs, [*filter(None, separate.values()), *sources], snapshots)
     codes = [_delete(each, snapshots, separate[each.name], force) for each in runs]
     codes += [_delete_snapshots(source) for source in sources]
     return max(codes)
-
-
-def _refuse_running(runs: list[Run], sources: list[Source], force: bool) -> None:
-    from paceline.view import run_folders
-
-    running = [each.name for each in runs if run_folders.alive(each.folder)]
-    running_elsewhere = [source.run for source in sources if source.alive]
-    if running_elsewhere or (running and not force):
-        names = [*running_elsewhere, *running]
-        forced = "" if running_elsewhere else ", or use --force"
-        are = "is" if len(names) == 1 else "are"
-        fail(f"{', '.join(names)} {are} still running", 1, remedy=f"run `paceline stop {names[0]}` first{forced}")
-    if not force and (doubts := list(filter(None, (source.doubt() for source in sources)))):
-        fail(doubts[0], 1, remedy="--force deletes its snapshots anyway")
 
 
 def _confirm(runs: list[Run], separate: list[Source], snapshots: bool) -> None:

@@ -42,7 +42,9 @@ def main(
             print(_line(check, 16 if on == "kubernetes" else 12), flush=True)
     failed = [check for check in checks if check.result == FAIL]
     if output:
-        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
+        from paceline.client.json_form import versioned
+
+        print_json(versioned({"ok": not failed, "checks": [asdict(check) for check in checks]}))
     return 1 if failed else 0
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Annotated
 
 import typer
 
 from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument, use_endpoint
 from paceline.cli.output import note, one_of
-from paceline.cli.readers import followed, readable
-
-_POLL_S = 0.15
+from paceline.cli.readers import readable
 
 
 def main(
@@ -20,7 +17,7 @@ def main(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")] = False,
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="json", help="Print events as recorded, one JSON object per line."),
+        typer.Option("-o", "--output", metavar="json", help="Print one JSON object per line, with all fields."),
     ] = "",
     on: OnOption = "",
     context: ContextOption = None,
@@ -30,23 +27,16 @@ def main(
     """Show the events of a run, such as starts, failures, restarts and snapshots."""
     use_endpoint(endpoint)
     one_of(output, ("json",))
-    from paceline.view import events
+    from paceline.client import run_events
+    from paceline.client.json_form import SCHEMA_VERSION
     from paceline.view.wording import clock, describe
 
-    target = readable(run, on, context, namespace, follow)
-    file = events.EventFile(target.folder, old=True)
-    with followed(target.folder, follow) as has_ended:
-        while True:
-            is_last = not follow or has_ended()
-            while new := file.read():
-                for event, line in new:
-                    if output:
-                        sys.stdout.write(line.decode("utf-8", "replace") + "\n")
-                    else:
-                        sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {describe(event)}\n")
-            sys.stdout.flush()
-            if is_last:
-                if file.problem:
-                    note(file.problem)
-                return 0
-            time.sleep(_POLL_S)
+    version = f'{{"schema_version": {SCHEMA_VERSION}, '
+    for batch in run_events.read(readable(run, on, context, namespace, follow), follow, notify=note):
+        for event, line in batch:
+            if output:
+                sys.stdout.write(version + line.decode("utf-8", "replace").lstrip()[1:] + "\n")
+            else:
+                sys.stdout.write(f"{clock(event.at)} g{event.generation:<3} {describe(event)}\n")
+        sys.stdout.flush()
+    return 0

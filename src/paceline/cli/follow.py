@@ -102,7 +102,9 @@ def follow(
         screen.line(f"some of its processes are still running; see: paceline status {run}")
     standing = run_state.read(run_folders.Run(run, folder), over=ended)
     if output == "json":
-        _print(standing.report)
+        from paceline.client.run_status import report_form
+
+        _print(report_form(standing.report))
     screen.show([""] if view.has_output else [])
     screen.show(run_report.text(standing.report, run_report.snapshots(standing)))
     return exit_code(str(standing.report.get("status")), stopping.requested)

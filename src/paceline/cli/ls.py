@@ -45,16 +45,16 @@ def main(
     if not target.is_cluster:
         _list_known(output)
         return
-    cluster = target.cluster()
-    from paceline.backends.kubernetes.runs.listing import list_runs
+    from paceline.client.run_listing import on_cluster
 
-    reports = list_runs(cluster)
+    reports = on_cluster(target)
     if output == "name":
         for report in reports:
             print(report["run"])
     elif output == "json":
         print_json(reports)
     elif not reports:
+        cluster = target.cluster()
         tell(f"no runs in namespace {cluster.namespace} (context {cluster.context})")
     else:
         _show(reports, [[] for _ in reports], [], output == "wide")
@@ -68,11 +68,10 @@ def _list_known(output: str) -> None:
         for run in runs:
             print(run.name)
         return
-    from paceline.client.find import refresh_all
-    from paceline.view import run_state
+    from paceline.client.run_listing import known
 
-    refresh_all([run.folder for run in runs if run_folders.on_cluster(run.folder)], note)
-    reports = [run_state.summary(run) for run in runs]
+    listed = known(note)
+    runs, reports = [run for run, _ in listed], [report for _, report in listed]
     if output == "json":
         print_json(reports)
         return

@@ -34,18 +34,19 @@ def main(
         str,
         typer.Option(
             "--listen", metavar="[HOST:]PORT",
-            help="Serve them at http://HOST:PORT/metrics, until Ctrl-C (default host: 127.0.0.1).",
+            help="Serve the metrics at http://HOST:PORT/metrics, until Ctrl-C (default host: 127.0.0.1).",
         ),
     ] = "",
     output: Annotated[
         str,
         typer.Option(
             "-o", "--output", metavar="prometheus|openmetrics",
-            help="Format of the text; with --listen, the client chooses it.", autocompletion=lambda: list(FORMATS),
+            help="Output format (default: prometheus); with --listen, the client chooses it.",
+            autocompletion=lambda: list(FORMATS),
         ),
     ] = "",
 ) -> int:  # fmt: skip
-    """Print metrics of runs as Prometheus reads them, or serve them.
+    """Print metrics of runs for Prometheus, or serve them over HTTP.
 
     \b
     Examples:
@@ -100,7 +101,7 @@ def _serve(address: tuple[str, int], text: Callable[[bool], bytes]) -> int:
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     print(f"http://{host}:{server.port}{METRICS_PATH}", flush=True)
     if address[0] not in ("127.0.0.1", "::1", "localhost"):
-        note("everybody who can reach this address can read the metrics: there is no authentication")
+        note("anyone who can reach this address can read the metrics: there is no authentication")
     tell("Ctrl-C ends this command")
     try:
         loop.run()

@@ -103,3 +103,16 @@ def use_endpoint(endpoint: str) -> None:
         from paceline.view import store_settings
 
         store_settings.use_endpoint(endpoint)
+
+
+def seconds_of(text: str, option: str) -> float:
+    """The value of an option for a duration."""
+    from paceline.cli.output import fail
+    from paceline.job.errors import BadValueError
+    from paceline.job.values import duration
+
+    try:
+        return duration(int(text) if text.isdecimal() and len(text) < 18 else text)
+    except BadValueError as error:
+        remedy = error.hint or f"use {error.allowed}"
+        fail(error.message, where=f"{option} {text!r}", remedy=remedy)

@@ -35,16 +35,9 @@ def note(text: str) -> None:
 def print_json(data: Any) -> None:
     import json
 
-    print(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False), flush=True)
+    from paceline.client.json_form import finite
 
-
-def _finite(data: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(data, float):
-        return data if data - data == 0 else None
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    return [_finite(value) for value in data] if isinstance(data, (list, tuple)) else data
+    print(json.dumps(finite(data), indent=1, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def expanded(path: str) -> Path:

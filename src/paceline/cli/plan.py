@@ -29,22 +29,23 @@ def main(
     The same job always gives the same plan, byte for byte.
     """
     one_of(output, ("yaml", "json"))
-    from paceline import plan
     from paceline.backends.snapshot_origin import resolved
     from paceline.job import load
+    from paceline.job.planning import make_plan
 
     loaded = load(Path(job), overrides or [])
     for note in loaded.notes:
         tell(f"note: {note}")
-    show(resolved(plan.make(loaded.job)), output)
+    show(resolved(make_plan(loaded.job)), output)
 
 
 def show(planned: Plan, output: str) -> None:
-    from paceline import plan
+    from paceline.client.jobs import plan_of
 
+    wrapped = plan_of(planned)
     if output == "json":
-        print(plan.to_json(planned), end="", flush=True)
-    else:
-        from paceline.view.yaml_output import dump
+        import json
 
-        print(dump(plan.to_data(planned)), end="", flush=True)
+        print(json.dumps(wrapped.to_dict(), indent=1, sort_keys=True), flush=True)
+    else:
+        print(wrapped, end="", flush=True)

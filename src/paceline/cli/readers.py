@@ -31,12 +31,6 @@ def readable(run: str | None, on: str, context: str | None, namespace: str | Non
     return fetched.enter_context(readable_run(run, Target(on, context, namespace), note))
 
 
-def refresh(folder: Path) -> None:
-    from paceline.client import find
-
-    find.refresh(folder, notify=note)
-
-
 def followed(folder: Path, follow: bool, hosts: Iterable[str] = ()) -> AbstractContextManager[Callable[[], bool]]:
     from paceline.client import refreshed_folder
 

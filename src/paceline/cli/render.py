@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import JobArgument, SetOption
-from paceline.cli.output import tell
+from paceline.cli.output import one_of, print_json, tell
 
 
 def main(
@@ -22,6 +22,12 @@ def main(
             help="Include newly created certificates in the Secret. Required to start the run with `kubectl apply`.",
         ),
     ] = False,
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar="yaml|json", help="Output format.", autocompletion=lambda: ["yaml", "json"]
+        ),
+    ] = "yaml",
 ) -> None:
     """Print every Kubernetes object of a run, in the order of their creation, without contacting a cluster.
 
@@ -32,22 +38,16 @@ def main(
     For the same job and run id, the output is the same, byte for byte. It contains no secrets, except those of the job
     file and, with --with-certificates, the keys of the run.
     """
-    from paceline.backends.kubernetes.objects.run_objects import render
-    from paceline.backends.kubernetes.payload.agent_archive import agent_archive
-    from paceline.backends.kubernetes.payload.prepare import certificates, prepare
-    from paceline.backends.run_ids import new_run
+    one_of(output, ("yaml", "json"))
+    from paceline.backends.kubernetes.payload.prepare import prepare
+    from paceline.client.jobs import rendered
     from paceline.job import load
-    from paceline.view.yaml_output import dump
 
     prepared = prepare(load(Path(job), overrides or [], cluster=True))
     for note in prepared.notes:
         tell(f"note: {note}")
-    objects = render(
-        prepared.plan,
-        new_run(prepared.plan.name, run),
-        agent_archive(),
-        prepared.code,
-        certificates() if with_certificates else None,
-        library=prepared.library,
-    )
-    print("".join(f"---\n{dump(each)}" for each in objects), end="", flush=True)
+    objects = rendered(prepared, run, with_certificates)
+    if output == "json":
+        print_json(objects.to_dict())
+    else:
+        print(objects, end="", flush=True)

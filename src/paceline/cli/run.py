@@ -199,6 +199,7 @@ def _run_on_kubernetes(
     from paceline.backends.kubernetes.payload.prepare import prepare
     from paceline.backends.kubernetes.runs import local_folder
     from paceline.backends.kubernetes.runs.submit import Interrupted
+    from paceline.client.json_form import versioned
     from paceline.client.kubernetes_submission import cluster_of, monitor_metrics, published_tensorboard, submitted
     from paceline.client.plans import with_rebuilt_data
 
@@ -226,7 +227,8 @@ def _run_on_kubernetes(
                     tell(f"note: {note}")
                 location = f"submitted {run} to namespace {cluster.namespace} (context {cluster.context})"
                 if detach:
-                    print_json({"run": run, "namespace": cluster.namespace}) if output == "json" else print(run)
+                    form = versioned({"run": run, "namespace": cluster.namespace})
+                    print_json(form) if output == "json" else print(run)
                     sys.stdout.flush()
                     tell(f"{location}; follow it with: paceline logs -f {run}")
                     return 0
@@ -267,9 +269,10 @@ def _from_text(text: str, overrides: list[str], save: str | None, cluster: bool)
 
 def _report_detached(run: str, folder: Path, output: str) -> int:
     if output == "json":
+        from paceline.client.run_status import report_form
         from paceline.view import run_folders, run_state
 
-        print_json(run_state.read(run_folders.Run(run, folder)).report)
+        print_json(report_form(run_state.read(run_folders.Run(run, folder)).report))
     else:
         print(run, flush=True)
     tell(f"running; follow it with: paceline logs -f {run}")

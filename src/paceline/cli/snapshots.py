@@ -75,6 +75,7 @@ def ls(
     """List the current snapshots of a run, newest first."""
     use_endpoint(endpoint)
     one_of(output, ("json", "yaml", "wide", "name"))
+    from paceline.client.run_snapshots import json_form
     from paceline.view import snapshot_listing
 
     with opened(run, on, context, namespace) as source:
@@ -86,7 +87,7 @@ def ls(
             return 0
         infos = snapshot_listing.look_up(source.reader, inventory, ids)
         if output in ("json", "yaml"):
-            _print([snapshot_listing.data(each) for each in infos], output)
+            _print([json_form(each) for each in infos], output)
         elif not infos:
             tell(snapshot_listing.none_yet(source, inventory))
         else:
@@ -111,6 +112,7 @@ def show(
     """Show the details of a snapshot: its files with their digests, and the generations it is based on."""
     use_endpoint(endpoint)
     one_of(output, ("json", "yaml"))
+    from paceline.client.json_form import versioned
     from paceline.client.snapshots import find_snapshot
     from paceline.view import snapshot_listing
 
@@ -129,7 +131,7 @@ def show(
             for link in snapshot_listing.links(inventory, id)
         ]
         data = {"run": source.run, "place": f"{source.address}/{id}", **snapshot_listing.data(info)}
-        _print({**data, "chain": chain, "parts": snapshot_listing.parts(manifest)}, output)
+        _print(versioned({**data, "chain": chain, "parts": snapshot_listing.parts(manifest)}), output)
         return 0
 
 

@@ -1,4 +1,4 @@
-"""`paceline stacks`: what the tasks of a run do at the moment."""
+"""`paceline stacks`: what the tasks of a run are doing."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def main(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> int:  # fmt: skip
-    """Show what the tasks of a run do at the moment: the Python stacks of all their threads, innermost frame first.
+    """Show what the tasks of a run are doing: the Python stacks of all their threads, innermost frame first.
 
-    Tasks that do the same are shown once. The tasks are not disturbed, even if they hang. Exit code: 0 if there is at
-    least one stack, otherwise 1.
+    Tasks with the same stacks are shown once. The tasks keep running. This also works if they hang.
+
+    Exit code: 0 if there is at least one stack, otherwise 1.
     """
     one_of(output, ("json",))
     from paceline.client.find import Target, find_run, refresh
@@ -48,7 +49,9 @@ def main(
     has_stacks = any(process.threads for process in processes)
     files = _write(target.name, processes) if seconds and has_stacks else []
     if output:
-        print_json({"run": target.name, "files": files, "tasks": [process.to_json() for process in processes]})
+        from paceline.client.run import Stacks
+
+        print_json(Stacks(target.name, tuple(processes), tuple(files)).to_dict())
     elif seconds:
         for process in processes:
             if process.problem:
@@ -75,5 +78,6 @@ def _write(run: str, processes: list[ProcessStacks]) -> list[str]:
         f"{name}.speedscope.json": json.dumps(flame_graph.speedscope(processes, run)),
     }
     for file, text in texts.items():
-        Path(file).write_text(text, encoding="utf-8")
+        with Path(file).open("x", encoding="utf-8", errors="replace") as new:  # never through a link of somebody else
+            new.write(text)
     return list(texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from paceline.cli.options import JobArgument, JsonOption, SetOption
@@ -15,7 +14,7 @@ def main(job: JobArgument = "job.yaml", overrides: SetOption = None, output: Jso
     Exit code: 0 if the job file is valid, otherwise 2.
     """
     one_of(output, ("json",))
-    from paceline import plan
+    from paceline.client import jobs
     from paceline.job import JobError, load
     from paceline.view.wording import count
 
@@ -24,15 +23,13 @@ def main(job: JobArgument = "job.yaml", overrides: SetOption = None, output: Jso
     except JobError as error:
         if not output:
             raise
-        print_json({"job": job, "valid": False, "problems": [asdict(problem) for problem in error.problems]})
+        print_json(jobs.validation_form(job, error))
         return 2
-    planned = plan.make(loaded.job)
-    tasks = {role.name: len(planned.tasks_of(role.name)) for role in planned.roles}
     if output:
-        print_json({"job": job, "valid": True, "name": planned.name, "tasks": tasks, "notes": list(loaded.notes)})
+        print_json(jobs.validation_form(job, loaded))
         return 0
     for note in loaded.notes:
         tell(f"note: {note}")
-    amounts = ", ".join(f"{n} ps" if role == "ps" else count(n, role) for role, n in tasks.items())
+    amounts = ", ".join(f"{n} ps" if role == "ps" else count(n, role) for role, n in jobs.tasks_of(loaded).items())
     print(f"{job} is valid: {amounts}")
     return 0

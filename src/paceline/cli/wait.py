@@ -13,6 +13,7 @@ from paceline.cli.options import (
     NamespaceOption,
     OnOption,
     RunArgument,
+    seconds_of,
     use_endpoint,
 )
 from paceline.cli.output import fail, note, one_of, print_json, tell
@@ -29,12 +30,16 @@ def main(
         typer.Option(
             "--for", metavar="CONDITION",
             help="ended (default): the run has ended. step=N: training has reached step N. snapshot: the run has "
-            "committed a snapshot. snapshot=STEP: it has committed one of this step or later.",
+            "committed a snapshot. snapshot=STEP: it has committed a snapshot of this step or a later one.",
             show_default=False, autocompletion=lambda: ["ended", "step=", "snapshot", "snapshot="],
         ),
     ] = "ended",
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="Stop waiting after 90s, 10m, 1h30m (default: never).")
+        str,
+        typer.Option(
+            "--timeout", metavar="DURATION",
+            help="Stop waiting after this time, such as 90s, 10m or 1h30m (default: never).",
+        ),
     ] = "",
     output: JsonOption = "",
     on: OnOption = "",
@@ -44,7 +49,7 @@ def main(
 ) -> int:  # fmt: skip
     """Wait until a run has ended, has reached a step, or has committed a snapshot.
 
-    Returns immediately if that is already so. Ctrl-C ends only the waiting, not the run.
+    Returns immediately if the condition is already met. Ctrl-C ends only the waiting, not the run.
 
     \b
     Exit codes:
@@ -64,7 +69,7 @@ def main(
     if run is not None and is_location(run):
         fail("wait requires a run id, not a location", where=run)
     parsed_condition = parse_condition(condition)
-    limit = _seconds(timeout) if timeout else None
+    limit = seconds_of(timeout, "--timeout") if timeout else None
     target = find_run(run, Target(on, context, namespace))
     try:
         standing = wait(target, parsed_condition, limit, note)
@@ -72,8 +77,9 @@ def main(
         tell(f"interrupted; this does not stop {target.name}")
         return 130
     if output:
-        marks = {"saved": standing.state.saved, "committed": standing.state.committed}
-        print_json({**standing.report, **{name: mark and mark.to_json() for name, mark in marks.items()}})
+        from paceline.client.run_status import wait_form
+
+        print_json(wait_form(standing))
     return _tell(standing, parsed_condition)
 
 
@@ -95,14 +101,3 @@ def _tell(standing: Standing, condition: Condition) -> int:
     elif mark is not None:
         tell(f"{standing.run} has committed {mark}: {described(Run(standing.run, standing.folder), mark.snapshot)}")
     return 0
-
-
-def _seconds(text: str) -> float:
-    from paceline.job.errors import BadValueError
-    from paceline.job.values import duration
-
-    try:
-        return duration(int(text) if text.isdecimal() and len(text) < 18 else text)
-    except BadValueError as error:
-        remedy = error.hint or f"use {error.allowed}"
-        fail(error.message, where=f"--timeout {text!r}", remedy=remedy)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.client import run_store
 from paceline.client.find import Notify, ignore
+from paceline.client.json_form import versioned
 from paceline.errors import PacelineError
 from paceline.storage.local_files import remove_tree
 from paceline.view import run_folders, snapshot_locations
@@ -22,10 +25,20 @@ class NotDeleted(PacelineError):
 
 @dataclass(frozen=True)
 class Deleted:
-    only_snapshots: bool = False  # everything else was deleted earlier
-    cluster_error: str = ""  # why the run could not be deleted on its cluster, where it may still be running
-    snapshots_note: str = ""  # what happened to snapshots stored outside the run's folder
-    kept_note: str = ""  # what was not deleted, where it is, and how to delete it
+    """What was deleted, and what was kept."""
+
+    only_snapshots: bool = False
+    """Everything else was deleted earlier."""
+    cluster_error: str = ""
+    """Why the run could not be deleted on its cluster, where it may still be running."""
+    snapshots_note: str = ""
+    """What happened to snapshots stored outside the run's folder."""
+    kept_note: str = ""
+    """What was not deleted, where it is, and how to delete it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        return versioned(vars(self))
 
 
 def finish_interrupted() -> None:
@@ -35,6 +48,20 @@ def finish_interrupted() -> None:
     for run in run_folders.remains():
         with suppress(OSError):
             _clear(run.folder) if _must_keep_folder(run) else _remove(run.folder)
+
+
+def refuse_running(runs: Sequence[Run], sources: Sequence[Source], force: bool) -> None:
+    """Raises NotDeleted if a run is running, or may be. `sources`: snapshots of runs that are unknown here."""
+    running = [each.name for each in runs if run_folders.alive(each.folder)]
+    running_elsewhere = [source.run for source in sources if source.alive]
+    if running_elsewhere or (running and not force):
+        names = [*running_elsewhere, *running]
+        forced = "" if running_elsewhere else ", or use --force"
+        are = "is" if len(names) == 1 else "are"
+        remedy = f"run `paceline stop {names[0]}` first{forced}"
+        raise NotDeleted(f"{', '.join(names)} {are} still running", remedy=remedy)
+    if not force and (doubts := list(filter(None, (source.doubt() for source in sources)))):
+        raise NotDeleted(doubts[0], remedy="--force deletes its snapshots anyway")
 
 
 def separate_snapshots(run: Run, notify: Notify = ignore) -> Source | None:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline import plan as plans
 from paceline.agent.tasks import references
 from paceline.errors import USAGE, PacelineError
 from paceline.frameworks import amx
+from paceline.job.planning import make_plan
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import run_folders
 from paceline.view.plan_files import read_plan
@@ -94,7 +94,7 @@ def _of_file(source: Source, path: Path) -> Plan:
     from paceline import job
 
     elsewhere = source.folder is None or run_folders.on_cluster(source.folder)
-    return plans.make(job.load(path, cluster=elsewhere and not source.location.startswith("/")).job)
+    return make_plan(job.load(path, cluster=elsewhere and not source.location.startswith("/")).job)
 
 
 def folder_of(plan: Plan, code: str) -> Path:

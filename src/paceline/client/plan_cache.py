@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from paceline import plan
 from paceline.agent.tasks.python_command import active_interpreter, parse_command, with_program_found
+from paceline.job.planning import make_plan
 from paceline.view.plan_files import plan_of as plan_of_data
 from paceline.view.run_files import DamagedRun, NewerRun, parse_json
 
@@ -53,7 +54,7 @@ def plan_of_file(path: Path, overrides: Sequence[str]) -> Planned:
 
 
 def plan_of(loaded: LoadedJob) -> Planned:
-    return Planned(plan.make(loaded.job), loaded.text, tuple(loaded.notes))
+    return Planned(make_plan(loaded.job), loaded.text, tuple(loaded.notes))
 
 
 def _cache_folder() -> Path:

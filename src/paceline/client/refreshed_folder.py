@@ -21,7 +21,8 @@ def followed(
     """Yields a function that returns whether the run has ended. `hosts`: whose output to fetch if not following."""
     refresh(folder, hosts, notify)
     if not follow or not run_folders.on_cluster(folder) or not run_folders.alive(folder):
-        yield lambda: not run_folders.alive(folder)
+        # In this order: a run that is no longer starting has a supervisor, unless it has ended.
+        yield lambda: not run_folders.is_starting(folder) and not run_folders.alive(folder)
         return
     with ExitStack() as stack:
         running = _try_to_follow(folder, stack)

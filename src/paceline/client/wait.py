@@ -30,10 +30,32 @@ class EndedBefore(PacelineError):
     exit_code = 3
 
 
-class WaitTimeout(PacelineError):
+class WaitTimeout(PacelineError, TimeoutError):
     """The time limit has passed; the run continues."""
 
     exit_code = 124  # as that of timeout(1)
+
+
+class Deadline:
+    """The time limit of a wait for a run. `timeout`: seconds; None: no limit."""
+
+    def __init__(self, run: Run, timeout: float | None) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise UsageError("invalid value", where=f"timeout {timeout!r}", remedy="use a number of seconds")
+        self._run, self.limit = run.name, math.inf if timeout is None else timeout
+        self._at = time.monotonic() + self.limit
+
+    @property
+    def remaining(self) -> float:
+        return self._at - time.monotonic()
+
+    def check(self, goal: str, progress: str = "") -> None:
+        """Raises WaitTimeout once the limit has passed. `goal`: what the run has not done."""
+        if self.remaining > 0:
+            return
+        what = f"{self._run} has not {goal} within {span(self.limit)}"
+        remedy = f"see: paceline status {self._run}"
+        raise WaitTimeout(f"{what}: {progress}" if progress else what, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -81,8 +103,7 @@ def wait(run: Run, condition: Condition = ENDED, timeout: float | None = None, n
 
     `timeout`: seconds until WaitTimeout is raised. EndedBefore: the run ended before it met the condition.
     """
-    limit = math.inf if timeout is None else timeout
-    deadline = time.monotonic() + limit
+    deadline = Deadline(run, timeout)
     state = State()
     with (
         followed(run.folder, follow=True, notify=notify) as has_ended,
@@ -103,11 +124,10 @@ def wait(run: Run, condition: Condition = ENDED, timeout: float | None = None, n
                 if isinstance(condition, Ended) or _is_met(condition, _steps(standing), standing.state.committed):
                     return standing
                 raise _ended_before(condition, standing)
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise _timed_out(run, condition, state, limit)
+            goal = "ended" if isinstance(condition, Ended) else _goal(condition)
+            deadline.check(goal, _progress(condition, state.steps))
             pause = _POLL_S if has_news else min(_QUIET_POLL_S, 1.5 * pause)
-            time.sleep(min(pause, remaining))
+            time.sleep(max(0.0, min(pause, deadline.remaining)))
 
 
 def _ended(run: Run) -> Standing | None:
@@ -160,10 +180,3 @@ def _ended_before(condition: StepReached | SnapshotCommitted, standing: Standing
     text = "; ".join(filter(None, details))
     what = f"{standing.run} {outcome(status)}" + (f" before it {_goal(condition)}" if status in run_state.ENDED else "")
     return EndedBefore(f"{what}: {text}" if text else what)
-
-
-def _timed_out(run: Run, condition: Condition, state: State, limit: float) -> WaitTimeout:
-    goal = "ended" if isinstance(condition, Ended) else _goal(condition)
-    progress = _progress(condition, state.steps)
-    what = f"{run.name} has not {goal} within {span(limit)}"
-    return WaitTimeout(f"{what}: {progress}" if progress else what, remedy=f"see: paceline status {run.name}")

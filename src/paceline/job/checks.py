@@ -13,9 +13,10 @@ from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import ROLES
 from paceline.job.model_section import NAMES
 from paceline.job.models import Job
+from paceline.job.planning import tasks_per_host
 from paceline.job.serve_section import TENSORFLOW_SERVING
 from paceline.job.similar_names import did_you_mean
-from paceline.plan import CLAIM, CODE_IN_IMAGE, ROLLBACK, launcher_of, tasks_per_host
+from paceline.plan import CLAIM, CODE_IN_IMAGE, ROLLBACK, launcher_of
 
 Path = tuple[str | int, ...]
 

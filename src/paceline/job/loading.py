@@ -18,7 +18,7 @@ MAX_BYTES = 1_000_000
 
 
 def load(path: Path, overrides: Sequence[str] = (), cluster: bool = False) -> LoadedJob:
-    return load_text(_read_text(path), str(path), path.absolute().parent, overrides, cluster)
+    return load_text(read_text(path), str(path), path.absolute().parent, overrides, cluster)
 
 
 def load_text(text: str, source: str, folder: Path, overrides: Sequence[str] = (), cluster: bool = False) -> LoadedJob:
@@ -136,7 +136,8 @@ def _too_large(source: str, size: int | None) -> Problem:
     return Problem(source, None, None, "", f"the file is too large for a job file: {amount}", hint="the limit is 1 MB")
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a job file. Raises JobError."""
     source = str(path)
     try:
         with path.open("rb") as file:

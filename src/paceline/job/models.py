@@ -241,12 +241,12 @@ class _Job(Strict):
     )
     notify: Annotated[list[Notify], BeforeValidator(kubernetes_values.items("mappings"))] = Field(
         default_factory=list,
-        description="Who is told when the run ends, hangs or restarts; see [notifications](notifications.md).",
+        description="Webhooks to notify when the run ends, hangs or restarts; see [notifications](notifications.md).",
         examples=[[{"url_from": "SLACK_URL", "format": "slack", "on": ["failed", "hang"]}]],
     )
     track: Track | None = Field(
         default=None,
-        description="The MLflow server that gets the numbers, parameters and status of the run; see "
+        description="The MLflow server that gets the metrics, parameters and status of the run; see "
         "[MLflow](notifications.md#mlflow).",
         examples=[{"mlflow": "https://mlflow.example.com"}],
     )

@@ -1,4 +1,4 @@
-"""The `notify` section of a job file: who is told what happens to a run."""
+"""The `notify` section of a job file: which webhooks are notified of what happens to a run."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Notify(Strict):
 
     url: Address | None = Field(
         default=None,
-        description="The address that notifications are sent to with POST. Only on one machine: on a cluster, the "
-        "address comes from a Secret, with `url_from`.",
+        description="The address to which notifications are sent with POST. Only on one machine: on a cluster, the "
+        "address must come from a Secret, with `url_from`.",
         examples=["http://localhost:8080/paceline"],
     )
     url_from: VariableName | None = Field(
@@ -67,12 +67,13 @@ class Notify(Strict):
     on: Kinds = Field(
         default_factory=lambda: [FAILED, SUCCEEDED, STOPPED],
         description="What the receiver is notified of: the end of the run (`failed`, `succeeded`, `stopped`), tasks "
-        "without progress (`hang`), and every restart of tasks after a failure (`restart`). Default: every end.",
+        "without progress (`hang`), and every restart of tasks after a failure (`restart`). Default: the end of the "
+        "run.",
         examples=[["failed", "hang"]],
     )
     format: Annotated[str, *choice(NOTIFY_FORMATS, {})] = Field(
         default=JSON,
-        description="What is sent: `json`, all that is known, or `slack`, a text in the form that Slack and compatible "
+        description="What is sent: `json`, all details, or `slack`, a text in the format that Slack and compatible "
         "services expect.",
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+from typing import Any
 
 from paceline.job.errors import JobError, Problem, visible
 from paceline.job.yaml_tree import Entry, Node, Source, read
@@ -25,6 +27,17 @@ def apply(root: Node, override: str) -> tuple[Node, list[Problem]]:
         return (root, problems) if problems else (_replace(root, path, 0, value, source), [])
     except JobError as error:
         return root, error.problems
+
+
+def override_of(field: str, value: Any) -> str:
+    """The override that gives a field this value, which is data and not text to be parsed.
+
+    >>> override_of("roles.worker.replicas", 4), override_of("limits.runtime", "6h"), override_of("env.SEED", "7")
+    ('roles.worker.replicas=4', 'limits.runtime="6h"', 'env.SEED=7')
+    """
+    if isinstance(value, str) and _is_string(_split(field.strip())):
+        return f"{field}={value}"
+    return f"{field}={json.dumps(value, ensure_ascii=False)}"
 
 
 def _split(key: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The `track` section of a job file: where the numbers of a run are sent, and which fields of the job go with them."""
+"""The `track` section of a job file: where the metrics of a run are sent, and which fields of the job go with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEFT_OUT = {"name", "code", "notify", "track", "kubernetes", "credentials", "te
 
 
 class Track(Strict):
-    """An [MLflow server](notifications.md#mlflow) that gets the numbers of the run."""
+    """An [MLflow server](notifications.md#mlflow) that gets the metrics of the run."""
 
     mlflow: Address = Field(
         description="The address of the server: https:// or http://. Credentials come from the variables that MLflow "
@@ -31,7 +31,7 @@ class Track(Strict):
     )
     experiment: Text | None = Field(
         default=None,
-        description="The experiment of the run; it is created if it does not exist. Default: the job's `name`.",
+        description="The MLflow experiment of the run; it is created if it does not exist. Default: the job's `name`.",
         examples=["translate"],
     )
 

@@ -43,6 +43,7 @@ class _Agreement:
         if descriptor < 0:
             return False
         if self.count == 0:
+            report.polls = False
             report.send_to_agent({"_": "asks"})
         self.count += 1
         self._receive(descriptor, 0.0)
@@ -78,7 +79,10 @@ class _Agreement:
                 return  # no more messages, or the agent has ended
             if not isinstance(message, dict):
                 return
-            self._handle(message)
+            if message.get("say") == "profile":
+                report.handle_request(message)
+            else:
+                self._handle(message)
 
     def _handle(self, message: dict[str, Any]) -> None:
         kind, proposal = message["say"], int(message["which"])

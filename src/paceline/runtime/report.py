@@ -10,18 +10,22 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 _UNKNOWN = -2
 _NONE = -1
 _UNTHROTTLED = 32  # the first reports are sent immediately, to show the start without delay
 _EVERY = 0.5  # seconds between later ones: each wakes the agent, which may share a core with the program
+_POLL_EVERY = 0.05  # seconds between looks for a request of the agent
 _descriptor = _UNKNOWN
 _pending: dict[str, float] = {}
 _unread: dict[str, Any] = {}  # metrics of the newest step that are still on a device
 _not_finite: set[str] = set()  # metrics that were NaN or infinite, in a message that was sent
 _due = 0.0
 _sent = 0
+_poll_at = 0.0
+polls = True  # whether reports look for requests of the agent; False: something else reads the messages of the agent
+on_step: Callable[[int], None] | None = None  # called after each step that is reported, while one is profiled
 
 
 def report(step: int | None = None, **metrics: Any) -> None:
@@ -40,8 +44,13 @@ def report(step: int | None = None, **metrics: Any) -> None:
             _pending[name] = as_float
             _unread.pop(name, None)
             is_urgent = is_urgent or (not math.isfinite(as_float) and name not in _not_finite)
-    if is_urgent or time.monotonic() >= _due:  # the first NaN must not be replaced by the next value before it is sent
+    now = time.monotonic()
+    if is_urgent or now >= _due:  # the first NaN must not be replaced by the next value before it is sent
         _send()
+    if now >= _poll_at and polls:
+        _poll(now)
+    if on_step is not None and step is not None:
+        on_step(int(step))
 
 
 def report_step(step: int, metrics: Mapping[str, Any]) -> None:
@@ -104,6 +113,35 @@ def descriptor() -> int:
     return _open() if _descriptor == _UNKNOWN else _descriptor
 
 
+def _poll(now: float) -> None:
+    """Handles requests of the agent."""
+    global _poll_at
+    _poll_at = now + _POLL_EVERY
+    while True:
+        try:
+            data = os.read(_descriptor, 4096)
+        except OSError:
+            return  # there is none
+        if not data:
+            return
+        try:
+            handle_request(json.loads(data))
+        except ValueError:
+            continue
+
+
+def handle_request(message: Any) -> None:
+    """Begins to profile this process, if that is what the agent requests."""
+    if not isinstance(message, dict) or message.get("say") != "profile":
+        return
+    from paceline.runtime import profiling
+
+    try:
+        profiling.begin(message)
+    except (ValueError, TypeError, KeyError):
+        pass  # of an agent of another version
+
+
 def _send() -> None:
     """Sends all reports since the last message; keeps them for the next one if the agent is busy or has ended."""
     global _due, _sent
@@ -125,8 +163,9 @@ def _send() -> None:
 
 def _open() -> int:
     """The inherited socket, unless its descriptor refers to another file in this process."""
-    global _descriptor
+    global _descriptor, polls
     _descriptor = _NONE
+    polls = polls and os.environ.get("PACELINE_ROLE") != "evaluator"  # its messages are for `snapshots.follow`
     try:
         number, inode = os.environ["PACELINE_REPORT_FD"], os.environ["PACELINE_REPORT_INODE"]
         status = os.fstat(int(number))

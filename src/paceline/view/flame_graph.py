@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from xml.sax.saxutils import escape
+from xml.sax import saxutils
 
 from paceline.agent.stacks import PER_SECOND, Frame
 from paceline.agent.tasks.tracebacks import library_file
@@ -17,6 +18,7 @@ NARROWEST = 0.4  # pixels of a frame that is drawn
 LETTER = 7.0  # pixels
 MOST_TASKS = 16  # that are drawn side by side; more are drawn together, by role
 DEEPEST = 200
+_NOT_XML = re.compile("[^\\t\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 @dataclass
@@ -140,3 +142,8 @@ def _color(frame: Frame | None) -> str:
         return "#d8d8d8"
     shade = zlib.crc32(f"{frame.file} {frame.function}".encode("utf-8", "replace")) % 20
     return f"hsl({205 + shade},45%,78%)" if library_file(frame.file) else f"hsl({18 + shade},85%,68%)"
+
+
+def escape(text: str) -> str:
+    """For XML, which cannot contain control characters: a program can give its functions any name."""
+    return saxutils.escape(_NOT_XML.sub("?", text))

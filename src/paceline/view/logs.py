@@ -31,6 +31,9 @@ class Line:
     text: str
     progress: bool = False  # the state of a progress bar: the next line of the task may replace it
 
+    def to_json(self) -> dict[str, str | int]:
+        return {"at": self.at, "task": self.task, "generation": self.generation, "text": self.text}
+
 
 class Logs:
     """The logs of a run, or of some of its tasks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ DELETED = "deleted"  # marks the folder of a deleted run whose snapshots remain
 LOCATION = "place"  # `on` of a run that this machine knows only by the location of its snapshots
 JOB_DELETED = "job-deleted"  # `cause` of a run whose Job no longer exists, so that its outcome is unknown
 JOB_DELETED_REASON = "its Job no longer exists on the cluster: a user deleted it, or limits.keep_finished has passed"
+STARTING_S = 15.0  # seconds until a run without events and without a supervisor was never started
 COPY_LIMIT = 4 * 1024**3  # bytes of output of another user's run that are copied to this machine
 
 
@@ -210,6 +212,16 @@ def alive(folder: Path) -> bool:
     if on_cluster(folder) or at_location(folder):
         return not any(_exists(folder / name) for name in ("report.json", DELETED)) and not abandoned(folder)
     return _locked(folder / "lock")
+
+
+def is_starting(folder: Path) -> bool:
+    """Whether the run was just created: it has neither a lock nor events for a moment, until its supervisor starts."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+        is_new = time.time() - folder.stat().st_mtime < STARTING_S
+        return is_new and not names & {"events.jsonl", "report.json"}
+    except OSError:  # this user cannot read it
+        return False
 
 
 def _locked(path: Path) -> bool:

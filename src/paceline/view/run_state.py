@@ -20,7 +20,6 @@ NEVER = "it was never started: its folder contains no events"
 ABANDONED = "its submission was interrupted, so it will never start; `paceline delete {}` removes it"
 ENDED = ("succeeded", "failed", "stopped")
 DAMAGED = "damaged"
-_STARTING_S = 15.0
 
 
 @dataclass
@@ -431,6 +430,6 @@ def _just_created(folder: Path, state: State) -> bool:
     if state.started:
         return False
     try:
-        return time.time() - folder.stat().st_mtime < _STARTING_S
+        return time.time() - folder.stat().st_mtime < run_folders.STARTING_S
     except OSError:
         return False

@@ -9,9 +9,11 @@ from pathlib import PurePath
 from typing import Any
 
 from paceline.agent.net.frames import WireError
-from paceline.agent.stacks import Frame, StacksTaken
+from paceline.agent.stacks import MOST_SECONDS, PER_SECOND, Frame, StacksTaken
 from paceline.agent.tasks.tracebacks import library_file
 
+# Of a process. A captain may send anything, and few bytes can stand for many samples of deep stacks.
+MOST_THREADS, MOST_SAMPLES, DEEPEST = 500, 2 * int(MOST_SECONDS * PER_SECOND), 500
 MOST_RANGES = 8  # of tasks, in the heading of a group
 _IMPORT_SYSTEM = "<frozen importlib."  # several frames for each import, which tell nothing
 _NUMBERED = re.compile(r"(.*)-(\d+)")
@@ -54,7 +56,11 @@ class ProcessStacks:
 
 
 def read(taken: StacksTaken) -> ProcessStacks:
-    """WireError: an index is out of range."""
+    """WireError: an index is out of range, or there is more than a member sends."""
+    depth = max(map(len, taken.stacks), default=0)
+    samples = max((len(thread.samples) for thread in taken.threads), default=0)
+    if len(taken.threads) > MOST_THREADS or samples > MOST_SAMPLES or depth > DEEPEST:
+        raise WireError("stacks: too many threads, samples or frames")
     try:
         stacks = [tuple(taken.frames[_index(number)] for number in stack) for stack in taken.stacks]
         threads = tuple(
@@ -67,6 +73,7 @@ def read(taken: StacksTaken) -> ProcessStacks:
             for thread in taken.threads
             if thread.samples
         )
+        threads = tuple(thread for thread in threads if all(thread.samples))
     except IndexError:
         raise WireError("stacks: an index is out of range") from None
     problem = taken.problem or ("" if threads else "it has no Python threads")

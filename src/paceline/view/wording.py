@@ -10,6 +10,7 @@ from typing import Any
 from paceline.agent.captain import start_times
 from paceline.view.events import Event, number, seconds
 from paceline.view.run_files import is_measurement
+from paceline.view.terminal import visible
 
 # Events that are shown to a user who follows a run; `paceline events` shows all.
 IMPORTANT = frozenset(
@@ -208,7 +209,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "warning": lambda event: f"warning: {event.text('text')}",
     "ending": lambda event: f"ending: {event.text('reason')} (tasks have {span(event.number('grace_s'))} to exit)",
     "run-ended": _ended,
-    "rotated": lambda event: f"all events before {clock(event.at)} are in events.old.jsonl",
+    "rotated": lambda event: f"events before {clock(event.at)} are in events.old.jsonl, steps and resources in series/",
 }
 
 
@@ -261,11 +262,12 @@ def figure(value: float) -> str:
 
 
 def metrics(values: Any, most: int = 6) -> str:
-    """loss 0.312, accuracy 0.91; the loss comes first."""
+    """loss 0.312, accuracy 0.91; the loss comes first. Programs choose the names, which may contain line ends."""
     if not isinstance(values, dict):
         return ""
     ordered = sorted(values.items(), key=lambda item: (item[0] != "loss", "accuracy" not in item[0]))
-    return ", ".join(f"{name} {figure(value)}" for name, value in ordered[:most] if is_measurement(value))
+    shown = [(visible(name, colors=False).replace("\n", "\\n"), value) for name, value in ordered[:most]]
+    return ", ".join(f"{name} {figure(value)}" for name, value in shown if is_measurement(value))
 
 
 def phases(spent: Mapping[str, float]) -> str:

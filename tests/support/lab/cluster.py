@@ -130,11 +130,14 @@ class Cluster:
 
     def kubectl(self, *arguments: str, kubeconfig: Path | None = None, input: str = "") -> str:
         """The output of kubectl; if it fails, a LabError with its error output."""
-        command = [str(self.parts.program("kubectl")), f"--kubeconfig={kubeconfig or self.kubeconfig()}", *arguments]
+        command = [*self.kubectl_command(kubeconfig), *arguments]
         result = subprocess.run(command, input=input, capture_output=True, text=True)
         if result.returncode:
             raise LabError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
         return result.stdout
+
+    def kubectl_command(self, kubeconfig: Path | None = None) -> list[str]:
+        return [str(self.parts.program("kubectl")), f"--kubeconfig={kubeconfig or self.kubeconfig()}"]
 
     def get(self, *arguments: str, kubeconfig: Path | None = None) -> Any:
         """The output of `kubectl get`, parsed."""

@@ -11,6 +11,7 @@ from paceline.plan import ALONE, Plan, Task
 
 SHORTEST_LIMIT = 600.0  # seconds, if restart.hang_after is omitted
 GAPS = 5  # the limit is at least this many times the longest gap between steps
+MOST_METRICS = 1000  # of a task, of which the latest are kept
 STARTS = 2  # before the first step, the limit is at least this many times the longest start
 
 
@@ -59,7 +60,7 @@ class ProgressWatch:
                 self._record_gap(output_at - max(pace.started, pace.output_at))
             pace.output_at = output_at
         if progress.metrics:
-            self.metrics.setdefault(task, {}).update(progress.metrics)
+            self.add_metrics(task, progress.metrics)
         if progress.step is None:
             return False
         at = now - progress.step_age
@@ -85,8 +86,12 @@ class ProgressWatch:
         return any(task in self._stepping for task in tasks)
 
     def add_metrics(self, task: str, metrics: Mapping[str, float]) -> None:
-        """Add the metrics that an evaluator reported for a snapshot."""
-        self.metrics.setdefault(task, {}).update(metrics)
+        """Add what a task reported, such as an evaluator for a snapshot. It may use other names each time."""
+        known = self.metrics.setdefault(task, {})
+        known.update(metrics)
+        if len(known) > MOST_METRICS:
+            for name in [name for name in known if name not in metrics][: len(known) - MOST_METRICS]:
+                del known[name]
 
     def on_snapshot(self, now: float) -> None:
         self._snapshot_at = now

@@ -1,5 +1,5 @@
-"""Metrics that are NaN or infinite: reported once, and by choice the end of the run or a reason to go back to the
-snapshot before (`restart.on_nan`). No I/O.
+"""Metrics that are NaN or infinite: reported once. Depending on `restart.on_nan`, they also end the run, or the group
+goes back to the snapshot before. No I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.commits import Commits
 from paceline.plan import ALONE, GROUP, LEAD, ROLLBACK, STOP, WARN, Plan
 
-MOST = 1000  # metrics that are reported: members choose their names
+MOST = 1000  # metrics that are reported, because members choose their names
 REMEDY = "lower the learning rate, or skip the data that leads to it"
 
 
@@ -123,7 +123,7 @@ class NotFinite:
         last = self._last
         if last is not None and last.generation < due.generation and _is_repeated(last, due):
             before = "" if last.step is None else f" (the last time, it happened at step {last.step})"
-            reason = f"{due.task}: {due} again: going back to a snapshot made no progress{before}; {REMEDY}"
+            reason = f"{due.task}: {due} again: going back to a snapshot did not help{before}; {REMEDY}"
             self._shutdown.end("failed", reason, NOT_A_NUMBER, now, ins.KILL)
             return
         self._last = due

@@ -8,20 +8,21 @@ from typing import Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.state_machine import Captain
-from paceline.agent.captain_process.stack_requests import REPLY, StackRequests
+from paceline.agent.captain_process.task_requests import KINDS, Instruction, TaskRequests
 from paceline.agent.net import messages
 from paceline.agent.net.frames import MEMBER_LIMIT, Message, WireError, encode
 from paceline.agent.net.listener import Listener, Strangers
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import Options, endpoint
-from paceline.agent.stacks import ANSWER_WITHIN, MOST_SECONDS, StacksTaken, TakeStacks
+from paceline.agent.profiles import ProfileTaken
+from paceline.agent.stacks import StacksTaken
 
 JOIN_TIMEOUT = 10.0  # seconds for the first message of a connection
 BACKLOG = 4096  # connections: all hosts of a large run may connect at once
 REASON_LIMIT = 500  # characters
 INSTANCES_KEPT = 100  # of each host: those that were replaced before have ended long ago
-STACKS_TIMEOUT = MOST_SECONDS + ANSWER_WITHIN + 10.0  # seconds for which a command line may wait for stacks
+REQUEST_MARGIN = 10.0  # seconds for which a command line may wait longer than its request takes
 
 
 class Connection:
@@ -73,7 +74,7 @@ class Connections:
         self._successors: dict[str, tuple[Connection, ev.MemberJoined]] = {}
         self._instances: dict[str, list[str]] = {}  # host -> instances in order of arrival; the last is current
         self._delayed_frames: dict[str, tuple[bytes, ...]] = {}
-        self._stack_requests = StackRequests(captain.plan, loop, self._take_stacks)
+        self._task_requests = TaskRequests(captain.plan, loop, self._instruct)
         self._held_joins: list[tuple[Connection, ev.MemberJoined]] | None = None  # None: members may join
         self._strangers = Strangers(len(captain.plan.hosts), self.drop, lambda connection: connection.link.open)
         address = endpoint(options.listen or options.captain)
@@ -88,13 +89,13 @@ class Connections:
 
     def receive(self, connection: Connection, message: Message) -> None:
         if connection.host:
-            if message["type"] == REPLY:
-                self._stack_requests.on_reply(connection.host, message)
+            if message["type"] in KINDS:
+                self._task_requests.on_reply(connection.host, message)
                 return
             event = messages.read_member(message, connection.host)
             if isinstance(event, ev.Heartbeat):
                 connection.send_message(messages.HeartbeatReply(event.n))
-            if event is not None and not isinstance(event, StacksTaken):
+            if event is not None and not isinstance(event, (StacksTaken, ProfileTaken)):
                 self._handle(event)
         elif message["type"] == "join":
             self._join_or_hold(connection, messages.read_join(message, self._options.run))
@@ -103,9 +104,8 @@ class Connections:
             reason = (text if isinstance(text, str) and text else "stopped by a user")[:REASON_LIMIT]
             connection.send(encode({"type": "stopping", "grace": self._captain.plan.limits.grace}))
             self._handle(ev.StopRequested(reason, message.get("interrupt") is True))
-        elif message["type"] == "stacks":
-            connection.patience = STACKS_TIMEOUT
-            self._stack_requests.begin(message, connection.send)
+        elif message["type"] in KINDS:
+            connection.patience = self._task_requests.begin(message, connection.send) + REQUEST_MARGIN
         else:
             raise WireError(f"message {message['type']!r} before join")
 
@@ -190,7 +190,7 @@ class Connections:
         if connection is not None and frames:
             connection.send(*frames)
 
-    def _take_stacks(self, host: str, message: TakeStacks) -> bool:
+    def _instruct(self, host: str, message: Instruction) -> bool:
         """False: the host is not connected."""
         is_connected = host in self._members
         if is_connected:
@@ -213,6 +213,7 @@ class Connections:
         if connection.host and self._members.get(connection.host) is connection:
             del self._members[connection.host]
             self._delayed_frames.pop(connection.host, None)
+            self._task_requests.on_disconnect(connection.host)
             self._handle(ev.MemberDisconnected(connection.host))
             if connection.host in self._successors:
                 self.loop.after(0.0, self.admit_successors)

@@ -1,1 +1,1 @@
-"""Deliveries to servers of others, in a process of its own: notifications, and numbers for experiment tracking."""
+"""Deliveries to external servers, in a process of its own: notifications, and metrics for experiment tracking."""

@@ -68,7 +68,8 @@ class Deliveries:
     def end(self, then: Callable[[list[str]], None]) -> None:
         """The run has ended. Calls `then` with what was not delivered, once the rest is delivered or cannot be."""
         self._then = then
-        self._loop.after(END_S + PATIENCE_S, lambda: self._finish(["deliveries took too long after the run's end"]))
+        too_long = "deliveries took too long after the end of the run"
+        self._loop.after(END_S + PATIENCE_S, lambda: self._finish([too_long]))
         if self._process is None:
             self.start()
         else:

@@ -14,11 +14,11 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-TIMEOUT = 10.0  # seconds until the server accepts a connection, and between two parts of its answer
-LONGEST = 30.0  # seconds for a request and its answer: a server that sends byte by byte must not block others
-LARGEST_ANSWER = 4 * 1024 * 1024  # bytes
+TIMEOUT = 10.0  # seconds until the server accepts a connection, and between two parts of its response
+LONGEST = 30.0  # seconds for a request and its response: a server that sends byte by byte must not block others
+LARGEST_RESPONSE = 4 * 1024 * 1024  # bytes
 LONGEST_DELAY = 300.0  # seconds that a server may ask for
-_TOO_SLOW = f"no complete answer within {LONGEST:g} s"
+_TOO_SLOW = f"no complete response within {LONGEST:g} s"
 _TRY_AGAIN = (408, 425, 429)  # and those of servers, from 500 on
 
 
@@ -26,7 +26,7 @@ class DeliveryError(Exception):
     """The server did not accept the request. The text is for users."""
 
     def __init__(self, text: str, status: int = 0, body: bytes = b"", retry: bool = True, delay: float = 0.0) -> None:
-        """`retry`: whether it may accept it later. `delay`: seconds for which it asks to be left alone."""
+        """`retry`: whether it may accept it later. `delay`: the least number of seconds it asks the client to wait."""
         super().__init__(text)
         self.status, self.body, self.retry, self.delay = status, body, retry, delay
 
@@ -103,12 +103,12 @@ class _Handler(urllib.request.AbstractHTTPHandler):
 
 
 def send(method: str, url: str, data: bytes | None, headers: Mapping[str, str]) -> bytes:
-    """The body of the answer. DeliveryError: the server cannot be reached, or does not accept the request."""
+    """The body of the response. DeliveryError: the server cannot be reached, or does not accept the request."""
     request = urllib.request.Request(url, data, {"User-Agent": "paceline", **headers}, method=method)
     with _TimeLimit(LONGEST) as limit:
         try:
-            with _opener(limit).open(request, timeout=TIMEOUT) as answer:
-                body = bytes(answer.read(LARGEST_ANSWER))
+            with _opener(limit).open(request, timeout=TIMEOUT) as response:
+                body = bytes(response.read(LARGEST_RESPONSE))
         except urllib.error.HTTPError as error:
             with error:
                 raise _refusal(error) from None
@@ -132,7 +132,7 @@ def _opener(limit: _TimeLimit) -> urllib.request.OpenerDirector:
 
 def _refusal(error: urllib.error.HTTPError) -> DeliveryError:
     try:
-        body = error.read(LARGEST_ANSWER)
+        body = error.read(LARGEST_RESPONSE)
     except (OSError, http.client.HTTPException):
         body = b""
     name = http.client.responses.get(error.code, "")
@@ -148,13 +148,13 @@ def _reason(error: Exception) -> str:
     """Without the address, which the text of some errors contains."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, (TimeoutError, socket.timeout)):
-        return f"no answer for {TIMEOUT:g} s"
+        return f"no response for {TIMEOUT:g} s"
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {cause.verify_message}"
     if isinstance(cause, socket.gaierror):
-        return "its name cannot be resolved"
+        return "its host name cannot be resolved"
     if isinstance(cause, OSError) and cause.errno:
         return os.strerror(cause.errno)
     if isinstance(cause, UnicodeError):
-        return "its name is not valid"
-    return f"invalid answer ({type(cause).__name__})"
+        return "its host name is not valid"
+    return f"invalid response ({type(cause).__name__})"

@@ -1,7 +1,7 @@
-"""Keeps one run of MLflow up to date with a run of Paceline: parameters, tags, reported numbers, and how it ended.
+"""Keeps one MLflow run up to date with a run of Paceline: parameters, tags, reported metrics, and how it ended.
 
 What is sent follows from the files of the run, and from what the server has: only steps above the highest one that it
-has are sent. So a server that is away, or a restart, delays numbers, but neither loses nor repeats them."""
+has are sent. So a server that is down, or a restart, delays metrics, but neither loses nor repeats them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Callable
 from paceline.agent.deliveries.addresses import host_of
 from paceline.agent.deliveries.event_reader import Event, EventReader
 from paceline.agent.deliveries.http_requests import DeliveryError
-from paceline.agent.deliveries.mlflow_server import Metric, MlflowServer, valid_name
+from paceline.agent.deliveries.mlflow_server import MOST_METRICS, Metric, MlflowServer, is_refusal, valid_name
 from paceline.agent.deliveries.saved_state import FOLDER, mlflow_run_file, saved_mlflow_run
 from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import Line, SeriesReader
@@ -23,7 +23,7 @@ from paceline.plan import Plan, split_claim
 
 SEND_EVERY = 10.0  # seconds
 WARN_AFTER = 3  # attempts
-TOKEN = "paceline.token"  # the tag by which the run of MLflow is found again
+TOKEN = "paceline.token"  # the tag by which the MLflow run is found again
 EVALUATION = "evaluation/"  # begins the names of metrics that evaluators report
 SPEED = "paceline/steps_per_s"
 _STATUSES = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -34,7 +34,7 @@ class MlflowDelivery:
         self, plan: Plan, options: Options, server: MlflowServer, schedule: Schedule,
         warn: Callable[[str], None], announce: Callable[[str], None], user: str = "",
     ) -> None:  # fmt: skip
-        """`announce`: called with the id of the run of MLflow."""
+        """`announce`: called with the id of the MLflow run."""
         assert plan.track is not None
         self._plan, self._options, self._track = plan, options, plan.track
         self._server, self._schedule, self._warn, self._announce = server, schedule, warn, announce
@@ -47,7 +47,8 @@ class MlflowDelivery:
         self._is_open = False  # its parameters are there
         self._is_complete = False  # everything was sent, after the end of the run
         self._problem = ""
-        self._refused = 0  # metrics
+        self._rejected = 0  # metric values
+        self._rejected_tags: set[str] = set()
 
     def run(self) -> None:
         if self._run:
@@ -73,11 +74,12 @@ class MlflowDelivery:
 
     def undelivered(self) -> str:
         if not self._is_complete:
-            return f"the last numbers and the status were not delivered to {self.name}: {self._problem}".rstrip(": ")
-        numbers = "1 number was" if self._refused == 1 else f"{self._refused} numbers were"
-        return f"{numbers} refused by {self.name}" if self._refused else ""
+            return f"the last metrics and the status were not delivered to {self.name}: {self._problem}".rstrip(": ")
+        counts = {"metric value": self._rejected, "tag": len(self._rejected_tags)}
+        rejected = " and ".join(f"{count} {what}{'s'[: count - 1]}" for what, count in counts.items() if count)
+        return f"{self.name} rejected {rejected}" if rejected else ""
 
-    # ---- the run of MLflow
+    # ---- the MLflow run
 
     def _open(self) -> None:
         if self._is_open:
@@ -97,13 +99,13 @@ class MlflowDelivery:
         self._is_open = True
 
     def _log_parameters(self) -> None:
-        """Parameters that the server refuses must not block numbers."""
+        """Parameters that the server rejects must not block metrics."""
         try:
             self._server.log_parameters(self._run, self._track.parameters)
         except DeliveryError as error:
-            if error.status != 400:
+            if not is_refusal(error):
                 raise
-            self._warn(f"{self.name} refuses parameters: {error}")
+            self._warn(f"{self.name} rejected parameters: {error}")
 
     def _started(self) -> int:
         events = self._events.read()
@@ -122,7 +124,7 @@ class MlflowDelivery:
         tags.update({"mlflow.user": self._user} if self._user else {})
         return tags
 
-    # ---- numbers
+    # ---- metrics
 
     def _send_series(self) -> None:
         highest: dict[str, int] | None = None
@@ -135,15 +137,17 @@ class MlflowDelivery:
             self._series.save()
 
     def _log(self, metrics: list[Metric]) -> None:
-        """Metrics that the server refuses are dropped: they must not block those that follow."""
-        try:
-            self._server.log_metrics(self._run, metrics)
-        except DeliveryError as error:
-            if error.status != 400:
-                raise
-            if not self._refused:
-                self._warn(f"{self.name} refuses numbers: {error}")
-            self._refused += len(metrics)
+        """Metrics that the server rejects are dropped: they must not block those that follow."""
+        for begin in range(0, len(metrics), MOST_METRICS):
+            batch = metrics[begin : begin + MOST_METRICS]
+            try:
+                self._server.log_metrics(self._run, batch)
+            except DeliveryError as error:
+                if not is_refusal(error):
+                    raise
+                if not self._rejected:
+                    self._warn(f"{self.name} rejected metrics, which are dropped: {error}")
+                self._rejected += len(batch)
 
     # ---- events
 
@@ -153,15 +157,37 @@ class MlflowDelivery:
             for event, _ in events:
                 tags.update(self._tags_of(event))
             self._log([metric for event, _ in events for metric in evaluation_metrics(event)])
-            if tags:
-                self._server.set_tags(self._run, tags)
+            self._set_tags(tags)
             for event, _ in events:
                 if event.get("event") == "run-ended" and event.get("status") in _STATUSES:
                     at = seconds(event.get("at"))
                     end_time = round(1000 * (time.time() if at is None else at))
-                    self._server.end_run(self._run, _STATUSES[event["status"]], end_time)
+                    self._end_run(_STATUSES[event["status"]], end_time)
             self._events.advance(events[-1][1])
             self._events.save()
+
+    def _set_tags(self, tags: dict[str, str]) -> None:
+        """If the server rejects one of them, the others are set."""
+        try:
+            if tags:
+                self._server.set_tags(self._run, tags)
+        except DeliveryError as error:
+            if not is_refusal(error):
+                raise
+            if len(tags) > 1:
+                for name, value in tags.items():
+                    self._set_tags({name: value})
+            elif not self._rejected_tags.issuperset(tags):
+                self._rejected_tags.update(tags)
+                self._warn(f"{self.name} rejected the tag {next(iter(tags))}: {error}")
+
+    def _end_run(self, status: str, end_time: int) -> None:
+        try:
+            self._server.end_run(self._run, status, end_time)
+        except DeliveryError as error:
+            if not is_refusal(error):
+                raise
+            self._warn(f"{self.name} rejected the status {status}: {error}")
 
     def _tags_of(self, event: Event) -> dict[str, str]:
         kind, tags = event.get("event"), {}

@@ -19,7 +19,7 @@ MOST_OTHERS = 100  # parameters or tags in one request
 LONGEST_NAME = 250  # characters
 LONGEST_PARAMETER = 500  # characters: older servers accept no more
 LONGEST_TAG = 5000
-_NOT_MLFLOW = "its answer is not MLflow's"
+_NOT_MLFLOW = "its response is not in MLflow's format"
 _NAME = re.compile(r"[^\w\-. /]", re.ASCII)
 _RUN_ID = re.compile(r"[\w\-]{1,128}", re.ASCII)
 
@@ -33,8 +33,8 @@ class Metric:
 
 
 @contextmanager
-def _reading_answers() -> Iterator[None]:
-    """An answer without the fields that MLflow's has may come from a proxy, or from another server."""
+def _reading_responses() -> Iterator[None]:
+    """A response without the fields that MLflow's has may come from a proxy, or from another server."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
@@ -47,7 +47,7 @@ class MlflowServer:
         self._uri = uri.rstrip("/")
         self._headers = {"Content-Type": "application/json", **_authorization(environment)}
 
-    @_reading_answers()
+    @_reading_responses()
     def experiment(self, name: str) -> str:
         """The id of the experiment, which is created if it does not exist."""
         try:
@@ -61,19 +61,19 @@ class MlflowServer:
             raise DeliveryError(f"the experiment {name} was deleted: restore it, or use another one", retry=False)
         return str(experiment["experiment_id"])
 
-    @_reading_answers()
+    @_reading_responses()
     def find_run(self, experiment: str, tag: str, value: str) -> str:
         """The id of the run with this tag; empty: there is none."""
         wanted = {"experiment_ids": [experiment], "filter": f"tags.`{tag}` = '{value}'", "max_results": 1}
         runs = self._post("runs/search", wanted).get("runs") or []
         return _run_id(runs[0]) if runs else ""
 
-    @_reading_answers()
+    @_reading_responses()
     def create_run(self, experiment: str, name: str, start_time: int, tags: Mapping[str, str]) -> str:
         fields = {"experiment_id": experiment, "run_name": name, "start_time": start_time, "tags": _pairs(tags)}
         return _run_id(self._post("runs/create", fields)["run"])
 
-    @_reading_answers()
+    @_reading_responses()
     def highest_steps(self, run: str) -> dict[str, int]:
         """The highest step of each metric of a run."""
         metrics = self._get("runs/get", run_id=run)["run"].get("data", {}).get("metrics") or []
@@ -99,21 +99,21 @@ class MlflowServer:
             self._post("runs/log-batch", {"run_id": run, field: pairs[begin : begin + MOST_OTHERS]})
 
     def _get(self, path: str, **query: str) -> dict[str, Any]:
-        return self._answer("GET", f"{path}?{urlencode(query)}", None)
+        return self._response("GET", f"{path}?{urlencode(query)}", None)
 
     def _post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return self._answer("POST", path, json.dumps(fields).encode())
+        return self._response("POST", path, json.dumps(fields).encode())
 
-    def _answer(self, method: str, path: str, data: bytes | None) -> dict[str, Any]:
+    def _response(self, method: str, path: str, data: bytes | None) -> dict[str, Any]:
         try:
-            answer = json.loads(http_requests.send(method, f"{self._uri}/api/2.0/mlflow/{path}", data, self._headers))
+            response = json.loads(http_requests.send(method, f"{self._uri}/api/2.0/mlflow/{path}", data, self._headers))
         except (ValueError, RecursionError):
-            answer = None
+            response = None
         except DeliveryError as error:
             raise _with_message(error) from None
-        if not isinstance(answer, dict):
+        if not isinstance(response, dict):
             raise DeliveryError(_NOT_MLFLOW)
-        return answer
+        return response
 
 
 def _run_id(run: Mapping[str, Any]) -> str:
@@ -133,6 +133,14 @@ def valid_name(name: str) -> str:
     """
     parts = _NAME.sub("_", name)[:LONGEST_NAME].split("/")
     return "/".join("_" if part in (".", "..") else part for part in parts if part) or "_"
+
+
+def is_refusal(error: DeliveryError) -> bool:
+    """Whether the server will never accept what was sent. Credentials may be renewed, and a proxy may not find a server
+    that is being restarted: such requests can succeed later."""
+    if error.status in (401, 403, 407) or (error.status == 404 and not error_code(error)):
+        return False
+    return 400 <= error.status < 500 and not error.retry
 
 
 def error_code(error: DeliveryError) -> str:

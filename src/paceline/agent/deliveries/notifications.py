@@ -64,11 +64,11 @@ def _described(event: Mapping[str, Any]) -> tuple[str, str]:
         tasks = event.get("tasks")
         names = ", ".join(map(str, tasks)) if isinstance(tasks, list) else "a task"
         progress = "step" if event.get("progress") == "step" else "output"
-        return HANG, f"hangs: no {progress} of {names} for {_seconds(event.get('silent_s'))}"
+        return HANG, f"hangs: no {progress} from {names} for {_seconds(event.get('silent_s'))}"
     if kind == "restart":
         task = f" of {event['task']}" if event.get("task") else ""
         detail = f": {event['detail']}" if event.get("detail") else ""
-        return RESTART, f"restarts after a failure{task} ({event.get('cause')}){detail}"
+        return RESTART, f"is restarting after a failure{task} ({event.get('cause')}){detail}"
     return "", ""
 
 

@@ -1,9 +1,8 @@
-"""The process that delivers to servers of others: one thread for each receiver, so that none waits for another.
+"""The process that delivers to external servers: one thread for each receiver, so that none waits for another.
 
-It prints JSON objects, one per line, for the captain: `warning` is a text for the user, `mlflow_run` the id of the run
-of MLflow. Once a line is written to its
-standard input, the run has ended; its last line is `undelivered`, a list of texts. If standard input is closed, the
-captain has ended, and so does this process."""
+It prints JSON objects, one per line, for the captain: `warning` is a text for the user, `mlflow_run` the id of the
+MLflow run. Once a line is written to its standard input, the run has ended; its last line is `undelivered`, a list of
+texts. If standard input is closed, the captain has ended, and so does this process."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from paceline.agent.deliveries.mlflow_delivery import MlflowDelivery
 from paceline.agent.deliveries.mlflow_server import MlflowServer
 from paceline.agent.deliveries.saved_state import FOLDER
 from paceline.agent.deliveries.schedule import Schedule
-from paceline.agent.deliveries.webhook import WebhookDelivery
+from paceline.agent.deliveries.webhook_delivery import WebhookDelivery
 from paceline.agent.options import parse
 from paceline.plan import from_data
 

@@ -13,7 +13,7 @@ def mlflow_run_file(folder: str) -> str:
 
 
 def saved_mlflow_run(folder: str) -> str:
-    """The id of the run of MLflow; empty: it is not known."""
+    """The id of the MLflow run; empty: it is not known."""
     try:
         with open(mlflow_run_file(folder)) as file:
             return str(json.load(file)["run"])

@@ -1,1 +1,1 @@
-"""Metrics of a run for Prometheus: what they are, their text, and the server that the captain gives it with."""
+"""Metrics of a run for Prometheus: what they are, their text, and the server at the captain."""

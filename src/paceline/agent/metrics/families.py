@@ -1,4 +1,4 @@
-"""Which metrics there are: their names, types and labels. Each has the label `run`, too."""
+"""All metrics: their names, types and labels. Each also has the label `run`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ CAUSES = (
 )  # fmt: skip
 SAVED, COMMITTED = "saved", "committed"  # values of `state`
 
-RUN = Family("paceline_run", INFO, "The run.", ("name", "framework", "strategy", "version"))
+RUN = Family("paceline_run", INFO, "The job of the run.", ("name", "framework", "strategy", "version"))
 STATUS = Family("paceline_run_status", GAUGE, "1 for the current status of the run.", ("status",))
 STARTED = Family("paceline_run_start_time_seconds", GAUGE, "When the run started, in seconds since 1970.")
 GENERATION = Family("paceline_generation", GAUGE, "The number of the current generation; 0 before the first.")
 RESTARTS = Family("paceline_restarts", COUNTER, "Restarts of tasks or groups, by cause.", ("cause",))
 
-TIME = Family("paceline_time_seconds", GAUGE, "Time of the run by kind; they add up to its age.", ("kind",))
+TIME = Family("paceline_time_seconds", GAUGE, "Time of the run by kind; the kinds add up to its age.", ("kind",))
 GOODPUT = Family("paceline_goodput_ratio", GAUGE, "Fraction of the time that was spent on training that counts.")
 DISK_FREE = Family("paceline_disk_free_bytes", GAUGE, "Free space on the disk of the run's folder, at the captain.")
 DISK_SIZE = Family("paceline_disk_size_bytes", GAUGE, "Size of that disk.")
@@ -38,7 +38,9 @@ COMMIT_TIME = Family(
     "paceline_snapshot_commit_seconds", GAUGE, "Time until the newest committed snapshot was committed, once saved."
 )
 STALL = Family("paceline_snapshot_stall_seconds", GAUGE, "How long training waited for the newest saved snapshot.")
-SKIPPED = Family("paceline_snapshots_skipped", COUNTER, "Saved snapshots that were not committed, as newer ones were.")
+SKIPPED = Family(
+    "paceline_snapshots_skipped", COUNTER, "Saved snapshots that were not committed, because newer ones were."
+)
 HELD = Family("paceline_snapshots_held", GAUGE, "Snapshots that are on hosts, complete or not.")
 OWED = Family("paceline_generation_records_owed", GAUGE, "Records of generations that are not in the store yet.")
 
@@ -48,7 +50,7 @@ LEASE = Family("paceline_lease_seconds", GAUGE, "Time after which a host without
 
 TASK_CPU = Family("paceline_task_cpu_cores", GAUGE, "Cores that the task uses.", ("task",))
 TASK_MEMORY = Family("paceline_task_memory_bytes", GAUGE, "Memory that the task uses.", ("task",))
-TASK_MEMORY_PEAK = Family("paceline_task_memory_peak_bytes", GAUGE, "The most memory that it has used.", ("task",))
+TASK_MEMORY_PEAK = Family("paceline_task_memory_peak_bytes", GAUGE, "Most memory that the task has used.", ("task",))
 TASK_READ = Family("paceline_task_read_bytes_per_second", GAUGE, "What the task reads from disks.", ("task",))
 TASK_WRITTEN = Family("paceline_task_written_bytes_per_second", GAUGE, "What the task writes to disks.", ("task",))
 HOST_MEMORY = Family("paceline_host_memory_bytes", GAUGE, "Memory in use on the host.", ("host",))

@@ -4,6 +4,7 @@ many they are, neither ends nor delays what else the loop does.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import selectors
 import socket
@@ -27,10 +28,11 @@ RETRY_S = 30.0  # until the port is tried again
 Text = Callable[[bool], bytes]  # whether in the format of OpenMetrics -> the metrics
 
 _STATUS = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
+    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 421: "Misdirected Request",
     431: "Request Header Fields Too Large", 500: "Internal Server Error",
 }  # fmt: skip
 _REQUEST = re.compile(rb"([A-Z]{1,20}) (\S+) HTTP/1\.[01]\r?\n", re.ASCII)
+_HOST = re.compile(rb"^host:[ \t]*(.*?)(?::[0-9]*)?[ \t]*\r?$", re.I | re.M)
 _ACCEPT = re.compile(rb"^accept:.*application/openmetrics-text", re.I | re.M)
 
 
@@ -51,6 +53,7 @@ class MetricsServer:
         self._recent: dict[bool, tuple[float, bytes]] = {}  # format -> until when it is sent, and the text
         self._reported: set[str] = set()
         self._listener: Listener | None = None
+        self._is_sweeping = False  # a timer for `_sweep` is set
         self._is_closed = False
         self._listen()
 
@@ -81,9 +84,8 @@ class MetricsServer:
     def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         exchange = _Exchange(sock, self._loop.now() + EXCHANGE_S)
-        if not self._exchanges:
-            self._loop.after(SWEEP_S, self._sweep)
         self._exchanges[exchange] = None
+        self._sweep_later()
         self._watch(exchange, selectors.EVENT_READ)
         if len(self._exchanges) > MOST:
             self._drop_oldest()
@@ -101,12 +103,18 @@ class MetricsServer:
             self._loop.unwatch(exchange.sock)
             exchange.sock.close()
 
+    def _sweep_later(self) -> None:
+        """One timer is enough: with one for each connection, a client could make them more and more."""
+        if self._exchanges and not self._is_sweeping:
+            self._is_sweeping = True
+            self._loop.after(SWEEP_S, self._sweep)
+
     def _sweep(self) -> None:
+        self._is_sweeping = False
         now = self._loop.now()
         for exchange in [each for each in self._exchanges if now >= each.until]:
             self._drop(exchange)
-        if self._exchanges:
-            self._loop.after(SWEEP_S, self._sweep)
+        self._sweep_later()
 
     # ---- requests and responses
 
@@ -151,6 +159,8 @@ class MetricsServer:
         method, target = request[1], request[2].split(b"?")[0]
         if method not in (b"GET", b"HEAD"):
             return _response(405)
+        if not self._answers_for(_HOST.findall(head)):
+            return _response(421)
         if target != METRICS_PATH.encode():
             return _response(404)
         openmetrics = _ACCEPT.search(head) is not None
@@ -160,6 +170,16 @@ class MetricsServer:
             self._report_once(f"metrics cannot be served: {error!r}")
             return _response(500)
         return _response(200, body, OPENMETRICS if openmetrics else PROMETHEUS, is_head=method == b"HEAD")
+
+    def _answers_for(self, hosts: list[bytes]) -> bool:
+        """On loopback, only for names of this machine: a web page could otherwise have its own name resolve to
+        127.0.0.1 (DNS rebinding), and the browser would let it read the metrics."""
+        assert self._listener is not None
+        own = self._listener.host
+        if not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
+            return True
+        names = {"127.0.0.1", "localhost", "[::1]", f"[{own}]" if ":" in own else own, self._address[0].lower()}
+        return not hosts or (len(hosts) == 1 and hosts[0].decode("latin-1").lower().rstrip(".") in names)
 
     def _recent_text(self, openmetrics: bool) -> bytes:
         now = self._loop.now()

@@ -76,6 +76,11 @@ class Listener:
             raise
 
     @property
+    def host(self) -> str:
+        """The address, even if it was specified by a name."""
+        return str(self._socket.getsockname()[0])
+
+    @property
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 

@@ -22,6 +22,7 @@ from paceline.agent.net.codec import (
     sequence_of,
 )
 from paceline.agent.net.frames import PROTOCOL, Message, WireError
+from paceline.agent.profiles import ProfileTaken, TakeProfile
 from paceline.agent.records import record
 from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.transfers.requests import Failure
@@ -71,6 +72,7 @@ _FROM_MEMBERS = Codec(
         "agree": ev.AgreementReply,
         "said": ev.Notice,
         "stacks": StacksTaken,
+        "profile": ProfileTaken,
         "left": ev.MemberLeft,
     },
     readers=_READERS,
@@ -111,8 +113,8 @@ def records_to_list(records: tuple[GenerationRecord, ...]) -> list[Message]:
     return [{**vars(each), "parent": None if each.parent is None else pair(each.parent)} for each in records]
 
 
-# The captain decides nothing by the stacks of tasks, and passes them on to the user who has requested them.
-MemberMessage = Union[ev.MemberEvent, StacksTaken]
+# The captain decides nothing by stacks and profiles of tasks, and passes them on to the user who has requested them.
+MemberMessage = Union[ev.MemberEvent, StacksTaken, ProfileTaken]
 
 
 def member_message(message: MemberMessage) -> Message:
@@ -171,7 +173,9 @@ class StartOnHost:
     mlflow_run: str = ""  # the id of the run of MLflow; empty: none is known
 
 
-CaptainMessage = Union[Welcome, Wait, HeartbeatReply, Roster, StartOnHost, TakeStacks, ins.MemberInstruction]
+CaptainMessage = Union[
+    Welcome, Wait, HeartbeatReply, Roster, StartOnHost, TakeStacks, TakeProfile, ins.MemberInstruction
+]  # fmt: skip
 
 _FROM_CAPTAIN = Codec(
     {
@@ -181,6 +185,7 @@ _FROM_CAPTAIN = Codec(
         "roster": Roster,
         "start": StartOnHost,
         "stacks": TakeStacks,
+        "profile": TakeProfile,
         "end": ins.EndTasks,
         "finish": ins.DismissMember,
         "send": ins.StorePart,

@@ -74,6 +74,7 @@ class Attempt:
         self.metrics: dict[str, float] = {}
         self.start_timer = StartTimer(now, framework)
         self.cuda_variables: dict[str, str] | None = None  # of its environment, as of its first step; None: no GPU
+        self.on_profile: Callable[[dict[str, Any]], None] | None = None  # called with its messages about a profile
         self.polls_for_saves = False  # whether it checks once a step if it should take a snapshot
         self.cold_because = ""  # why it could not be started from a spare
         self.raised: Raised | None = None
@@ -218,6 +219,10 @@ class Attempt:
             return
         if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest", "not-finite"):
             self._on_message(self, message)
+            return
+        if message.get("_") == "profile":
+            if self.on_profile is not None:
+                self.on_profile(message)
             return
         if message.get("_") == "raised" and self.raised is None:
             self.raised = _raised(message)

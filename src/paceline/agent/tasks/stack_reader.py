@@ -1,6 +1,7 @@
 """Reads the Python stacks of one process of a task, without disturbing it: see frameworks/stack_signal.py.
 
-It sends no signal to a process that has no handler for it, which would kill the process.
+It sends no signal to a process that has no handler for it, which would kill the process. What the process writes is
+limited here, too: its program may write to the same file.
 """
 
 from __future__ import annotations
@@ -12,15 +13,26 @@ from dataclasses import dataclass
 
 from paceline.agent import machine
 from paceline.agent.stacks import Frame
-from paceline.frameworks.stack_signal import DUMP, HEAD_SIZE, MOST_BYTES, NAME, REQUEST_AT, SAMPLE, SLOT_SIZE
+from paceline.frameworks.stack_signal import (
+    DUMP,
+    HEAD_SIZE,
+    MOST_BYTES,
+    MOST_FRAMES,
+    NAME,
+    REQUEST_AT,
+    SAMPLE,
+    SLOT_SIZE,
+)
 
 LONGEST_NAME = 500  # characters of a file or a function
 DUMP_WITHIN = 0.1  # seconds
 IDLE_FOR = 0.02  # seconds in which a thread did not run: then faulthandler can read its frames
 _HEADER = "Stack (most recent call first):"
-_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_FRAME = re.compile(r'  File "(.*)", line ([0-9]{1,9}|\?\?\?) in (.*)')
+_THREAD = re.compile(r"Thread ([0-9]{1,16})")  # an address if its native id is unknown
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _POLL = 0.0005  # seconds
+_UNKNOWN = "???"  # line
 
 Stack = tuple[Frame, ...]  # innermost first
 Stacks = dict[int, Stack]  # native id of a thread -> its stack; that of the main thread is the pid
@@ -66,14 +78,16 @@ class StackReader:
         """The stacks that were requested last; None if the main thread has not written them yet."""
         return parse_sample(self._written(), self._requests)
 
-    def dump(self) -> Stacks:
+    def dump(self, until: float) -> Stacks:
         """The stacks of threads that do not run. Call it only if a request has had no reply for a while: then the main
-        thread is in a C call, or waits for the GIL."""
+        thread is in a C call, or waits for the GIL. `until`: when it returns what it has, in monotonic time."""
         threads = [self.pid]
         if _version(self.pid) >= (3, 11):  # faulthandler of earlier versions changes reference counts without the GIL
             threads += self._idle(self._noted_threads())
         stacks = {}
         for thread in threads:
+            if time.monotonic() >= until:
+                break
             stack = self._dump(thread)
             if stack is not None:
                 stacks[thread] = stack
@@ -131,10 +145,12 @@ def parse_sample(text: str, request: int) -> Stacks | None:
     frames: dict[int, list[Frame]] = {}
     thread = 0
     for line in body.splitlines():
-        if line.startswith("Thread ") and line[7:].isdigit():
-            thread = int(line[7:])
+        if (match := _THREAD.fullmatch(line)) is not None:
+            thread = int(match[1])
         elif (frame := _frame(line)) is not None:
-            frames.setdefault(thread, []).append(frame)
+            stack = frames.setdefault(thread, [])
+            if len(stack) < MOST_FRAMES:
+                stack.append(frame)
     return {thread: tuple(stack) for thread, stack in frames.items()}
 
 
@@ -146,7 +162,7 @@ def parse_dump(text: str) -> Stack | None:
     lines = text.splitlines()
     if lines[:1] != [_HEADER] or lines.count(_HEADER) > 1:
         return None
-    return tuple(filter(None, map(_frame, map(_unescaped, lines[1:])))) or None
+    return tuple(filter(None, map(_frame, map(_unescaped, lines[1 : MOST_FRAMES + 1])))) or None
 
 
 def _frame(line: str) -> Frame | None:
@@ -154,7 +170,7 @@ def _frame(line: str) -> Frame | None:
     if match is None:
         return None
     file, number, function = match.groups()
-    return Frame(file[:LONGEST_NAME], int(number) if number.isdigit() else 0, function[:LONGEST_NAME])
+    return Frame(file[:LONGEST_NAME], 0 if number == _UNKNOWN else int(number), function[:LONGEST_NAME])
 
 
 def _unescaped(line: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import selectors
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Callable
 
 from paceline.agent.net.loop import Loop
@@ -18,7 +20,11 @@ from paceline.agent.tasks.stack_reader import CannotRead, Stack, StackReader, St
 
 REPLY_WITHIN = 0.4  # seconds in which a main thread that runs Python code replies; otherwise it is in a C call
 MOST_PROCESSES = 64  # of a task
-MOST_STACKS, MOST_FRAMES, MOST_THREADS = 2000, 10_000, 200  # different ones, of a process
+MOST_CHECKED = 1000  # processes of a task: this takes about 0.1 ms each
+DUMPS_WITHIN = 2.5  # seconds for all processes of a host
+# Of a process, so that a reply is not larger than a message may be, whatever the program has written.
+MOST_STACKS, MOST_FRAMES, MOST_THREADS = 2000, 10_000, 200  # different ones
+MOST_NAMES = 3 * 1024 * 1024  # bytes of the different frames
 _INTERVAL = 1 / PER_SECOND
 _POLL = 0.002
 _NO_REPLY = "it neither runs Python code nor waits: it may be blocked in the kernel"
@@ -83,7 +89,8 @@ class StackSampler:
 
     def _pids(self, pid: int) -> list[int]:
         """Below a shell or a launcher such as torchrun, the Python processes that it has started."""
-        return [each for each in self._processes_of(pid) if has_handlers(each)][:MOST_PROCESSES] or [pid]
+        pids = filter(has_handlers, self._processes_of(pid)[:MOST_CHECKED])
+        return list(islice(pids, MOST_PROCESSES)) or [pid]
 
     def _reply(self, message: TakeStacks, problems: list[tuple[str, str]], is_last: bool = True) -> None:
         for number, (task, problem) in enumerate(problems, 1):
@@ -126,12 +133,14 @@ class _Process:
         self.samples: dict[int, list[int]] = {}  # thread -> indexes of its stacks
         self.waits = False  # whether a request has no reply yet
         self._ticks = 0  # intervals for which the next reply stands
-        self._stacks: dict[Stack, int] = {}
+        self._frames: dict[Frame, int] = {}
+        self._names = 0  # bytes of them
+        self._stacks: dict[tuple[int, ...], int] = {}  # indexes of frames -> index
         self._reader: StackReader | None = None
         try:
             self._reader = StackReader(pid)
-        except CannotRead as error:
-            self.problem = str(error)
+        except (CannotRead, OSError) as error:
+            self.problem = _problem(error)
 
     def close(self) -> None:
         if self._reader is not None:
@@ -143,21 +152,24 @@ class _Process:
             try:
                 self._reader.request()
                 self.waits = True
-            except CannotRead as error:
-                self.problem = str(error)
+            except (CannotRead, OSError) as error:
+                self.problem = _problem(error)
 
     def look(self) -> None:
         """Looks for a reply."""
         if self._reader is not None and self.waits:
-            self._add(self._reader.reply())
+            try:
+                self._add(self._reader.reply())
+            except OSError as error:
+                self.problem, self.waits = _problem(error), False
 
-    def dump(self) -> None:
+    def dump(self, until: float) -> None:
         """Instead of a reply that did not come: the main thread is in a C call."""
         if self._reader is not None and self.waits:
             try:
-                self._add(self._reader.dump() or self._reader.reply() or {})
-            except CannotRead as error:
-                self.problem = str(error)
+                self._add(self._reader.dump(until) or self._reader.reply() or {})
+            except (CannotRead, OSError) as error:
+                self.problem = _problem(error)
             if not self.samples and not self.problem:
                 self.problem = _NO_REPLY
 
@@ -166,27 +178,37 @@ class _Process:
             return
         for thread, stack in stacks.items():
             if thread in self.samples or len(self.samples) < MOST_THREADS:
-                number = self._stacks.get(stack)
-                if number is None and len(self._stacks) < MOST_STACKS:
-                    number = self._stacks[stack] = len(self._stacks)
+                number = self._number_of(stack)
                 if number is not None:
                     self.samples.setdefault(thread, []).extend([number] * self._ticks)
         self._ticks, self.waits = 0, False
 
+    def _number_of(self, stack: Stack) -> int | None:
+        """None: there are too many different ones."""
+        frames = tuple(number for number in map(self._number_of_frame, stack) if number is not None)
+        number = self._stacks.get(frames)
+        if number is None and frames and len(self._stacks) < MOST_STACKS:
+            number = self._stacks[frames] = len(self._stacks)
+        return number
+
+    def _number_of_frame(self, frame: Frame) -> int | None:
+        number = self._frames.get(frame)
+        if number is None and len(self._frames) < MOST_FRAMES:
+            size = len(json.dumps(frame.to_wire()))
+            if self._names + size <= MOST_NAMES:
+                self._names += size
+                number = self._frames[frame] = len(self._frames)
+        return number
+
     def taken(self, host: str, request: int, redact: Callable[[str], str]) -> StacksTaken:
         if not self.samples:
             return StacksTaken(host, request, self.task, self.problem or _NO_REPLY, self.pid)
-        numbers: dict[Frame, int] = {}
-        stacks = []
-        for stack in self._stacks:
-            known = [frame for frame in stack if frame in numbers or len(numbers) < MOST_FRAMES]
-            stacks.append(tuple(numbers.setdefault(frame, len(numbers)) for frame in known))
-        frames = tuple(replace(each, file=redact(each.file), function=redact(each.function)) for each in numbers)
+        frames = tuple(replace(each, file=redact(each.file), function=redact(each.function)) for each in self._frames)
         threads = tuple(
             ThreadSamples(thread, tuple(samples), len(samples) * _INTERVAL)
             for thread, samples in sorted(self.samples.items(), key=lambda item: (item[0] != self.pid, item[0]))
         )
-        return StacksTaken(host, request, self.task, "", self.pid, frames, tuple(stacks), threads)
+        return StacksTaken(host, request, self.task, "", self.pid, frames, tuple(self._stacks), threads)
 
 
 def _collect(processes: list[_Process], seconds: float) -> None:
@@ -206,5 +228,10 @@ def _collect(processes: list[_Process], seconds: float) -> None:
         time.sleep(_POLL)
         for process in processes:
             process.look()
+    until = time.monotonic() + DUMPS_WITHIN
     for process in processes:
-        process.dump()
+        process.dump(until)
+
+
+def _problem(error: CannotRead | OSError) -> str:
+    return str(error) if isinstance(error, CannotRead) else f"its stacks cannot be read: {error.strerror or error}"

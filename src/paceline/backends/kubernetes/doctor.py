@@ -161,11 +161,11 @@ def _admission(cluster: Cluster) -> Iterator[Check]:
 
 
 def _pod() -> dict[str, Any]:
-    from paceline import plan as plans
     from paceline.job import load_text
+    from paceline.job.planning import make_plan
 
     text = "{name: doctor, framework: none, command: [python], code: image, kubernetes: {image: python}}"
-    plan = plans.make(load_text(text, "job.yaml", Path.cwd(), cluster=True).job)
+    plan = make_plan(load_text(text, "job.yaml", Path.cwd(), cluster=True).job)
     return pods.captain(plan, "doctor", ["doctor-agent-00"], [])
 
 

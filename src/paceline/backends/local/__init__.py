@@ -34,7 +34,7 @@ from paceline.plan import Plan, to_json
 from paceline.view import run_files
 from paceline.view.run_folders import alive, runs_folder, taken
 
-__all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "start", "stop"]
+__all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "start", "start_detached", "stop"]
 
 
 def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str, Path]:
@@ -118,28 +118,68 @@ class Running:
 
 def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -> Running:
     """Start the run's supervisor, which starts the hosts. Unless detached, the run ends with this process. `page`: host
-    and port for TensorBoard; empty: no TensorBoard."""
-    from paceline.backends import certificates_ahead
-
+    and port for TensorBoard; empty: no TensorBoard. Forks, which is fast: this process must not have threads."""
     hosts = assign(plan)
     try:
-        certificates_ahead.finish(folder / "tls")
-        captain = f"127.0.0.1:{machine.free_port()}"
-        metrics = f"127.0.0.1:{machine.free_port()}" if plan.metrics else ""
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        captain, metrics, lock = _prepare(plan, folder)
         read_end, write_end = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing has started
-        raise CannotRun(f"cannot start the run: {error.strerror or error}") from None
+        raise _not_started(folder, error) from None
     if pid == 0:
         os.close(write_end)
         supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else read_end, page, metrics)
     os.close(read_end)
     os.close(lock)
+    _write_info(plan, run, folder, captain, pid, detach, page, metrics)
+    if detach:
+        os.close(write_end)
+        write_end = -1
+    return Running(run, folder, pid, write_end)
+
+
+def start_detached(plan: Plan, run: str, folder: Path, page: str = "") -> None:
+    """Like `start`, for a process that may have threads: the supervisor is started by `python -m`. The run does not end
+    with this process."""
+    from paceline.backends.local.detached_start import start_supervisor
+
+    hosts = assign(plan)
+    try:
+        captain, metrics, lock = _prepare(plan, folder)
+        try:
+            pid = start_supervisor(plan, run, folder, captain, hosts, interpreter(), lock, page, metrics)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise _not_started(folder, error) from None
+    except CannotRun:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    _write_info(plan, run, folder, captain, pid, True, page, metrics)
+
+
+def _prepare(plan: Plan, folder: Path) -> tuple[str, str, int]:
+    """The addresses of the captain and of its metrics, and the descriptor that holds the lock of the run."""
+    from paceline.backends import certificates_ahead
+
+    certificates_ahead.finish(folder / "tls")
+    captain = f"127.0.0.1:{machine.free_port()}"
+    metrics = f"127.0.0.1:{machine.free_port()}" if plan.metrics else ""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return captain, metrics, lock
+
+
+def _not_started(folder: Path, error: OSError) -> CannotRun:
+    shutil.rmtree(folder, ignore_errors=True)  # nothing has started
+    return CannotRun(f"cannot start the run: {error.strerror or error}")
+
+
+def _write_info(
+    plan: Plan, run: str, folder: Path, captain: str, pid: int, detach: bool, page: str, metrics: str
+) -> None:
     processes = {
         "captain": captain,
         "supervisor": pid,
@@ -150,10 +190,6 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
     pages = {"tensorboard": f"http://{page}/"} if page else {}
     pages |= {"metrics_url": f"http://{metrics}{METRICS_PATH}"} if metrics else {}
     replace(str(folder / "run.json"), {**run_identity(run, plan), **processes, **pages})
-    if detach:
-        os.close(write_end)
-        write_end = -1
-    return Running(run, folder, pid, write_end)
 
 
 def page_for(plan: Plan) -> tuple[str, str]:

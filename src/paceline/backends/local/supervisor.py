@@ -42,8 +42,8 @@ def supervise(
     page: str = "",
     metrics: str = "",
 ) -> NoReturn:
-    """Runs in its own process (forked, which is fast) and never returns. `page`, `metrics`: the addresses on which
-    TensorBoard listens, and on which the captain serves metrics; empty: not at all."""
+    """Runs in its own process (forked, or started by detached_start.py) and never returns. `page`, `metrics`: the
+    addresses on which TensorBoard listens, and on which the captain serves metrics; empty: not at all."""
     code = 70
     try:
         os.setsid()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
@@ -19,7 +20,7 @@ from lightkube.types import CascadeType
 
 from paceline.backends.kubernetes.api import kubeconfig
 from paceline.backends.kubernetes.api.connections import Access, Transport
-from paceline.backends.kubernetes.api.credentials import Credentials
+from paceline.backends.kubernetes.api.credential_renewal import Credentials
 from paceline.backends.kubernetes.api.pending_reasons import remedy
 from paceline.errors import PacelineError
 
@@ -60,6 +61,7 @@ class Cluster:
     server: str
     access: Access | None = None
     transport: Transport | None = None  # of `client`
+    kubeconfig: tuple[Path, ...] = ()  # the files that it was read from
 
     def request(self, action: str, call: Callable[[], Result]) -> Result:
         """Send one request; `action` completes "cannot ..."."""
@@ -77,6 +79,9 @@ class Cluster:
             ) from None
         except httpx2.HTTPError as error:
             text = f"cannot {action}: the connection to {self.server} failed: {_short(error)}"
+            raise Unreachable(text, sent=True) from None
+        except KeyError:  # of the library, if there is no Content-Type
+            text = f"cannot {action}: {self.server} did not answer as a Kubernetes API server does"
             raise Unreachable(text, sent=True) from None
         except LOG_IN_ERRORS as error:
             text = f"cannot {action}: no credentials for context {self.context}: {_short(error)}"
@@ -112,13 +117,13 @@ class Cluster:
             self.transport.close()
 
 
-def connect(context: str | None = None, namespace: str | None = None) -> Cluster:
-    """Sends no request yet."""
+def connect(context: str | None = None, namespace: str | None = None, files: Sequence[Path] = ()) -> Cluster:
+    """Sends no request yet. `files`: of the kubeconfig; default: those that KUBECONFIG names."""
     _prepare_decoders()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # an API server that hangs up must not end this process
     try:
-        paths = kubeconfig.find_files()
+        paths = list(files) or kubeconfig.find_files()
         single = kubeconfig.read_context(paths, context)
     except kubeconfig.InvalidKubeconfig as error:
         raise Unreachable(error.what, where=error.where, remedy=error.remedy) from None
@@ -138,7 +143,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
             where=str(single.fname or paths[0]),
         ) from None
     namespace = namespace or single.namespace
-    return Cluster(client, single.context_name, namespace, single.cluster.server, access, transport)
+    return Cluster(client, single.context_name, namespace, single.cluster.server, access, transport, tuple(paths))
 
 
 def _prepare_decoders() -> None:

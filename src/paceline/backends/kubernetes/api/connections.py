@@ -17,7 +17,7 @@ from lightkube.config.client_adapter import verify_cluster
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import User
 
-from paceline.backends.kubernetes.api.credentials import Certificate, Credential, Credentials
+from paceline.backends.kubernetes.api.credential_renewal import Certificate, Credential, Credentials
 
 UNAUTHORIZED = 401
 _FAILED = (httpx2.NetworkError, httpx2.RemoteProtocolError)  # a server may end the handshake if a certificate expired

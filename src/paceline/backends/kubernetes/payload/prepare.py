@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline import plan as plans
 from paceline.backends import snapshot_origin
 from paceline.backends.kubernetes.objects.config_maps import CHUNK, cut
 from paceline.backends.kubernetes.payload.code_archive import collect
 from paceline.errors import USAGE, PacelineError
+from paceline.job.planning import make_plan
 from paceline.plan import CODE_IN_IMAGE, Plan
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Prepared:
 
 def prepare(loaded: LoadedJob) -> Prepared:
     """`loaded`: a job that was loaded with `cluster=True`."""
-    plan = snapshot_origin.resolved(plans.make(loaded.job), cluster=True)
+    plan = snapshot_origin.resolved(make_plan(loaded.job), cluster=True)
     if not plan.kubernetes.get("image"):
         raise CannotSubmit(
             "kubernetes.image is not set",

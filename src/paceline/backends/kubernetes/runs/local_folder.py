@@ -34,6 +34,9 @@ from paceline.view.plan_files import parse_plan, read_plan
 from paceline.view.run_files import DamagedRun
 
 CUT = "cut"  # a file with the reason why only a part of what the run has uploaded was imported
+# By folder of a run, the kubeconfig with which this process has submitted or found the run. KUBECONFIG may name another
+# one later, with a context of the same name: its cluster must not get requests about this run.
+_kubeconfigs: dict[Path, tuple[Path, ...]] = {}
 LARGEST_PLAN = 64 * 1024 * 1024  # bytes; a ConfigMap holds 1 MiB, but it may be compressed
 
 
@@ -54,6 +57,7 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, adopted: bool
     (folder / "plan.json").write_text(plans.to_json(plan))
     if text:
         (folder / "job.yaml").write_text(text)
+    _kubeconfigs[folder] = cluster.kubeconfig
     return folder
 
 
@@ -83,6 +87,7 @@ def adopt(cluster: Cluster, run: str) -> Path:
                 f"the id {run} belongs to an earlier run here and to another run on the cluster",
                 remedy=f"`paceline delete {run}` removes only the earlier run",
             )
+        _kubeconfigs[folder] = cluster.kubeconfig
         return folder
     try:
         job = cluster.request(f"read the Job {run}", partial(cluster.client.get, Job, run))
@@ -145,7 +150,7 @@ def _is_replaced(folder: Path, job: Any) -> bool:
 
 
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
-    cluster = cluster or connect(*run_folders.cluster_of(folder))
+    cluster = cluster or connect(*run_folders.cluster_of(folder), _kubeconfigs.get(folder, ()))
     plan = read_plan(folder)
     return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, plan))
 

@@ -59,6 +59,7 @@ class Mirror:
         self._listed = threading.Event()  # all pods were listed once
         self.output_incomplete = False  # some output was not read
         self._pods: dict[str, PodRecord] = {}
+        self._are_pods_known = False  # until they are listed, what an earlier process has saved is better
         self._uid = str(info(folder).get("uid") or "")  # uid of the captain's Job
         self._uids: dict[str, str] = {}  # uids of all Jobs, by name
         self._jobs: dict[str, Reason] = {}  # why a Job creates no pods, by uid: an earlier run may have had its name
@@ -99,9 +100,8 @@ class Mirror:
             thread.join(max(0.0, until - time.monotonic()))
         if not any(thread.is_alive() for thread in threads):
             self._cluster.close()
-        if self._listed.is_set():
-            with suppress(OSError):  # the folder may have been deleted
-                self.save_pods(at_once=True)
+        with suppress(OSError):  # the folder may have been deleted
+            self.save_pods(at_once=True)
 
     def drained(self, timeout: float) -> bool:
         """Whether all output of ended pods has arrived."""
@@ -209,7 +209,7 @@ class Mirror:
             before = self._pods
             by_uid = {pod.metadata.uid: pod for pod in pods if self._is_own(pod)}
             self._pods = {uid: pod_records.record_of(pod, self._first, before.get(uid)) for uid, pod in by_uid.items()}
-            self._changed = True
+            self._are_pods_known = self._changed = True
 
     def _watch_events(self) -> None:
         for change, event in self._watch(Event, self.update_events):
@@ -289,14 +289,14 @@ class Mirror:
 
     def save_pods(self, at_once: bool = False) -> None:
         """Write pods.json and how far output was read, if that has changed, at most every SAVE_S seconds, or
-        `at_once`."""
+        `at_once`; nothing while the cluster has not listed the pods."""
         now = time.monotonic()
-        if not at_once and now - self._saved_at < SAVE_S:
+        if not self._are_pods_known or (not at_once and now - self._saved_at < SAVE_S):
             return
         self._saved_at = now
         with self._lock:
             pods = list(self._pods.values())
-        if pods:  # otherwise they may not have been listed yet
+        if pods:  # a run whose pods were all deleted has no more output
             self.inbox.save_positions({pod.container for pod in pods})
         if self._changed:
             self._changed = False

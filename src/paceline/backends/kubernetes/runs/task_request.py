@@ -1,61 +1,64 @@
-"""Asks the captain of a run on a cluster for the stacks of its tasks, with a program in the captain's pod."""
+"""Sends a request about tasks to the captain of a run on a cluster, with a program in the captain's pod."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 from paceline.agent.net.frames import Message, WireError
-from paceline.agent.net.stacks_request import END
-from paceline.agent.stacks import ANSWER_WITHIN
+from paceline.agent.net.task_request import REFUSED, end_type
 from paceline.backends.kubernetes.api.pod_exec import Program
 from paceline.backends.kubernetes.objects import names, pods
 from paceline.backends.kubernetes.runs.local_folder import reopen
 from paceline.plan import CAPTAIN
 
 LONGEST_LINE = 16 * 1024 * 1024  # bytes
+MOST_BYTES = 1024 * 1024 * 1024  # of all replies
 START_S = 20.0  # seconds in which the program has to start and end, besides its own limits
 
 
-def ask_for_stacks(folder: Path, tasks: Sequence[str], seconds: float) -> Iterator[Message]:
-    """As agent.net.stacks_request does. Refused, Unreachable: the program cannot be started."""
+def ask_captain(folder: Path, request: Message, seconds: float) -> Iterator[Message]:
+    """As agent.net.task_request does. Refused, Unreachable: the program cannot be started."""
     running = reopen(folder)
     captain = running.captain_pod()
     if not captain:
         return
-    with closing(Program(running.cluster, captain, CAPTAIN, command(tasks, seconds))) as program:
-        program.settimeout(START_S + ANSWER_WITHIN + seconds)
-        for line in _lines(program):
+    with closing(Program(running.cluster, captain, CAPTAIN, command(request, seconds))) as program:
+        for line in _lines(program, time.monotonic() + START_S + seconds):
             message = _message(line)
             yield message
-            if message["type"] == END:
+            if message["type"] in (end_type(request), REFUSED):
                 return
 
 
-def command(tasks: Sequence[str], seconds: float) -> list[str]:
+def command(request: Message, seconds: float) -> list[str]:
     """Runs in the captain's pod, whose agent may lack that module if it is of another version."""
     script = (
         f"export PYTHONPATH={pods.AGENT}:{pods.AGENT_FOLDER}/agent.pyz; "
-        f'{pods.EXEC_PYTHON} -m paceline.agent.net.stacks_request "$@"; done'
+        f'{pods.EXEC_PYTHON} -m paceline.agent.net.task_request "$@"; done'
     )
-    options = json.dumps({"tasks": list(tasks), "seconds": seconds})
+    options = json.dumps({"request": request, "seconds": seconds})
     return ["/bin/sh", "-c", script, "sh", f"127.0.0.1:{names.CAPTAIN_PORT}", pods.TLS_FOLDER, CAPTAIN, options]
 
 
-def _lines(program: Program) -> Iterator[bytes]:
+def _lines(program: Program, deadline: float) -> Iterator[bytes]:
+    """Until the program has ended, or the deadline has passed."""
     unread, buffer = b"", bytearray(65536)
-    view = memoryview(buffer)
-    while True:
+    view, size = memoryview(buffer), 0
+    while (remaining := deadline - time.monotonic()) > 0:
+        program.settimeout(remaining)
         try:
             count = program.recv_into(view, len(buffer))
-        except OSError:  # the program has ended, or the time limit has passed
+        except OSError:  # it has ended, or is silent until the deadline
             return
+        size += count
         *complete, unread = (unread + bytes(view[:count])).split(b"\n")
         yield from complete
-        if len(unread) > LONGEST_LINE:
-            raise WireError("a line is too long")
+        if len(unread) > LONGEST_LINE or size > MOST_BYTES:
+            raise WireError("a reply is too long")
 
 
 def _message(line: bytes) -> Message:

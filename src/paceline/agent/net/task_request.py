@@ -1,4 +1,4 @@
-"""Asks the captain of a run for the stacks of its tasks, over the same mutual TLS that members use."""
+"""Sends the captain of a run a request of the user about its tasks, over the same mutual TLS that members use."""
 
 from __future__ import annotations
 
@@ -6,35 +6,37 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from paceline.agent.net.frames import MEMBER_LIMIT, Decoder, Message, WireError, encode
 from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.agent.options import endpoint
-from paceline.agent.stacks import ANSWER_WITHIN
 
-END = "stacks-end"  # type of the last message
+REFUSED = "refused"  # type of the only reply to a request that the captain does not accept, with a `reason`
 _CONNECT_WITHIN = 5.0  # seconds
 
 
-def ask_for_stacks(captain: str, tls: str, certificate: str, tasks: Sequence[str], seconds: float) -> Iterator[Message]:
-    """The replies of members, as messages, then one of the type END. Without that, the captain did not complete them.
+def end_type(request: Message) -> str:
+    """The type of the last reply."""
+    return f"{request['type']}-end"
 
-    `tasks`: none means all. `seconds`: take samples for that time; 0: one.
-    """
-    deadline = time.monotonic() + _CONNECT_WITHIN + seconds + ANSWER_WITHIN + 1.0
+
+def ask_captain(captain: str, tls: str, certificate: str, request: Message, seconds: float) -> Iterator[Message]:
+    """The replies of members, as messages, then one of the type `end_type`. Without that, the captain did not complete
+    them. `seconds`: how long the captain may take."""
+    deadline = time.monotonic() + _CONNECT_WITHIN + seconds + 1.0
     try:
         tls_context = context(tls, certificate, server=False)
         connection = socket.create_connection(endpoint(captain), timeout=_CONNECT_WITHIN)
         with connection, tls_context.wrap_socket(connection, server_hostname=SERVER_NAME) as sock:
-            sock.sendall(encode({"type": "stacks", "tasks": list(tasks), "seconds": seconds}))
+            sock.sendall(encode(request))
             decoder = Decoder(MEMBER_LIMIT)
             while (remaining := deadline - time.monotonic()) > 0:
                 sock.settimeout(remaining)
                 data = sock.recv(65536)
                 for reply in decoder.feed(data):
                     yield reply
-                    if reply["type"] == END:
+                    if reply["type"] in (end_type(request), REFUSED):
                         return
                 if not data:
                     return
@@ -45,5 +47,5 @@ def ask_for_stacks(captain: str, tls: str, certificate: str, tasks: Sequence[str
 if __name__ == "__main__":  # run in the captain's pod: the command line cannot reach it directly
     captain, tls, certificate, options = sys.argv[1:]
     wanted = json.loads(options)
-    for message in ask_for_stacks(captain, tls, certificate, wanted["tasks"], wanted["seconds"]):
+    for message in ask_captain(captain, tls, certificate, wanted["request"], wanted["seconds"]):
         print(json.dumps(message), flush=True)

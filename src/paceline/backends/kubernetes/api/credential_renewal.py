@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 import ssl
 import tempfile
 import threading
@@ -17,9 +18,11 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
 from paceline.backends.kubernetes.api import credential_plugin, kubeconfig
+from paceline.storage.regular_files import open_regular
 
 PLUGIN_PAUSE_S = 30.0  # seconds between two starts of a credential plugin: it may ask a server, or the user
 CHECK_PAUSE_S = 5.0  # seconds between two checks whether the certificate was replaced, if connections fail
+_LARGEST_FILE = 1024 * 1024  # bytes
 _EARLY_S = 5.0  # a credential is replaced so many seconds before it expires
 
 
@@ -112,9 +115,9 @@ class Credentials:
         user = single.user or User()
         certificate = _certificate_of(single, user)
         if user.token_file:
-            return Credential(f"Bearer {_token_in(single, user.token_file)}", certificate)
+            return Credential(_bearer(_token_in(single, user.token_file)), certificate)
         if user.token:
-            return Credential(f"Bearer {user.token}", certificate)
+            return Credential(_bearer(user.token), certificate)
         if user.exec:
             return self._from_plugin(single, certificate)
         if user.username and user.password:
@@ -135,19 +138,33 @@ class Credentials:
             chain, key, token = (status.get(name) for name in ("clientCertificateData", "clientKeyData", "token"))
             if chain:
                 certificate = _checked(Certificate(str(chain).encode(), str(key or "").encode()))
+            authorization = _bearer(str(token)) if token else ""
             self._plugin_error = None
         except ConfigError as error:
             self._plugin_error = error
             raise
         finally:
             self._plugin_ran_at = time.monotonic()
-        return Credential(f"Bearer {token}" if token else "", certificate, credential_plugin.expiry(status))
+        return Credential(authorization, certificate, credential_plugin.expiry(status))
+
+
+def _bearer(token: str) -> str:
+    """The header. An HTTP library that rejects a header quotes it, and so the token, in its error."""
+    if not token.isascii() or not token.isprintable():
+        raise ConfigError("the token contains a character that is not allowed, such as a line end")
+    return f"Bearer {token}"
+
+
+def _content(path: str | os.PathLike[str]) -> bytes:
+    """Never waits, as it would for a pipe."""
+    with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as file:
+        return file.read(_LARGEST_FILE)
 
 
 def _token_in(single: SingleConfig, path: str) -> str:
     """Relative to the kubeconfig, as for kubectl."""
     try:
-        token = Path(single.abs_file(path)).read_text().strip()
+        token = _content(single.abs_file(path)).decode().strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the token file {path}: {error}") from None
     if not token:
@@ -160,7 +177,7 @@ def _certificate_of(single: SingleConfig, user: User) -> Certificate | None:
         return None
 
     def content(data: str | None, path: str | None) -> bytes:
-        return base64.b64decode(data) if data else Path(single.abs_file(path or "")).read_bytes()
+        return base64.b64decode(data) if data else _content(single.abs_file(path or ""))
 
     try:
         return _checked(

@@ -34,7 +34,7 @@ class WebhookDelivery:
 
     def run(self) -> None:
         if self._invalid:
-            self._warn(f"{self.name}: {self._invalid}; nobody is notified")
+            self._warn(f"{self.name}: {self._invalid}; no notifications are sent to it")
             self._problem = self._invalid
             return
         while True:
@@ -83,7 +83,7 @@ class WebhookDelivery:
                 self._problem = str(error)
                 if not error.retry or self._schedule.now() - began > GIVE_UP_S:
                     self._dropped += 1
-                    self._warn(f"{self.name} did not accept a notification ({message.kind}): {error}")
+                    self._warn(f"{self.name} did not accept a notification ({message.kind}), which is dropped: {error}")
                     return True
                 if attempt == WARN_AFTER:
                     self._warn(f"cannot send notifications to {self.name}: {error}; retrying")

@@ -1,0 +1,312 @@
+"""A run as a Python object: its status, events, output, numbers and snapshots, and how to end it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.client.find import Target, find_run, refresh
+from paceline.client.json_form import versioned
+from paceline.errors import PacelineError
+from paceline.view import run_folders
+
+if TYPE_CHECKING:
+    from paceline.client.deletion import Deleted
+    from paceline.client.run_snapshots import Snapshot
+    from paceline.client.run_status import Status
+    from paceline.view.stacks import ProcessStacks
+
+# Without a handler of the program, nothing is printed.
+_logger = logging.getLogger("paceline.client")
+_logger.addHandler(logging.NullHandler())
+
+
+def log_note(text: str) -> None:
+    _logger.warning("%s", text)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run."""
+
+    at: str
+    """When it happened: ISO 8601, in UTC."""
+    kind: str
+    """What happened, such as `step`, `restart` or `committed`; see [events.schema.json](events.schema.json)."""
+    generation: int
+    """The generation in which it happened."""
+    data: dict[str, Any]
+    """All fields of the event."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as a line of `paceline events -o json`."""
+        return versioned(self.data)
+
+    def __str__(self) -> str:
+        from paceline.view import events, wording
+
+        return wording.describe(events.Event(self.at, self.kind, self.generation, self.data))
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a task has printed. `str()` is its text."""
+
+    at: str
+    """When it was printed: ISO 8601, in UTC."""
+    task: str
+    """The task that printed it."""
+    generation: int
+    """The generation in which it was printed."""
+    text: str
+    """The line."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as a line of `paceline logs -o json`."""
+        return versioned(vars(self))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of a series, or what several values were within 10 s or 5 min."""
+
+    at: float
+    """Seconds since 1970."""
+    task: str
+    """The task or host that the value is of."""
+    generation: int
+    """The generation that reported it."""
+    value: float
+    """The value, or the mean of several."""
+    least: float
+    """The smallest of several values."""
+    largest: float
+    """The largest of several values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        return versioned(vars(self))
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What the tasks of a run did at one moment, or for some seconds. `str()` is the text of `paceline stacks`."""
+
+    run: str
+    """The id of the run."""
+    processes: tuple[ProcessStacks, ...]
+    """The processes of its tasks, each with the Python stacks of its threads."""
+    files: tuple[str, ...] = ()
+    """Files that `paceline stacks --seconds` has written."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as `paceline stacks -o json`."""
+        tasks = [process.to_json() for process in self.processes]
+        return versioned({"run": self.run, "files": list(self.files), "tasks": tasks})
+
+    def __str__(self) -> str:
+        from paceline.view.stacks import describe
+
+        return "\n".join(describe(list(self.processes)))
+
+
+class Run:
+    """A run of a job, on this machine or on a cluster. Several threads may use it at the same time."""
+
+    def __init__(
+        self, id: str, target: Target | None = None, folder: Path | None = None, notes: Sequence[str] = ()
+    ) -> None:
+        self._id, self._target, self._folder, self._notes = id, target or Target(), folder, tuple(notes)
+        self._lock = threading.Lock()
+
+    @property
+    def id(self) -> str:
+        """The id of the run, such as `digits-3f9a`."""
+        return self._id
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks from its submission, such as the address of TensorBoard; empty for other runs."""
+        return self._notes
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run on this machine."""
+        return self._run().folder
+
+    def _run(self) -> run_folders.Run:
+        """The folder of a run on a cluster is created when it is needed first."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = find_run(self._id, self._target).folder
+            folder = self._folder
+        if not folder.is_dir() or run_folders.deleted(folder):
+            raise PacelineError(f"{self._id} was deleted")
+        return run_folders.Run(self._id, folder)
+
+    def status(self) -> Status:
+        """The status of the run and its tasks. On a cluster that cannot be reached: the last known one."""
+        from paceline.client import run_status
+
+        return run_status.status_of(run_status.read(self._run(), log_note))
+
+    def events(self, follow: bool = False, timeout: float | None = None) -> Iterator[Event]:
+        """The events of the run, oldest first. `follow`: also those to come, until the run ends.
+
+        `timeout`: seconds until `WaitTimeout` is raised if the run has not ended.
+        """
+        from paceline.client import run_events
+
+        for batch in run_events.read(self._run(), follow, timeout, log_note):
+            for event, _ in batch:
+                yield Event(event.at, event.kind, event.generation, event.data)
+
+    def logs(
+        self,
+        task: str | Sequence[str] = (),
+        *,
+        follow: bool = False,
+        timeout: float | None = None,
+        since: str | None = None,
+        grep: str | None = None,
+        tail: int | None = None,
+        generation: int | None = None,
+    ) -> Iterator[LogLine]:
+        """The output of the run's tasks, in time order. `follow`: also what is printed until the run ends.
+
+        `task`: only these tasks or roles. `since`: only lines newer than an age (`"10m"`) or a date and time. `grep`:
+        only lines that contain a match of this regular expression. `tail`: only the last lines. `timeout`: seconds
+        until `WaitTimeout` is raised if the run has not ended.
+        """
+        from paceline.client import run_logs
+
+        tasks = (task,) if isinstance(task, str) else tuple(task)
+        selection = run_logs.select(generation, grep, tail)
+        lines = run_logs.read(
+            self._run(), tasks, follow=follow, timeout=timeout, since=since, tail=tail, selection=selection,
+            notify=log_note,
+        )  # fmt: skip
+        return (LogLine(line.at, line.task, line.generation, line.text) for line in lines)
+
+    def series(self, name: str, task: str = "") -> list[Point]:
+        """The values of a metric over time, oldest first, or of `step`, `steps_per_s` or a resource such as `cpu`.
+
+        `task`: only of this task or host.
+        """
+        from paceline.client import run_series
+
+        points = run_series.read(self._run(), name, task, log_note)
+        return [Point(each.at, each.task, each.generation, each.mean, each.least, each.largest) for each in points]
+
+    def snapshots(self, include_superseded: bool = False) -> list[Snapshot]:
+        """The committed snapshots of the run, newest first.
+
+        `include_superseded`: also those from which no restart would start.
+        """
+        from paceline.client import run_snapshots, run_store
+
+        run = self._run()
+        refresh(run.folder, notify=log_note)
+        with closing(run_store.open_run(run, log_note)) as source:
+            return run_snapshots.listed(source, include_superseded)
+
+    def copy_snapshot(self, to: str | os.PathLike[str], snapshot: str | None = None) -> Path:
+        """Copies a snapshot to a folder, which must be new or empty, and verifies it. Returns the folder.
+
+        `snapshot`: its name or step, or `"best"`; default: the newest.
+        """
+        from paceline.client import run_store
+        from paceline.client.snapshots import find_snapshot
+        from paceline.view import snapshot_listing
+
+        folder = Path(to).expanduser().absolute()
+        with closing(run_store.open_run(self._run(), log_note)) as source:
+            manifest = source.reader.manifest(find_snapshot(source, source.reader.inventory(), snapshot))
+            snapshot_listing.copy(source.transfers, manifest, folder, lambda _: True)
+        return folder
+
+    def stacks(self, task: str | Sequence[str] = (), seconds: float = 0.0) -> Stacks:
+        """What the tasks do at the moment: the Python stacks of all their threads.
+
+        `task`: only these tasks or roles. `seconds`: take samples for that time.
+        """
+        from paceline.client.stacks import take
+
+        run = self._run()
+        refresh(run.folder, notify=log_note)
+        tasks = (task,) if isinstance(task, str) else tuple(task)
+        return Stacks(self._id, tuple(take(run, tasks, seconds)))
+
+    def wait(self, timeout: float | None = None, until: str = "ended") -> Status:
+        """Waits until the run has ended and returns its status. A run that failed is no error: see `Status.succeeded`.
+
+        `until`: wait for another condition: `"step=1000"`, `"snapshot"` or `"snapshot=1000"`; `EndedBefore` is raised
+        if the run ends before it. `timeout`: seconds until `WaitTimeout` is raised; the run continues.
+        """
+        from paceline.client import run_status
+        from paceline.client.wait import parse_condition, wait
+
+        return run_status.status_of(wait(self._run(), parse_condition(until), timeout, log_note))
+
+    def stop(self, now: bool = False) -> Status:
+        """Stops the run, waits until it has ended and returns its status. Its tasks have the job's grace period.
+
+        `now`: kill its tasks. Raises `WaitTimeout` if the run has not ended long after the grace period.
+        """
+        from paceline.client.stop import is_running, stop
+        from paceline.client.wait import WaitTimeout
+
+        run = self._run()
+        refresh(run.folder, notify=log_note)
+        if is_running(run) and not stop(run, now):
+            raise WaitTimeout(f"{self._id} is still running", remedy=f"see: paceline status {self._id}")
+        return self.status()
+
+    def delete(self, snapshots: bool = False, force: bool = False) -> Deleted:
+        """Deletes the run with its logs and TensorBoard files. Its snapshots are kept, unless `snapshots` is true.
+
+        `force`: kill a run that is still running, remove a run from this machine even if its cluster is unreachable,
+        and delete snapshots that cannot be kept because they are in the captain's pod.
+        """
+        from paceline.client import deletion
+
+        run = find_run(self._id, self._target, also_deleted=True)
+        refresh(run.folder, notify=log_note)
+        deletion.refuse_running([run], [], force)
+        if not snapshots and not force and deletion.loses_snapshots(run):
+            raise deletion.NotDeleted(
+                f"the snapshots of {self._id} are in its captain's pod, and would be deleted with it",
+                remedy="copy one with copy_snapshot(), or use delete(snapshots=True)",
+            )
+        separate = deletion.separate_snapshots(run, log_note) if snapshots else None
+        return deletion.delete_run(run, snapshots, separate, force)
+
+    def watch(self, timeout: float | None = None) -> None:
+        """Shows a table of the run in a notebook, and updates it until the run ends or the cell is interrupted.
+
+        `timeout`: seconds until `WaitTimeout` is raised.
+        """
+        from paceline.client.live_table import watch
+
+        watch(self, timeout)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as `paceline status -o json`."""
+        return self.status().to_dict()
+
+    def __repr__(self) -> str:
+        return f"<Run {self._id}>"
+
+    def _repr_html_(self) -> str:
+        from paceline.client import html
+
+        return html.of_status(self.status())

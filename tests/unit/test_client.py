@@ -1,0 +1,390 @@
+"""The Python API: jobs, and runs whose folders are written by hand. Its results equal those of `-o json`."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline import client
+from paceline.backends.kubernetes.api.cluster import connect
+from paceline.backends.kubernetes.runs import local_folder
+from paceline.backends.local import detached_start
+from paceline.client import function_jobs, html, reference_page, run_store
+from paceline.job import load as load_job
+from paceline.job import overrides, planning
+from paceline.storage.stores.bucket import BucketStore
+from paceline.storage.stores.folder import FolderStore
+from paceline.view.run_folders import Run
+from support import committed, recorded
+from support.recorded import LIFE, REPORT, at, call
+
+RUN = "digits-3f9a"
+LOGS = {"worker-0": f"{at(1)} g1 | hello\n{at(3)} g2 | again\n", "worker-1": f"{at(2)} g1 | other\n"}
+JOB = "name: digits\nframework: none\ncommand: [python, train.py]\nroles:\n  worker: {replicas: 2}\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    folder = recorded.write(tmp_path, RUN, report=REPORT, logs=LOGS)
+    committed.life(FolderStore(str(folder / "snapshots")), tmp_path / "scratch")
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def printed(home: Path, *arguments: str) -> Any:
+    return json.loads(call(home, *arguments, "-o", "json").stdout)
+
+
+def printed_lines(home: Path, *arguments: str) -> list[Any]:
+    return [json.loads(line) for line in call(home, *arguments, "-o", "json").stdout.splitlines()]
+
+
+# ---- jobs
+
+
+def test_a_job_is_loaded_with_changes(home: Path) -> None:
+    changes = {"roles.worker.replicas": 4, "env.SEED": "7", "limits.runtime": "6h", "restart": {"limit": 3}}
+    plan = client.plan(client.load("job.yaml", set=changes))
+    assert plan.tasks == ("worker-0", "worker-1", "worker-2", "worker-3")
+    fields = plan.to_dict()
+    assert (fields["limits"]["runtime"], fields["restart"]["limit"]) == (21600.0, 3)
+    assert fields["roles"][0]["env"] == {"SEED": "7"}
+
+
+def test_a_string_in_set_is_not_parsed(home: Path) -> None:
+    with pytest.raises(client.JobError, match=r'--set roles\.worker\.replicas="4".*got the string "4"'):
+        client.load(home / "job.yaml", set={"roles.worker.replicas": "4"})
+    with pytest.raises(client.UsageError, match="set: a field has a value that a job file cannot have"):
+        client.load(home / "job.yaml", set={"env": object()})
+
+
+def test_a_job_of_fields_is_that_of_the_file(home: Path) -> None:
+    job = client.Job(
+        name="digits", framework="none", command=["python", Path("train.py")], roles={"worker": {"replicas": 2}}
+    )
+    assert client.plan(job) == client.plan(client.load("job.yaml"))
+    assert (job.name, job.notes, repr(job)) == ("digits", (), "<Job digits>")
+
+
+def test_a_job_of_fields_has_the_errors_of_a_file_without_lines(home: Path) -> None:
+    with pytest.raises(client.JobError) as mistake:
+        client.Job(name="digits", framework="torchh", command=["python", "train.py"])
+    problem = mistake.value.problems[0]
+    (home / "bad.yaml").write_text("name: digits\nframework: torchh\ncommand: [python, train.py]\n")
+    with pytest.raises(client.JobError) as in_file:
+        client.load("bad.yaml")
+    expected = in_file.value.problems[0]
+    assert (problem.what, problem.remedy) == (expected.what, expected.remedy)
+    assert (problem.file, problem.line, problem.snippet) == ("Job(...)", None, None)
+    assert isinstance(mistake.value, client.PacelineError)
+
+
+def test_programs_of_an_image_need_not_exist_here(home: Path) -> None:
+    fields: dict[str, Any] = {"name": "digits", "framework": "none", "command": ["no-such-program"]}
+    with pytest.raises(client.JobError, match="no-such-program"):
+        client.Job(**fields)
+    job = client.Job(**fields, kubernetes={"image": "example.com/image:1"})
+    assert client.render(job, run="digits-1").objects[0]["kind"] == "Job"
+    with pytest.raises(client.JobError, match="no-such-program"):
+        client.submit(job)
+    assert not list((home / "runs").glob("digits-[!3]*"))
+
+
+def test_jobs_plans_and_objects_equal_those_of_the_command_line(home: Path) -> None:
+    text = JOB + "kubernetes: {image: example.com/image:1}\n"
+    (home / "job.yaml").write_text(text)
+    job = client.load("job.yaml")
+    assert job.to_dict() == printed(home, "validate")
+    assert client.plan(job).to_dict() == printed(home, "plan")
+    assert str(client.plan(job)) == call(home, "plan").stdout
+    rendered = client.render(job, run="digits-1")
+    assert rendered.to_dict() == printed(home, "render", "--run", "digits-1")
+    assert str(rendered) == call(home, "render", "--run", "digits-1").stdout
+
+
+# ---- runs
+
+
+def test_what_is_read_of_a_run_equals_the_command_line(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = client.get("digits")
+    results = [
+        (run.status().to_dict(), printed(home, "status")),
+        (run.to_dict(), printed(home, "status")),
+        ([each.to_dict() for each in run.events()], printed_lines(home, "events")),
+        ([each.to_dict() for each in run.logs()], printed_lines(home, "logs")),
+        ([each.to_dict() for each in run.snapshots()], printed(home, "snapshots", "ls")),
+        (
+            [each.to_dict() for each in run.snapshots(include_superseded=True)],
+            printed(home, "snapshots", "ls", "--all"),
+        ),
+        (client.runs().to_dict(), printed(home, "ls")),
+    ]
+    for result, expected in results:
+        assert result == expected
+        assert all(each["schema_version"] == 1 for each in (result if isinstance(result, list) else [result]))
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_fields_of_a_status(home: Path) -> None:
+    status = client.get(RUN).status()
+    assert (status.run, status.status, status.steps, status.generations) == (RUN, "succeeded", 161, 2)
+    assert status.succeeded and not status.is_running
+    worker = status.tasks[0]
+    assert (worker.name, worker.step, worker.exit, worker.metrics["loss"]) == ("worker-0", 161, "exit 0", 0.2)
+
+
+def test_events_and_lines_are_selected(home: Path) -> None:
+    run = client.get(RUN)
+    assert [event.kind for event in run.events()] == [event["event"] for event in LIFE]
+    assert [str(line) for line in run.logs(task="worker-0")] == ["hello", "again"]
+    assert [str(line) for line in run.logs(task=["worker-1"])] == ["other"]
+    assert [str(line) for line in run.logs(grep="^o|^h", tail=1)] == ["other"]
+    assert [line.at for line in run.logs(generation=2)] == [at(3)]
+    with pytest.raises(client.UsageError, match="has no task 'worker-7'"):
+        list(run.logs(task="worker-7"))
+
+
+def test_a_series_comes_from_the_events_if_there_is_nothing_else(home: Path) -> None:
+    points = client.get(RUN).series("loss", task="worker-0")
+    assert [point.value for point in points] == [0.8, 0.3123, 0.3, 0.2]
+    assert points[0].to_dict()["schema_version"] == 1
+    assert client.get(RUN).series("nothing") == []
+
+
+def test_a_snapshot_is_listed_and_copied(home: Path) -> None:
+    run = client.get(RUN)
+    newest = run.snapshots()[0]
+    assert (newest.name, newest.step, newest.is_current) == ("step-40-g2", 40, True)
+    assert Path(newest.address).is_dir()
+    assert (run.copy_snapshot(home / "copy") / "step").read_text() == "40"
+    assert (run.copy_snapshot(home / "older", "step-10-g1") / "step").read_text() == "10"
+
+
+def test_time_limits_are_typed(home: Path) -> None:
+    folder = recorded.write(home, "slow-1", events=LIFE[:8])
+    run = client.get("slow-1")
+    waits: list[Callable[[], object]] = [
+        lambda: run.wait(timeout=0.01),
+        lambda: list(run.events(follow=True, timeout=0.01)),
+        lambda: list(run.logs(follow=True, timeout=0.01)),
+    ]
+    with recorded.supervised(folder):
+        for wait in waits:
+            with pytest.raises(client.WaitTimeout, match="slow-1 has not ended within 0 s") as limit:
+                wait()
+            assert isinstance(limit.value, TimeoutError) and isinstance(limit.value, client.PacelineError)
+        with pytest.raises(client.UsageError, match="timeout -1"):
+            run.wait(timeout=-1)
+    with pytest.raises(client.EndedBefore):
+        client.get(RUN).wait(until="step=1000")
+
+
+def test_a_run_that_is_just_created_is_followed_until_it_starts(home: Path) -> None:
+    folder = recorded.write(home, "new-1", events=[])
+    (folder / "events.jsonl").unlink()
+    with pytest.raises(client.WaitTimeout):
+        list(client.get("new-1").events(follow=True, timeout=0.01))
+    os.utime(folder, (0, 0))  # long ago
+    assert list(client.get("new-1").events(follow=True, timeout=10)) == []
+
+
+def test_runs_are_found_and_missing_ones_are_errors(home: Path) -> None:
+    assert [run.id for run in client.runs()] == [RUN]
+    assert client.get().id == client.get("dig").id == RUN
+    assert client.runs()[:1].to_dict() == client.runs().to_dict()
+    with pytest.raises(client.NoRun, match="no run 'none'"):
+        client.get("none")
+    with pytest.raises(client.UsageError, match="use one of local, kubernetes"):
+        client.runs(on="moon")
+
+
+def test_deleting_refuses_a_running_run(home: Path) -> None:
+    folder = recorded.write(home, "slow-1", events=LIFE[:8])
+    run = client.get("slow-1")
+    with recorded.supervised(folder), pytest.raises(client.NotDeleted, match="slow-1 is still running"):
+        run.delete()
+    assert run.delete().to_dict()["schema_version"] == 1 and not folder.exists()
+    with pytest.raises(client.PacelineError, match="slow-1 was deleted"):
+        run.status()
+
+
+# ---- notebooks
+
+
+def test_html_is_escaped(home: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    step = recorded.event(4, "step", task=f"worker-0{evil}", step=60, metrics={evil: 0.8}, steps_per_s=None)
+    report = {**REPORT, "status": "failed", "reason": f"ValueError: {evil}\x1b[31m"}
+    recorded.write(home, "evil-1", events=[*LIFE, step], report=report)
+    for text in (client.get("evil-1")._repr_html_(), client.runs()._repr_html_()):
+        assert "<script" not in text and "&lt;script&gt;" in text and "\x1b" not in text
+    assert client.get("evil-1").status()._repr_html_() == client.get("evil-1")._repr_html_()
+
+
+def test_html_of_many_rows_is_limited() -> None:
+    report = {**REPORT, "run": RUN}
+    text = html.of_list([report] * (html.MOST_ROWS + 5))
+    assert text.count("<tr>") == html.MOST_ROWS + 1 and "and 5 more" in text
+    assert html.of_list([]) == "<div></div>"
+
+
+def test_watch_needs_a_notebook(home: Path) -> None:
+    with pytest.raises(client.UsageError, match="needs a notebook"):
+        client.get(RUN).watch()
+
+
+# ---- functions
+
+
+def self_contained(epochs: int = 1) -> None:
+    print(json.dumps({"epochs": epochs}))
+
+
+def uses_a_constant() -> str:
+    return RUN
+
+
+def generates() -> Any:
+    yield 1
+
+
+def test_a_self_contained_function_is_sent_as_source(home: Path) -> None:
+    job, note = function_jobs.job_of(self_contained, {"epochs": 3}, {"workers": 2, "framework": "torch"})
+    assert note == "self_contained is sent as source"
+    plan = client.plan(job).to_dict()
+    assert (plan["name"], plan["framework"], len(plan["tasks"])) == ("self-contained", "torch", 2)
+    script = (Path(plan["code"]) / "function.py").read_text()
+    assert "import json\n" in script and '{"epochs": 3}' in script
+    output: list[str] = []
+    exec(compile(script, "function.py", "exec"), {"__name__": "__main__", "print": output.append})  # noqa: S102
+    assert output == ['{"epochs": 3}']
+
+
+def test_other_functions_are_sent_with_cloudpickle_and_the_reason_is_given(home: Path) -> None:
+    limit = 3
+
+    def nested() -> int:
+        return limit
+
+    for function, reason in ((uses_a_constant, "it uses RUN, which is defined outside of it"),
+                             (nested, "it uses limit of the function around it"),
+                             (lambda: None, "it is a lambda")):  # fmt: skip
+        job, note = function_jobs.job_of(function, {}, {})
+        assert note == f"{function.__name__} is sent with cloudpickle: {reason}"
+        assert (Path(client.plan(job).to_dict()["code"]) / "function.pickle").exists()
+
+
+def test_functions_that_cannot_be_sent_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = threading.Lock()
+
+    def locks() -> None:
+        with lock:
+            pass
+
+    local = ModuleType("mine")
+    local.__file__ = str(home / "mine.py")
+    monkeypatch.setitem(globals(), "mine", local)
+
+    def uses_mine() -> object:
+        return mine  # type: ignore[name-defined]  # noqa: F821
+
+    def undefined() -> object:
+        return not_defined_anywhere  # type: ignore[name-defined]  # noqa: F821
+
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (locks, {}, "cloudpickle cannot send that: cannot pickle"),
+        (generates, {}, "is a generator or coroutine"),
+        (self_contained, {"steps": 1}, "cannot be called with these arguments: got an unexpected keyword"),
+        (print, {}, "print is a builtin_function_or_method, not a function"),
+        (uses_mine, {}, r"it uses mine of .*mine\.py, which is not an installed module"),
+        (undefined, {}, "uses not_defined_anywhere, which is not defined"),
+    ]
+    for function, arguments, reason in cases:
+        with pytest.raises(client.UsageError, match=reason):
+            client.submit(function, arguments=arguments)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(client.UsageError, match=r"uses RUN, .*or install cloudpickle"):
+        client.submit(uses_a_constant)
+    with pytest.raises(client.UsageError, match="workers: only for a function"):
+        client.submit(client.load("job.yaml"), workers=2)
+    assert [run.id for run in client.runs()] == [RUN]
+
+
+# ---- credentials
+
+
+def test_runs_with_different_stores_do_not_mix_credentials(home: Path) -> None:
+    runs = []
+    for number in range(4):
+        folder = recorded.write(home, f"bucket-{number}", report=REPORT)
+        env = {"AWS_ACCESS_KEY_ID": f"key-{number}", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": f"eu-{number}"}
+        plan = {"tasks": [], "snapshots": {"to": f"s3://bucket-{number}/a"}, "roles": [{"decides": True, "env": env}]}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        runs.append(Run(f"bucket-{number}", folder))
+    mixed: list[str] = []
+
+    def check(run: Run) -> None:
+        for _ in range(2):
+            store = run_store.open_run(run).reader._store  # type: ignore[attr-defined]
+            assert isinstance(store, BucketStore)
+            key = store._store.config["access_key_id"]
+            if (key, store._url) != (f"key-{run.name[-1]}", f"s3://{run.name}/a"):
+                mixed.append(f"{run.name}: {key} {store._url}")
+
+    threads = [threading.Thread(target=check, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert mixed == []
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: shared
+clusters: [{{name: a, cluster: {{server: "https://127.0.0.1:{port}"}}}}]
+users: [{{name: me, user: {{token: "token-{port}"}}}}]
+contexts: [{{name: shared, context: {{cluster: a, user: me, namespace: team}}}}]
+"""
+
+
+def test_runs_on_different_clusters_do_not_mix_credentials(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planning.make_plan(load_job(home / "job.yaml").job)
+    folders = {}
+    for port in (1, 2):  # two clusters with the same name of a context
+        (home / f"config-{port}").write_text(KUBECONFIG.format(port=port))
+        monkeypatch.setenv("KUBECONFIG", str(home / f"config-{port}"))
+        folders[port] = local_folder.make_folder(plan, "", connect(), f"there-{port}")
+    for port, folder in folders.items():
+        cluster = local_folder.reopen(folder).cluster
+        assert cluster.access is not None
+        token = cluster.access.credentials.current().authorization
+        assert (cluster.server, token) == (f"https://127.0.0.1:{port}", f"Bearer token-{port}")
+
+
+def test_the_page_matches_the_docstrings() -> None:
+    page = Path(__file__).parents[2] / "docs" / "python-api.md"
+    assert page.read_text() == reference_page.page(), (
+        "run: python -m paceline.client.reference_page > docs/python-api.md"
+    )
+    listed = {*reference_page.FUNCTIONS, *reference_page.CLASSES, *reference_page.ERRORS}
+    assert listed == set(client.__all__) <= set(dir(client))
+
+
+def test_the_examples_of_docstrings() -> None:
+    for module in (detached_start, overrides):
+        assert doctest.testmod(module).failed == 0
