@@ -35,7 +35,7 @@ def leave(tasks: AgreeingTasks, host: str = "worker-host-0") -> None:
 def commit(tasks: AgreeingTasks, step: int) -> None:
     world, id = tasks.world, SnapshotId(step, 1)
     world.tell(ev.PartSaved("worker-host-0", "worker-0", id, 1, {}))
-    world.place.sent.add(("worker-0", id))
+    world.place.send("worker-0", id)
     world.tell(ev.PartStored("worker-host-0", "worker-0", id, (File("state", 1, "0" * 64),)))
     world.answer()
 
