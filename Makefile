@@ -37,9 +37,9 @@ $(UV): requirements/uv.txt
 demo: .venv/demo
 	$(BIN)/paceline run examples/digits/job.yaml
 
-# For use during development: starts no process.
+# For use during development: starts no process. More processes than cores: some tests wait.
 check: lint
-	$(PYTEST) -n 2 --dist worksteal tests/unit
+	$(PYTEST) -n 3 --dist worksteal -m "not long" tests/unit
 
 # Tests each behavior once, with real frameworks. Needs Linux, Python, make and git, nothing else.
 test: lint

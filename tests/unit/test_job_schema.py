@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import json
 import re
 from pathlib import Path
@@ -29,10 +30,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 HEAD = {"name": "digits", "framework": "tensorflow", "command": ["python", "train.py"]}
 
 
-def is_valid(data: Any) -> bool:
+@functools.cache
+def validator() -> jsonschema.Draft202012Validator:
     schema = job.schema()
     jsonschema.Draft202012Validator.check_schema(schema)
-    return bool(jsonschema.Draft202012Validator(schema).is_valid(data))
+    return jsonschema.Draft202012Validator(schema)
+
+
+def is_valid(data: Any) -> bool:
+    return bool(validator().is_valid(data))
 
 
 def test_the_published_schema_matches_the_models() -> None:
