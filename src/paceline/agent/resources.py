@@ -142,8 +142,8 @@ def _is_amount(value: Any) -> bool:
 
 
 def _numbers(value: Any, names: Iterable[str]) -> dict[str, float]:
-    given = _dict(value)
-    return {name: given[name] for name in names if _is_amount(given.get(name))}
+    fields = _dict(value)
+    return {name: fields[name] for name in names if _is_amount(fields.get(name))}
 
 
 def _rounded(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:

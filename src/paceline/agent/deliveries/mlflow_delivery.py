@@ -128,8 +128,8 @@ class MlflowDelivery:
 
     def _send_series(self) -> None:
         highest: dict[str, int] | None = None
-        while (found := self._series.read()) is not None:
-            lines, position = found
+        while (unsent := self._series.read()) is not None:
+            lines, position = unsent
             if lines and highest is None:
                 highest = self._server.highest_steps(self._run)
             self._log(new_metrics(lines, highest or {}))

@@ -112,10 +112,10 @@ class TaskLauncher:
     ) -> None:
         """Starts the attempt; `on_started` is called once it has a process. OSError: the command cannot be started."""
         task = attempt.task
-        given = {**self._static, **self._env_with_references}
+        own_variables = {**self._static, **self._env_with_references}
         environ = {
             **self._static,
-            **tracking_variables(self._plan, task, self._options.run, mlflow_run, given),
+            **tracking_variables(self._plan, task, self._options.run, mlflow_run, own_variables),
             **environment.task_variables(
                 self._plan, task, roster, self._options.run, attempt.generation, restarts, self._options.machine
             ),

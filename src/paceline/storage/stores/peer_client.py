@@ -181,10 +181,10 @@ class PeerStore:
 
     def _list(self, verb: str, prefix: str) -> list[str]:
         with self._request(verb, prefix) as wire:
-            found = _reply(wire).get("found")
-            if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            names = _reply(wire).get("found")
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise Closed("received a list of names that is invalid")
-        return found
+        return names
 
     def _call(self, verb: str, name: str) -> Message:
         with self._request(verb, name) as wire:
