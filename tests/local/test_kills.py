@@ -19,7 +19,7 @@ from support.runs import PROGRAMS, Run, Starter, causes, eventually, kill
 pytestmark = pytest.mark.timeout(300)
 
 SEED = 20261117
-KILLS = {"tensorflow": 2, "jax": 4}
+KILLS = {"tensorflow": 2, "jax": 2}
 LEAST, MOST = 2, 10  # steps from one kill to the next
 STEPS, EVERY, PACE = 80, 3, 0.04  # so many steps that it does not end before the last kill
 LIMIT_S = 90.0

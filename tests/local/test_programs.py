@@ -133,9 +133,9 @@ def test_any_program_runs_and_learns_which_task_it_is(start: Starter, command: l
 def test_the_report_has_all_its_fields(start: Starter) -> None:
     run = start(job("none", "python", "misbehave.py", "--report", "--steps", 5))
     report = run.succeeds()
-    assert report == json.loads((run.folder / "report.json").read_text())
+    assert report == {"schema_version": 1, **json.loads((run.folder / "report.json").read_text())}
     assert set(report) == {
-        "run", "status", "reason", "cause", "generations", "restarts", "steps", "steps_per_s", "metrics", "started",
+        "schema_version", "run", "status", "reason", "cause", "generations", "restarts", "steps", "steps_per_s", "metrics", "started",
         "ended", "folder", "stacks", "skipped", "best", "starts", "goodput", "resources",
     }  # fmt: skip
     assert report["folder"] == str(run.folder) == str(run.home / "runs" / report["run"])

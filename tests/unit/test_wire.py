@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.agent.captain import events as ev
@@ -29,6 +29,7 @@ VALUES = st.recursive(
 MESSAGES = st.dictionaries(st.text(), VALUES).map(lambda fields: {**fields, "type": "x"})
 
 
+@settings(max_examples=40)
 @given(st.lists(MESSAGES, max_size=5), st.integers(1, 64), st.booleans())
 def test_messages_survive_any_split(sent_messages: list[frames.Message], size: int, packed: bool) -> None:
     stream = b"".join((encode_packed if packed else encode)(message) for message in sent_messages)
