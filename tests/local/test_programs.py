@@ -135,8 +135,8 @@ def test_the_report_has_all_its_fields(start: Starter) -> None:
     report = run.succeeds()
     assert report == {"schema_version": 1, **json.loads((run.folder / "report.json").read_text())}
     assert set(report) == {
-        "schema_version", "run", "status", "reason", "cause", "generations", "restarts", "steps", "steps_per_s", "metrics", "started",
-        "ended", "folder", "stacks", "skipped", "best", "starts", "goodput", "resources",
+        "schema_version", "run", "status", "reason", "cause", "generations", "restarts", "steps", "steps_per_s",
+        "metrics", "started", "ended", "folder", "stacks", "skipped", "best", "starts", "goodput", "resources",
     }  # fmt: skip
     assert report["folder"] == str(run.folder) == str(run.home / "runs" / report["run"])
     assert (report["cause"], report["generations"], report["restarts"], report["stacks"]) == (None, 1, [], {})
