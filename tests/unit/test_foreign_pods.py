@@ -182,7 +182,7 @@ def test_a_pod_of_another_user_does_not_answer_for_a_pod_that_reads_a_claim(
 ) -> None:
     pods = (pod("x", "visit", "visit-1", "another-job"), pod("c", "visit", "visit-1", "the-visit"))
     cluster = Cluster(cast(Client, Pods(*pods)), "shared", "team", "https://127.0.0.1:1")
-    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster)
+    monkeypatch.setattr(snapshot_reader, "connect_for", lambda *_: cluster)
     replace(str(folder / "run.json"), {**run_folders.info(folder), "context": None, "namespace": None})
     reader = snapshot_reader.SnapshotPod(folder, print)
     reader._visit, reader._visit_uid = "visit-1", "the-visit"
@@ -209,7 +209,7 @@ def test_an_event_alone_does_not_say_that_a_claim_was_deleted(folder: Path, monk
             return claims[0]
 
     cluster = Cluster(cast(Client, Claims()), "shared", "team", "https://127.0.0.1:1")
-    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster)
+    monkeypatch.setattr(snapshot_reader, "connect_for", lambda *_: cluster)
     replace(str(folder / "run.json"), {**run_folders.info(folder), "context": None, "namespace": None})
     reader = snapshot_reader.SnapshotPod(folder, print)
     assert "there is no PersistentVolumeClaim disk" in reader._why([], plan, True)
@@ -320,7 +320,7 @@ def test_only_the_captain_of_the_run_is_asked_to_stop(mirror: Mirror, folder: Pa
 def test_snapshots_are_read_only_from_the_captain_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pods = (labelled("x", "another-job"), labelled("c", UID))
     cluster = Cluster(cast(Client, Pods(*pods)), "shared", "team", "https://127.0.0.1:1")
-    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster)
+    monkeypatch.setattr(snapshot_reader, "connect_for", lambda *_: cluster)
     (folder / RUN).mkdir()
     replace(str(folder / RUN / "run.json"), {**run_folders.info(folder), "context": None, "namespace": None})
     assert snapshot_reader.SnapshotPod(folder / RUN, print)._captain() == "c"

@@ -495,7 +495,7 @@ def test_a_pod_that_reads_the_claim_of_another_users_run_has_no_account_and_no_p
     settings = {**make_cluster_settings(), "service_account": "admin", "priority_class": "high", "namespace": "other"}
     run = adopted({}, snapshots=Snapshots("claim://kept/x"), kubernetes=settings)
     (run.folder / "run.json").write_text(json.dumps({**run_folders.info(run.folder), "adopted": not is_own}))
-    monkeypatch.setattr(snapshot_reader, "connect", lambda *_: cluster_with(make_plan(1), Claims(make_plan(1))))
+    monkeypatch.setattr(snapshot_reader, "connect_for", lambda *_: cluster_with(make_plan(1), Claims(make_plan(1))))
     with pytest.raises(Created) as created:
         snapshot_reader.SnapshotPod(run.folder, print).dial()
     job = created.value.args[0]

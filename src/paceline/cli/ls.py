@@ -54,8 +54,8 @@ def main(
     elif output == "json":
         print_json(reports)
     elif not reports:
-        cluster = target.cluster()
-        tell(f"no runs in namespace {cluster.namespace} (context {cluster.context})")
+        searched = target.resolved()
+        tell(f"no runs in namespace {searched.namespace} (context {searched.context})")
     else:
         _show(reports, [[] for _ in reports], [], output == "wide")
 

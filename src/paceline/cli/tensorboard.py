@@ -71,14 +71,14 @@ def main(
         if in_bucket:
             return _show_stored(run_store.open_run(target, note), port)
         fail(f"{target.name} has no TensorBoard", 1, remedy="set `tensorboard: true` in the job file of the next run")
-    from paceline.backends.kubernetes.api.cluster import Refused, Unreachable, connect
+    from paceline.backends.kubernetes.api.cluster import Refused, Unreachable
+    from paceline.backends.kubernetes.runs.local_folder import connect_for
     from paceline.backends.kubernetes.runs.tensorboard import NoTensorBoard
 
-    context, namespace = run_folders.cluster_of(target.folder)
     # A browser may close its connection at any time: that must not end this process.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        return asyncio.run(_forward_port(connect(context, namespace), target.name, section, port))
+        return asyncio.run(_forward_port(connect_for(target.folder), target.name, section, port))
     except NoTensorBoard as error:
         if not in_bucket:
             fail(str(error), 1)

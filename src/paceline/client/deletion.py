@@ -103,9 +103,8 @@ def delete_run(run: Run, with_snapshots: bool, separate: Source | None, force: b
         local.kill(run.folder)
         if not wait_until_ended(run.folder):
             raise NotDeleted(f"{run.name} did not end and was not deleted")
-    folder = run_folders.runs_folder()
-    if not _is_inside(run.folder, folder):
-        raise NotDeleted(f"{run.folder} is not a folder in {folder} and was not deleted")
+    if not _is_folder_of(run):
+        raise NotDeleted(f"{run.folder} is not the folder of {run.name} and was not deleted")
     if separate is not None and cluster_error:
         snapshots_note = f"its snapshots at {separate.address} were not deleted: the run may still be running"
     elif separate is not None:
@@ -129,7 +128,7 @@ def delete_run(run: Run, with_snapshots: bool, separate: Source | None, force: b
         raise NotDeleted(f"cannot delete {run.name}: {error.strerror}", where=str(error.filename)) from None
     from paceline.client import restored_snapshots
 
-    restored_snapshots.remove(run.name)
+    restored_snapshots.remove(run.name, run.folder.parents[1])
     return Deleted(only_snapshots, cluster_error, snapshots_note, kept_note)
 
 
@@ -209,5 +208,7 @@ def _clear(folder: Path) -> None:
             entry.unlink()
 
 
-def _is_inside(folder: Path, parent: Path) -> bool:
-    return folder.parent == parent and not folder.is_symlink() and folder.resolve().parent == parent.resolve()
+def _is_folder_of(run: Run) -> bool:
+    """False for an id that is a path, such as `../other`, and for a link to a folder elsewhere."""
+    folder = run.folder
+    return folder.name == run.name and not folder.is_symlink() and folder.resolve().parent == folder.parent.resolve()

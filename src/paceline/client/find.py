@@ -33,6 +33,7 @@ class Target:
     on: str = ""  # "kubernetes", "local", or "" if omitted
     context: str | None = None
     namespace: str | None = None
+    kubeconfig: tuple[Path, ...] = ()  # its files; empty: those that KUBECONFIG names
 
     def __post_init__(self) -> None:
         if self.on not in ("", "local", "kubernetes"):
@@ -51,7 +52,14 @@ class Target:
     def cluster(self) -> Cluster:
         from paceline.backends.kubernetes.api.cluster import connect
 
-        return connect(self.context, self.namespace)
+        return connect(self.context, self.namespace, self.kubeconfig)
+
+    def resolved(self) -> Target:
+        """The same cluster, whatever KUBECONFIG and the current context are later. Sends no request."""
+        if not self.is_cluster:
+            return self
+        with closing(self.cluster()) as cluster:
+            return Target(self.on, cluster.context, cluster.namespace, cluster.kubeconfig)
 
 
 HERE = Target()
@@ -72,7 +80,8 @@ def find_run(run: str | None, target: Target = HERE, also_deleted: bool = False)
         raise UsageError("--on kubernetes requires a run id", remedy="`paceline ls --on kubernetes` lists the runs")
     from paceline.backends.kubernetes.runs.local_folder import adopt
 
-    return Run(run, adopt(target.cluster(), run))
+    with closing(target.cluster()) as cluster:
+        return Run(run, adopt(cluster, run))
 
 
 @contextmanager

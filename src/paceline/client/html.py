@@ -17,7 +17,12 @@ MOST_ROWS = 200  # of a table: notebooks keep them in their file
 MOST_TEXT = 500  # characters of a cell
 
 
-def of_status(status: Status) -> str:
+def of_run(run: str, text: str = "") -> str:
+    """A run whose status is unknown."""
+    return f"<div><b>{_text(run)}</b> {_text(text)}</div>"
+
+
+def of_status(status: Status, note: str = "") -> str:
     """One line about the run, and a table of its tasks."""
     form = status.to_dict()
     took = _took(form)
@@ -26,6 +31,7 @@ def of_status(status: Status) -> str:
         _count(len(status.restarts), "restart"),
         f"{span(took)}" if took is not None else "",
         status.reason if not status.succeeded else "",
+        note,
     ]
     head = f"<b>{_text(status.run)}</b> {_text(status.status)}: {_text('; '.join(filter(None, facts)))}"
     rows = [

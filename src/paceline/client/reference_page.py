@@ -81,8 +81,9 @@ succeeded 5 0.2
 
 ## Notebooks
 
-A run, its status and a list of runs are shown as tables. `run.watch()` shows a table that is updated until the run
-ends. A function of a notebook can be submitted without a file:
+A run, its status and a list of runs are shown as tables. A run on a cluster is shown in its last known state:
+`run.status()` asks the cluster. `run.watch()` shows a table that is updated until the run ends. A function of a
+notebook can be submitted without a file:
 
 ```python
 def train(epochs):

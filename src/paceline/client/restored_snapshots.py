@@ -15,6 +15,7 @@ from paceline.view import run_folders, snapshot_listing
 from paceline.view.snapshot_locations import Source
 
 MAX_CACHED = 5  # snapshots, of all runs together
+_CACHE = "restored"  # a folder beside that of the runs
 _LOCK = ".lock"
 
 
@@ -49,15 +50,15 @@ def restore(source: Source, manifest: Manifest, progress: ContinueCheck) -> Rest
             os.close(lock)
 
 
-def remove(run: str) -> None:
-    """Removes the snapshots of a deleted run that are not in use."""
-    for folder in _cache_folder().glob(f"{run}@*"):
+def remove(run: str, home: Path) -> None:
+    """Removes the snapshots of a deleted run that are not in use. `home`: the folder with the folder of runs."""
+    for folder in (home / _CACHE).glob(f"{run}@*"):
         for path in folder.glob(f"*{_LOCK}"):
             _remove_unused(path)
 
 
 def _cache_folder() -> Path:
-    return run_folders.home() / "restored"
+    return run_folders.home() / _CACHE
 
 
 def _run_folder(run: str, address: str) -> Path:

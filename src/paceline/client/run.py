@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.client.find import Target, find_run, refresh
 from paceline.client.json_form import versioned
-from paceline.errors import PacelineError
 from paceline.view import run_folders
 
 if TYPE_CHECKING:
@@ -120,7 +119,12 @@ class Stacks:
 
 
 class Run:
-    """A run of a job, on this machine or on a cluster. Several threads may use it at the same time."""
+    """A run of a job, on this machine or on a cluster. Several threads may use it at the same time.
+
+    A run that was submitted to a cluster, or found with `on="kubernetes"`, belongs to that cluster even if `KUBECONFIG`
+    or the current context change later. A `timeout` is checked between requests to a cluster: the call may take up to
+    30 s longer if the cluster does not respond, and up to 3 minutes if a credential plugin does not.
+    """
 
     def __init__(
         self, id: str, target: Target | None = None, folder: Path | None = None, notes: Sequence[str] = ()
@@ -145,12 +149,19 @@ class Run:
 
     def _run(self) -> run_folders.Run:
         """The folder of a run on a cluster is created when it is needed first."""
+        run = self._run_or_remains()
+        if run_folders.deleted(run.folder):
+            raise run_folders.NoRun(f"{self._id} was deleted")
+        return run
+
+    def _run_or_remains(self) -> run_folders.Run:
+        """Also a deleted run whose snapshots were kept."""
         with self._lock:
             if self._folder is None:
                 self._folder = find_run(self._id, self._target).folder
             folder = self._folder
-        if not folder.is_dir() or run_folders.deleted(folder):
-            raise PacelineError(f"{self._id} was deleted")
+        if not folder.is_dir():
+            raise run_folders.NoRun(f"{self._id} was deleted")
         return run_folders.Run(self._id, folder)
 
     def status(self) -> Status:
@@ -279,7 +290,10 @@ class Run:
         """
         from paceline.client import deletion
 
-        run = find_run(self._id, self._target, also_deleted=True)
+        run = self._run_or_remains()
+        if run_folders.deleted(run.folder) and not snapshots:
+            remedy = "delete(snapshots=True) deletes them"
+            raise run_folders.NoRun(f"{self._id} was deleted, except for its snapshots", remedy=remedy)
         refresh(run.folder, notify=log_note)
         deletion.refuse_running([run], [], force)
         if not snapshots and not force and deletion.loses_snapshots(run):
@@ -307,6 +321,19 @@ class Run:
         return f"<Run {self._id}>"
 
     def _repr_html_(self) -> str:
-        from paceline.client import html
+        """What this machine knows: a notebook calls this on its own, so that it must neither fail nor ask a cluster."""
+        from paceline.client import html, run_status
+        from paceline.view import run_state
 
-        return html.of_status(self.status())
+        folder, where = self._folder, self._target  # without the lock, which a thread that asks the cluster may hold
+        try:
+            if folder is None:
+                text = f"in namespace {where.namespace} (context {where.context})" if where.is_cluster else ""
+                return html.of_run(self._id, text)
+            if not folder.is_dir() or run_folders.deleted(folder):
+                return html.of_run(self._id, "was deleted")
+            status = run_status.status_of(run_state.read(run_folders.Run(self._id, folder)))
+            is_old = status.is_running and run_folders.on_cluster(folder)
+            return html.of_status(status, "last known state; status() asks the cluster" if is_old else "")
+        except Exception:  # files that another process deletes meanwhile, or that are damaged
+            return html.of_run(self._id)

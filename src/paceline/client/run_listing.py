@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, overload
 
 from paceline.client.find import Notify, Target, ignore, refresh_all
@@ -22,7 +23,8 @@ def on_cluster(target: Target) -> list[dict[str, Any]]:
     """What `paceline ls --on kubernetes -o json` prints."""
     from paceline.backends.kubernetes.runs.listing import list_runs
 
-    return [report_form(report) for report in list_runs(target.cluster())]
+    with closing(target.cluster()) as cluster:
+        return [report_form(report) for report in list_runs(cluster)]
 
 
 class RunList(Sequence[Run]):
@@ -64,7 +66,7 @@ def runs(on: str = "local", context: str | None = None, namespace: str | None = 
 
     `context`, `namespace`: of the cluster, as for kubectl.
     """
-    target = Target(on, context, namespace)
+    target = Target(on, context, namespace).resolved()
     if target.is_cluster:
         reports = on_cluster(target)
         return RunList([Run(str(report["run"]), target) for report in reports], reports)
@@ -79,6 +81,6 @@ def get(run: str | None = None, on: str = "local", context: str | None = None, n
     """
     from paceline.client.find import find_run
 
-    target = Target(on, context, namespace)
+    target = Target(on, context, namespace).resolved()
     record = find_run(run, target)
     return Run(record.name, target, folder=record.folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from paceline.client.refreshed_folder import followed
@@ -40,8 +41,8 @@ def is_running(run: Run) -> bool:
     from paceline.backends.kubernetes.runs import local_folder
 
     try:
-        running = local_folder.reopen(run.folder)
-        return local_folder.is_running(running.cluster, run.folder) and running.is_undecided()
+        with closing(local_folder.reopen(run.folder)) as running:
+            return local_folder.is_running(running.cluster, run.folder) and running.is_undecided()
     except Unreachable:
         if run_folders.abandoned(run.folder):
             raise  # its submission may have been interrupted after its Jobs had started
@@ -74,9 +75,8 @@ def wait_until_ended(folder: Path, limit: float = PATIENCE_S) -> bool:
 def _stop_on_cluster(run: Run, now: bool) -> bool:
     from paceline.backends.kubernetes.runs.local_folder import reopen
 
-    running = reopen(run.folder)
     deadline = time.monotonic() + grace_of(run) + _deliveries_of(run) + CLUSTER_PATIENCE_S
-    with followed(run.folder, follow=True) as has_ended:
+    with closing(reopen(run.folder)) as running, followed(run.folder, follow=True) as has_ended:
         if not (running.kill() if now else running.stop(_REASON)):
             raise PacelineError(
                 f"{run.name} was not {'killed' if now else 'stopped'}: the cluster cannot be reached, or rejects it",
@@ -93,9 +93,6 @@ def _request_stop(run: Run, limit: float, on_event: Callable[[Event], None]) -> 
     """Requests the stop in a thread, and reports events meanwhile."""
     from paceline.backends import local
 
-    tail = events.follow(run.folder)
-    while tail.read():
-        pass
     results: list[bool | PacelineError] = []
 
     def stop() -> None:
@@ -105,15 +102,17 @@ def _request_stop(run: Run, limit: float, on_event: Callable[[Event], None]) -> 
             results.append(error)
 
     request = threading.Thread(target=stop, daemon=True)
-    try:
-        request.start()
-    except RuntimeError:  # the machine currently allows no more threads
-        stop()
-    while request.is_alive():
-        request.join(0.1)
-        for event in filter(None, map(events.parse, tail.read())):
-            on_event(event)
-    tail.close()
+    with closing(events.follow(run.folder)) as tail:
+        while tail.read():
+            pass
+        try:
+            request.start()
+        except RuntimeError:  # the machine currently allows no more threads
+            stop()
+        while request.is_alive():
+            request.join(0.1)
+            for event in filter(None, map(events.parse, tail.read())):
+                on_event(event)
     result = results[0] if results else False
     if isinstance(result, PacelineError):
         raise result

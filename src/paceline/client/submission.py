@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,13 +72,14 @@ def _submit_to_cluster(job: Job, target: Target, run_id: str | None, rebuild_dat
 
     prepared = prepare(job)
     prepared = replace(prepared, plan=_with_data(prepared.plan, rebuild_data))
-    cluster = cluster_of(prepared.plan, target.context, target.namespace)
     folder: Path
-    with submitted(prepared, cluster, run_id, lambda: False) as folder:
+    with (
+        closing(cluster_of(prepared.plan, target.context, target.namespace)) as cluster,
+        submitted(prepared, cluster, run_id, lambda: False) as folder,
+    ):
         tensorboard = published_tensorboard(cluster, folder.name, prepared.plan)
         metrics = monitor_metrics(cluster, folder, prepared.plan)
-    cluster.close()
-    where = Target("kubernetes", cluster.context, cluster.namespace)
+    where = Target("kubernetes", cluster.context, cluster.namespace, cluster.kubeconfig)
     return Run(folder.name, where, folder, [*notes, *prepared.notes, *filter(None, [tensorboard, metrics])])
 
 

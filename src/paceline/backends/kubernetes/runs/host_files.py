@@ -11,14 +11,14 @@ from typing import Any
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Pod
 
-from paceline.backends.kubernetes.api.cluster import Cluster, connect
+from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.api.owners import controller
 from paceline.backends.kubernetes.api.pod_exec import Program
 from paceline.backends.kubernetes.objects import names, pods
+from paceline.backends.kubernetes.runs.local_folder import connect_for
 from paceline.backends.kubernetes.runs.pod_records import INDEX_LABEL
 from paceline.errors import PacelineError
 from paceline.plan import Plan
-from paceline.view import run_folders
 from paceline.view.plan_files import read_plan
 
 SILENCE_S = 60.0  # seconds without data after which a copy fails
@@ -39,7 +39,11 @@ with open(fd, "rb") as file, open(1, "wb") as out:
 def fetch(folder: Path, host: str, below: str, files: Mapping[str, int], to: Path) -> None:
     """Copies files of a host. `folder`: the local one of the run. `below`: the folder of the files, in the run's folder
     in the pod. `files`: their paths and sizes. PacelineError: a file cannot be copied."""
-    cluster = connect(*run_folders.cluster_of(folder))
+    with closing(connect_for(folder)) as cluster:
+        _fetch(cluster, folder, host, below, files, to)
+
+
+def _fetch(cluster: Cluster, folder: Path, host: str, below: str, files: Mapping[str, int], to: Path) -> None:
     pod, container = _pod(cluster, folder.name, read_plan(folder), host)
     for path, size in files.items():
         target = to / path

@@ -6,7 +6,7 @@ import base64
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,14 @@ def adopt(cluster: Cluster, run: str) -> Path:
             raise run_folders.NoRun(
                 f"{run} is already the id of a run {existing}: this machine cannot have two runs with one id"
             )
-        if any(_is_replaced(folder, job) for job in _jobs(cluster, run)):
+        jobs = _jobs(cluster, run)
+        if any(_is_replaced(folder, job) for job in jobs):
             raise run_folders.NoRun(
                 f"the id {run} belongs to an earlier run here and to another run on the cluster",
                 remedy=f"`paceline delete {run}` removes only the earlier run",
             )
-        _kubeconfigs[folder] = cluster.kubeconfig
+        if jobs or folder not in _kubeconfigs:  # without the Job, this may be another cluster than the run's
+            _kubeconfigs[folder] = cluster.kubeconfig
         return folder
     try:
         job = cluster.request(f"read the Job {run}", partial(cluster.client.get, Job, run))
@@ -149,8 +151,14 @@ def _is_replaced(folder: Path, job: Any) -> bool:
     return bool(info.get("submission")) and annotations.get(names.SUBMISSION) != info["submission"]
 
 
+def connect_for(folder: Path) -> Cluster:
+    """Connect to the cluster of the run with this folder. Sends no request yet."""
+    return connect(*run_folders.cluster_of(folder), _kubeconfigs.get(folder, ()))
+
+
 def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
-    cluster = cluster or connect(*run_folders.cluster_of(folder), _kubeconfigs.get(folder, ()))
+    """The caller closes it."""
+    cluster = cluster or connect_for(folder)
     plan = read_plan(folder)
     return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, plan))
 
@@ -171,11 +179,8 @@ def refresh(folder: Path, hosts: set[str] | None = None) -> None:
 
 
 def _refresh(folder: Path, hosts: set[str]) -> None:
-    running = reopen(folder)
-    try:
+    with closing(reopen(folder)) as running:
         _refresh_from(running, folder, hosts)
-    finally:
-        running.mirror.inbox.close()
 
 
 def _refresh_from(running: Running, folder: Path, hosts: set[str]) -> None:
@@ -263,9 +268,9 @@ def followed(folder: Path) -> Iterator[Running | None]:
 
 def delete(folder: Path) -> None:
     """Delete everything of the run on the cluster; the caller deletes the local folder."""
-    running = reopen(folder)
-    cluster, run = running.cluster, folder.name
-    if any(_is_replaced(folder, job) for job in _jobs(cluster, run)):
-        return  # that run was deleted; the Job belongs to another one
-    withdraw(cluster, run)
-    running.kill_pods()
+    with closing(reopen(folder)) as running:
+        cluster, run = running.cluster, folder.name
+        if any(_is_replaced(folder, job) for job in _jobs(cluster, run)):
+            return  # that run was deleted; the Job belongs to another one
+        withdraw(cluster, run)
+        running.kill_pods()

@@ -40,6 +40,11 @@ class Running:
     _given_up: Reason | None = None
     _forced: set[str] = field(default_factory=set)
 
+    def close(self) -> None:
+        """Close its files and connections. If it was started, `mirror.stop` closes the connections."""
+        self.mirror.inbox.close()
+        self.cluster.close()
+
     def ended(self, timeout: float) -> bool:
         self.mirror.save_pods()
         self._free_captain()

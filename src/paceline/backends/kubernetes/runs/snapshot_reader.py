@@ -18,13 +18,13 @@ from lightkube.types import CascadeType
 
 from paceline import plan as plans
 from paceline.backends.kubernetes.api import pending_reasons
-from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable, connect
+from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.api.owners import controller
 from paceline.backends.kubernetes.api.pod_exec import Program
 from paceline.backends.kubernetes.objects import names, pods, run_objects
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
 from paceline.backends.kubernetes.runs import pod_records
-from paceline.backends.kubernetes.runs.local_folder import is_running
+from paceline.backends.kubernetes.runs.local_folder import connect_for, is_running
 from paceline.plan import CAPTAIN
 from paceline.view import run_folders
 from paceline.view.plan_files import read_plan
@@ -89,7 +89,13 @@ class SnapshotPod:
         return program
 
     def close(self) -> None:
-        """Delete the pod with the claim, if there is one."""
+        """Delete the pod with the claim, if there is one, and close the connections."""
+        self._end_visit()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _end_visit(self) -> None:
         if self._visit:
             job, self._visit = self._visit, ""
             delete = partial(self._cluster.client.delete, Job, job, cascade=CascadeType.BACKGROUND)
@@ -99,7 +105,7 @@ class SnapshotPod:
     @property
     def _cluster(self) -> Cluster:
         if self._connection is None:
-            self._connection = connect(*run_folders.cluster_of(self._folder))
+            self._connection = connect_for(self._folder)
         return self._connection
 
     def _captain(self) -> str:
@@ -111,7 +117,7 @@ class SnapshotPod:
     def _visit_pod(self, plan: plans.Plan) -> str:
         """A running pod with the claim, created if there is none yet."""
         if self._visit and not any(map(_is_running, self._pods_of_visit())):
-            self.close()  # it was idle for so long that it has ended
+            self._end_visit()  # it was idle for so long that it has ended
         if not self._visit:
             is_own = run_folders.is_own(self._folder)
             job = run_objects.visit(plan, self._run, f"paceline-visit-{secrets.token_hex(4)}", is_own)

@@ -22,16 +22,16 @@ START_S = 20.0  # seconds in which the program has to start and end, besides its
 
 def ask_captain(folder: Path, request: Message, seconds: float) -> Iterator[Message]:
     """As agent.net.task_request does. Refused, Unreachable: the program cannot be started."""
-    running = reopen(folder)
-    captain = running.captain_pod()
-    if not captain:
-        return
-    with closing(Program(running.cluster, captain, CAPTAIN, command(request, seconds))) as program:
-        for line in _lines(program, time.monotonic() + START_S + seconds):
-            message = _message(line)
-            yield message
-            if message["type"] in (end_type(request), REFUSED):
-                return
+    with closing(reopen(folder)) as running:
+        captain = running.captain_pod()
+        if not captain:
+            return
+        with closing(Program(running.cluster, captain, CAPTAIN, command(request, seconds))) as program:
+            for line in _lines(program, time.monotonic() + START_S + seconds):
+                message = _message(line)
+                yield message
+                if message["type"] in (end_type(request), REFUSED):
+                    return
 
 
 def command(request: Message, seconds: float) -> list[str]:
