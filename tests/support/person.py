@@ -58,14 +58,16 @@ sys.stdout.write("\nafter the bar\n")
 """
 
 
-def eventually(condition: Callable[[], object], waiting_for: str | Callable[[], str], limit: float = LIMIT_S) -> None:
+def eventually(
+    condition: Callable[[], object], waiting_for: str | Callable[[], str], limit: float = LIMIT_S, pause: float = 0.02
+) -> None:
     until = time.monotonic() + limit
     while not condition():
         if time.monotonic() > until:
             raise AssertionError(
                 f"not within {limit:g} s: {waiting_for if isinstance(waiting_for, str) else waiting_for()}"
             )
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def a_moment_later(start: float) -> None:

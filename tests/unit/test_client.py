@@ -5,12 +5,10 @@ from __future__ import annotations
 import doctest
 import json
 import os
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from paceline import client
 from paceline.backends.kubernetes.api.cluster import connect
 from paceline.backends.kubernetes.runs import local_folder
 from paceline.backends.local import detached_start
-from paceline.client import function_jobs, html, reference_page, run_store
+from paceline.client import html, live_table, reference_page, run_store
 from paceline.job import load as load_job
 from paceline.job import overrides, planning
 from paceline.storage.stores.bucket import BucketStore
@@ -242,83 +240,59 @@ def test_html_of_many_rows_is_limited() -> None:
     assert html.of_list([]) == "<div></div>"
 
 
+class Handle:
+    """What IPython's display() returns: what is shown can be replaced."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def update(self, table: Any) -> None:
+        self.shown.append(table.data)
+
+
+def test_watch_updates_its_table_until_the_run_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = recorded.write(home, "slow-1", events=LIFE[:8])
+    handle = Handle()
+
+    def display(table: Any, display_id: bool) -> Handle:
+        assert display_id
+        handle.update(table)
+        return handle
+
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            (folder / "report.json").write_text(json.dumps({**REPORT, "run": "slow-1"}))
+            (folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in LIFE))
+
+    monkeypatch.setattr(live_table, "_in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr(live_table, "time", SimpleNamespace(sleep=pause))
+    with recorded.supervised(folder):
+        client.get("slow-1").watch()
+    assert pauses == [live_table.INTERVAL_S] * 3
+    assert "running" in handle.shown[0] and "succeeded" not in handle.shown[0]
+    assert "succeeded" in handle.shown[-1]
+    assert len(handle.shown) == len(set(handle.shown)), "a table that has not changed is not sent again"
+
+
+def test_watch_ends_at_its_time_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = recorded.write(home, "slow-1", events=LIFE[:8])
+    handle = Handle()
+    monkeypatch.setattr(live_table, "_in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: handle)
+    with recorded.supervised(folder), pytest.raises(client.WaitTimeout, match="slow-1 has not ended within 0 s"):
+        client.get("slow-1").watch(timeout=0.01)
+
+
 def test_watch_needs_a_notebook(home: Path) -> None:
     with pytest.raises(client.UsageError, match="needs a notebook"):
         client.get(RUN).watch()
 
 
-# ---- functions
-
-
-def self_contained(epochs: int = 1) -> None:
-    print(json.dumps({"epochs": epochs}))
-
-
-def uses_a_constant() -> str:
-    return RUN
-
-
-def generates() -> Any:
-    yield 1
-
-
-def test_a_self_contained_function_is_sent_as_source(home: Path) -> None:
-    job, note = function_jobs.job_of(self_contained, {"epochs": 3}, {"workers": 2, "framework": "torch"})
-    assert note == "self_contained is sent as source"
-    plan = client.plan(job).to_dict()
-    assert (plan["name"], plan["framework"], len(plan["tasks"])) == ("self-contained", "torch", 2)
-    script = (Path(plan["code"]) / "function.py").read_text()
-    assert "import json\n" in script and '{"epochs": 3}' in script
-    output: list[str] = []
-    exec(compile(script, "function.py", "exec"), {"__name__": "__main__", "print": output.append})  # noqa: S102
-    assert output == ['{"epochs": 3}']
-
-
-def test_other_functions_are_sent_with_cloudpickle_and_the_reason_is_given(home: Path) -> None:
-    limit = 3
-
-    def nested() -> int:
-        return limit
-
-    for function, reason in ((uses_a_constant, "it uses RUN, which is defined outside of it"),
-                             (nested, "it uses limit of the function around it"),
-                             (lambda: None, "it is a lambda")):  # fmt: skip
-        job, note = function_jobs.job_of(function, {}, {})
-        assert note == f"{function.__name__} is sent with cloudpickle: {reason}"
-        assert (Path(client.plan(job).to_dict()["code"]) / "function.pickle").exists()
-
-
-def test_functions_that_cannot_be_sent_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = threading.Lock()
-
-    def locks() -> None:
-        with lock:
-            pass
-
-    local = ModuleType("mine")
-    local.__file__ = str(home / "mine.py")
-    monkeypatch.setitem(globals(), "mine", local)
-
-    def uses_mine() -> object:
-        return mine  # type: ignore[name-defined]  # noqa: F821
-
-    def undefined() -> object:
-        return not_defined_anywhere  # type: ignore[name-defined]  # noqa: F821
-
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        (locks, {}, "cloudpickle cannot send that: cannot pickle"),
-        (generates, {}, "is a generator or coroutine"),
-        (self_contained, {"steps": 1}, "cannot be called with these arguments: got an unexpected keyword"),
-        (print, {}, "print is a builtin_function_or_method, not a function"),
-        (uses_mine, {}, r"it uses mine of .*mine\.py, which is not an installed module"),
-        (undefined, {}, "uses not_defined_anywhere, which is not defined"),
-    ]
-    for function, arguments, reason in cases:
-        with pytest.raises(client.UsageError, match=reason):
-            client.submit(function, arguments=arguments)
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(client.UsageError, match=r"uses RUN, .*or install cloudpickle"):
-        client.submit(uses_a_constant)
+def test_fields_are_only_for_functions(home: Path) -> None:
     with pytest.raises(client.UsageError, match="workers: only for a function"):
         client.submit(client.load("job.yaml"), workers=2)
     assert [run.id for run in client.runs()] == [RUN]

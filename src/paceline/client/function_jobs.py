@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
 import hashlib
@@ -17,13 +18,25 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from paceline.client.function_modules import globals_of, imports_of, refuse_missing_modules
 from paceline.client.jobs import Job
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.job.values import slug
 from paceline.view import run_folders
 
 _BY_VALUE = threading.Lock()  # cloudpickle has one list of such modules
 SCRIPT, PICKLE = "function.py", "function.pickle"
+# What every program has, although a kernel may have added to `builtins` or replaced it.
+_FUNCTIONS = frozenset({
+    "abs", "aiter", "all", "anext", "any", "ascii", "bin", "breakpoint", "callable", "chr", "compile", "delattr", "dir",
+    "divmod", "eval", "exec", "format", "getattr", "globals", "hasattr", "hash", "hex", "id", "input", "isinstance",
+    "issubclass", "iter", "len", "locals", "max", "min", "next", "oct", "open", "ord", "pow", "print", "repr", "round",
+    "setattr", "sorted", "sum", "vars", "None", "True", "False", "Ellipsis", "NotImplemented", "copyright", "credits",
+    "exit", "help", "license", "quit", "__build_class__", "__debug__", "__doc__", "__import__", "__loader__",
+    "__name__", "__package__", "__spec__",
+})  # fmt: skip
+_TYPES = {name for name, value in vars(builtins).items() if isinstance(value, type) and value.__module__ == "builtins"}
+BUILTINS = _FUNCTIONS | _TYPES
 _FUTURE = "from __future__ import annotations"
 _LOAD = '''"""Calls a function that cloudpickle has written."""
 
@@ -36,9 +49,10 @@ try:
     import cloudpickle  # noqa: F401
 except ImportError:
     sys.exit("this function was pickled with cloudpickle, which is not installed here")
-with open(__file__.replace("{script}", "{pickle}"), "rb") as file:
-    function, arguments = pickle.load(file)
-function(**arguments)
+if __name__ == "__main__":  # not in processes that the function starts
+    with open(__file__.replace("{script}", "{pickle}"), "rb") as file:
+        function, arguments = pickle.load(file)
+    function(**arguments)
 '''
 
 
@@ -52,9 +66,14 @@ class _Files:
     note: str  # says how the function is sent
 
 
-def job_of(function: Callable[..., object], arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[Job, str]:
+def job_of(
+    function: Callable[..., object], arguments: Mapping[str, Any], fields: Mapping[str, Any], on_cluster: bool = False
+) -> tuple[Job, str]:
     """The job, and how the function is sent. Raises UsageError if it cannot be sent."""
-    files = _files_of(function, arguments)
+    for field in ("command", "code"):
+        if field in fields:
+            raise UsageError(f"{field} cannot be used with a function", remedy="submit a client.Job to run a command")
+    files = _files_of(function, arguments, on_cluster)
     others = dict(fields)
     workers = others.pop("workers", None)
     if workers is not None and "roles" in others:
@@ -63,11 +82,12 @@ def job_of(function: Callable[..., object], arguments: Mapping[str, Any], fields
     others.setdefault("name", slug(getattr(function, "__name__", "")) or "function")
     others.setdefault("framework", "none")
     folder = _write(str(others["name"]), files.contents)
-    command = ["python", SCRIPT]
-    return Job(**{**roles, **others, "command": command, "code": str(folder)}), files.note
+    # `python` is that of the active environment, which for a kernel may be the environment of Jupyter's server.
+    python = "python" if on_cluster or not sys.executable else sys.executable
+    return Job(**{**roles, **others, "command": [python, SCRIPT], "code": str(folder)}), files.note
 
 
-def _files_of(function: Callable[..., object], arguments: Mapping[str, Any]) -> _Files:
+def _files_of(function: Callable[..., object], arguments: Mapping[str, Any], on_cluster: bool) -> _Files:
     name = getattr(function, "__name__", repr(function))
     if not isinstance(function, FunctionType):
         kind = type(function).__name__
@@ -82,7 +102,7 @@ def _files_of(function: Callable[..., object], arguments: Mapping[str, Any]) -> 
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
         raise UsageError(f"{name} cannot be called with these arguments: {error}") from None
-    _refuse_local_modules(function)
+    refuse_missing_modules(function, on_cluster)
     try:
         script = _script(function, arguments)
     except _NotSelfContained as reason:
@@ -95,52 +115,127 @@ def _files_of(function: Callable[..., object], arguments: Mapping[str, Any]) -> 
 
 def _script(function: FunctionType, arguments: Mapping[str, Any]) -> str:
     """A program that defines the function and calls it."""
-    name = function.__name__
+    name = function.__code__.co_name
     if name == "<lambda>":
         raise _NotSelfContained("it is a lambda")
     if function.__closure__:
         names = ", ".join(function.__code__.co_freevars)
         raise _NotSelfContained(f"it uses {names} of the function around it")
+    text = _as_json(arguments)
+    header, source, code = _source_of(function)
+    outside = {each for each in globals_of(code) if each not in (name, "__name__", "__annotations__")}
+    imports = sorted(_imports(function, outside, code))
+    call = [
+        'if __name__ == "__main__":  # not in processes that the function starts',
+        "    from json import loads as _loads",
+        "",
+        f"    {name}(**_loads({text!r}))",
+    ]
+    return "\n".join([*header, "", *imports, "", source, "", *call, ""])
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
     try:
-        source = textwrap.dedent(inspect.getsource(function))
+        text = json.dumps(dict(arguments), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise _NotSelfContained("its arguments are not JSON") from None
+    if not _are_same(json.loads(text), dict(arguments)):
+        raise _NotSelfContained("JSON would change its arguments, such as tuples to lists")
+    return text
+
+
+def _are_same(first: object, second: object) -> bool:
+    """Whether two values that JSON can have are equal and of the same types."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict) and isinstance(second, dict):
+        return list(first) == list(second) and all(_are_same(first[key], second[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_are_same, first, second))
+    return first == second
+
+
+def _source_of(function: FunctionType) -> tuple[list[str], str, CodeType]:
+    """Lines for the start of a program, the source of the function, and their code, if it is that of the function: its
+    file may have changed, and lines of a string may be indented."""
+    try:
+        text = inspect.getsource(function)
     except (OSError, TypeError):
         raise _NotSelfContained("its source is not available") from None
-    if not source.startswith("def "):
+    dedented = textwrap.dedent(text)
+    if not dedented.startswith("def "):
         raise _NotSelfContained("it has a decorator")
-    try:
-        code = compile(f"{_FUTURE}\n{source}", "<function>", "exec")
-        text = json.dumps(dict(arguments), allow_nan=False)
-    except SyntaxError:
-        raise _NotSelfContained("its source is not a complete function") from None
-    except (TypeError, ValueError):
-        raise _NotSelfContained("its arguments are not JSON") from None
-    outside = {each for each in _globals_of(code) if each not in (name, "__name__")}
-    imports = sorted(_imports(function, outside, code))
-    call = f"import json\n\n{name}(**json.loads({text!r}))"
-    return "\n".join([_FUTURE, "", *imports, "", source, "", call, ""])
+    if any(dots for _, dots in imports_of(function.__code__)):
+        raise _NotSelfContained("it imports from its own package")
+    own = function.__code__
+    indented = [] if dedented == text else [f"if True:\n{text}"]
+    for source in (dedented, *indented):
+        # Annotations should not be evaluated; but those of inner functions and classes may be read.
+        for header, flags in (([_FUTURE], annotations.compiler_flag), ([], 0)):
+            try:
+                tree = ast.parse(source)
+                line = next(each.lineno for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+                ast.increment_lineno(tree, own.co_firstlineno - line)
+                code = compile(tree, "<function>", "exec", flags=flags, dont_inherit=True)
+            except (SyntaxError, StopIteration):
+                raise _NotSelfContained("its source is not a complete function") from None
+            defined = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == own.co_name]
+            if len(defined) == 1 and _is_same_code(defined[0], own, f"{own.co_qualname}.<locals>."):
+                return header, source, code
+    raise _NotSelfContained("its source is not what it was defined from")
 
 
-def _globals_of(code: CodeType) -> Iterator[str]:
-    """The names that this code, and the functions in it, look up outside of themselves."""
-    stored = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"}
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval not in stored:
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_of(constant)
+def _is_same_code(first: CodeType, second: CodeType, prefix: str) -> bool:
+    """Whether both do the same, wherever they are. `prefix`: of names of classes in the second, which contain the name
+    of the function around them."""
+    for attribute in ("co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_posonlyargcount",
+                      "co_kwonlyargcount"):  # fmt: skip
+        if getattr(first, attribute) != getattr(second, attribute):
+            return False
+    one, other = _instructions(first), _instructions(second)
+    return len(one) == len(other) and all(
+        name == other_name and _is_same_value(value, other_value, prefix)
+        for (name, value), (other_name, other_value) in zip(one, other, strict=True)
+    )
+
+
+def _is_same_value(value: object, other: object, prefix: str) -> bool:
+    if isinstance(value, CodeType) and isinstance(other, CodeType):
+        return _is_same_code(value, other, prefix)
+    if isinstance(other, str) and other.startswith(prefix):
+        return value == f"{prefix.removesuffix('.<locals>.').rpartition('.')[2]}.<locals>.{other[len(prefix) :]}"
+    if isinstance(value, frozenset):  # its elements have any order
+        return value == other
+    return repr(value) == repr(other)  # 1, 1.0 and True are equal
+
+
+def _instructions(code: CodeType) -> list[tuple[str, Any]]:
+    """Names and operands, without what depends on the file around: Python compiles the call of a name that is imported
+    at the top of the same file in another way."""
+    kept = [each for each in dis.get_instructions(code) if each.opname not in ("PUSH_NULL", "EXTENDED_ARG", "CACHE")]
+    position = {each.offset: at for at, each in enumerate(kept)}
+    return [
+        (
+            "LOAD_ATTR" if each.opname == "LOAD_METHOD" else each.opname,
+            position.get(each.argval) if each.opcode in (*dis.hasjrel, *dis.hasjabs) else each.argval,
+        )
+        for each in kept
+    ]
 
 
 def _imports(function: FunctionType, names: set[str], code: CodeType) -> Iterator[str]:
     attributes = set(_attributes_of(code))
     for name in names:
-        if name not in function.__globals__:
-            if not hasattr(builtins, name):
-                raise UsageError(
-                    f"{function.__name__} uses {name}, which is not defined", remedy="define or import it first"
-                )
+        value = function.__globals__.get(name)
+        if name in BUILTINS and (name not in function.__globals__ or _is_of_ipython(value)):
             continue
-        value = function.__globals__[name]
+        if name not in function.__globals__:
+            raise UsageError(
+                f"{function.__name__} uses {name}, which is not defined",
+                remedy=f"{name} is IPython's: import it in the function"
+                if hasattr(builtins, name)
+                else "define or import it first",
+            )
         if not isinstance(value, ModuleType) or value.__name__ == "__main__":
             raise _NotSelfContained(f"it uses {name}, which is defined outside of it")
         module = value.__name__
@@ -151,27 +246,16 @@ def _imports(function: FunctionType, names: set[str], code: CodeType) -> Iterato
                 yield f"import {submodule}"
 
 
+def _is_of_ipython(value: object) -> bool:
+    """IPython defines its own `open` in the namespace of a notebook."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "IPython"
+
+
 def _attributes_of(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _attributes_of(constant)
-
-
-def _refuse_local_modules(function: FunctionType) -> None:
-    """Modules of the current folder are not sent. UsageError: the function uses one."""
-    for name in sorted(set(_globals_of(function.__code__))):
-        value = function.__globals__.get(name)
-        module = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
-        file = getattr(module, "__file__", None)
-        if module is None or module.__name__ in ("__main__", function.__module__) or not file:
-            continue
-        path = Path(file).absolute()
-        if path.is_relative_to(Path.cwd()) and not path.is_relative_to(Path(sys.prefix).absolute()):
-            raise UsageError(
-                f"{function.__name__} cannot be sent: it uses {name} of {path}, which is not an installed module",
-                remedy="write a job file, whose `code` folder is sent",
-            )
 
 
 # ---- as a pickle
@@ -203,6 +287,8 @@ def _dumps(cloudpickle: Any, function: FunctionType, value: object) -> bytes:
     if module is None or function.__module__ == "__main__":
         return bytes(cloudpickle.dumps(value))
     with _BY_VALUE:
+        if module.__name__ in cloudpickle.list_registry_pickle_by_value():  # the user has registered it
+            return bytes(cloudpickle.dumps(value))
         cloudpickle.register_pickle_by_value(module)
         try:
             return bytes(cloudpickle.dumps(value))
@@ -214,9 +300,15 @@ def _write(name: str, contents: Mapping[str, bytes]) -> Path:
     """The folder with these files, which all runs of the same function share."""
     digest = hashlib.sha256(b"".join(b"%d:%s" % (len(data), data) for data in contents.values())).hexdigest()[:12]
     folder = run_folders.home() / "functions" / f"{slug(name) or 'function'}-{digest}"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for file, data in contents.items():
-        partial = folder / f".{file}.{os.urandom(6).hex()}"
-        partial.write_bytes(data)
-        partial.replace(folder / file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file, data in contents.items():
+            partial = folder / f".{file}.{os.urandom(6).hex()}"
+            partial.write_bytes(data)
+            partial.replace(folder / file)
+    except OSError as error:
+        raise PacelineError(
+            f"the function cannot be written to {folder}: {error.strerror or error}",
+            remedy="set PACELINE_HOME to another folder",
+        ) from None
     return folder

@@ -28,8 +28,8 @@ def watch(run: Run, timeout: float | None = None) -> None:
     deadline = Deadline(record, timeout)
     interval = CLUSTER_INTERVAL_S if run_folders.on_cluster(record.folder) else INTERVAL_S
     status = run.status()
-    handle = display(HTML(html.of_status(status)), display_id=True)
-    shown = ""
+    shown = html.of_status(status)
+    handle = display(HTML(shown), display_id=True)
     while status.is_running:
         deadline.check("ended")
         time.sleep(max(0.0, min(interval, deadline.remaining)))

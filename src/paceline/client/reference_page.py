@@ -96,12 +96,14 @@ run = client.submit(train, workers=2, framework="torch", arguments={"epochs": 3}
 run.watch()
 ```
 
-The function is sent as source if it is self-contained: apart from modules, it uses only what is defined in it.
-Otherwise it is sent with [cloudpickle](https://github.com/cloudpipe/cloudpickle), which must be installed, with the
-same version of Python, where tasks run. `run.notes` tells which, and why. A function that cannot be sent is refused,
-with the reason: it uses a lock, for example, or a module of the current folder. Then write a job file, whose `code`
-folder is sent. Functions are kept in the folder `functions` of `PACELINE_HOME`, one folder for each function and its
-arguments.
+The function is sent as source if it is self-contained: apart from modules, it uses only what is defined in it, and
+its arguments remain the same as JSON. Otherwise it is sent with
+[cloudpickle](https://github.com/cloudpipe/cloudpickle), which must be installed, with the same version of Python, where
+tasks run. `run.notes` tells which, and why. On this machine, the interpreter of the notebook's kernel runs the
+function. A function that cannot be sent is refused, with the reason: it uses a lock, for example, or imports a module
+that is not installed. Then write a job file, whose `code` folder is sent. Editable installations are fine, and on this
+machine modules of `PYTHONPATH`. Functions are kept in the folder `functions` of `PACELINE_HOME`, one folder for each
+function and its arguments.
 
 All functions and classes:
 """

@@ -35,7 +35,7 @@ def submit(
 
     `job` may be a function: `submit(train, workers=2, framework="torch", arguments={"epochs": 3})`. It is sent as
     source if it is self-contained, otherwise with cloudpickle; `Run.notes` tells which. `arguments`: its keyword
-    arguments, as JSON can have them. `workers`: the number of worker hosts. Other fields are those of a
+    arguments. `workers`: the number of worker hosts. Other fields are those of a
     [job file](job-file.md), such as `gpus`, `snapshots` or `kubernetes`. `UsageError`: the function cannot be sent.
     """
     target = Target(on, context, namespace)
@@ -43,7 +43,7 @@ def submit(
     if not isinstance(job, Job):
         from paceline.client.function_jobs import job_of
 
-        job, note = job_of(job, arguments or {}, fields)
+        job, note = job_of(job, arguments or {}, fields, target.is_cluster)
         notes = (note,)
     elif fields or arguments is not None:
         names = [*fields, *(["arguments"] if arguments is not None else [])]

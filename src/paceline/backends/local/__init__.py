@@ -10,7 +10,8 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,20 +121,24 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
     """Start the run's supervisor, which starts the hosts. Unless detached, the run ends with this process. `page`: host
     and port for TensorBoard; empty: no TensorBoard. Forks, which is fast: this process must not have threads."""
     hosts = assign(plan)
-    try:
-        captain, metrics, lock = _prepare(plan, folder)
+    with _removed_unless_recorded(folder), ExitStack() as descriptors:
+        captain, metrics, _ = _prepare(plan, folder, descriptors)
+        recorded, announce = _pipe(descriptors)
         read_end, write_end = os.pipe()
+        descriptors.callback(os.close, read_end)
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-    except OSError as error:
-        raise _not_started(folder, error) from None
-    if pid == 0:
-        os.close(write_end)
-        supervise(plan, run, folder, captain, hosts, interpreter(), -1 if detach else read_end, page, metrics)
-    os.close(read_end)
-    os.close(lock)
-    _write_info(plan, run, folder, captain, pid, detach, page, metrics)
+        with ExitStack() as unless_started:
+            unless_started.callback(os.close, write_end)  # tells the supervisor that this process has ended
+            pid = os.fork()
+            if pid == 0:
+                os.close(write_end)
+                os.close(announce)
+                pipe = -1 if detach else read_end
+                supervise(plan, run, folder, captain, hosts, interpreter(), pipe, recorded, page, metrics)
+            _write_info(plan, run, folder, captain, pid, detach, page, metrics)
+            os.write(announce, b"1")
+            unless_started.pop_all()
     if detach:
         os.close(write_end)
         write_end = -1
@@ -142,25 +147,40 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
 
 def start_detached(plan: Plan, run: str, folder: Path, page: str = "") -> None:
     """Like `start`, for a process that may have threads: the supervisor is started by `python -m`. The run does not end
-    with this process."""
+    with this process. An interrupt at any time leaves a run that can be stopped, or none."""
     from paceline.backends.local.detached_start import start_supervisor
 
     hosts = assign(plan)
+    with _removed_unless_recorded(folder), ExitStack() as descriptors:
+        captain, metrics, lock = _prepare(plan, folder, descriptors)
+        recorded, announce = _pipe(descriptors)
+        pid = start_supervisor(plan, run, folder, captain, hosts, interpreter(), lock, recorded, page, metrics)
+        _write_info(plan, run, folder, captain, pid, True, page, metrics)
+        os.write(announce, b"1")  # closing it might not be enough: another thread may have forked meanwhile
+
+
+@contextmanager
+def _removed_unless_recorded(folder: Path) -> Iterator[None]:
+    """If starting fails or is interrupted before run.json is written, the supervisor ends by itself, and the folder is
+    removed. Afterwards, there is a run."""
     try:
-        captain, metrics, lock = _prepare(plan, folder)
-        try:
-            pid = start_supervisor(plan, run, folder, captain, hosts, interpreter(), lock, page, metrics)
-        finally:
-            os.close(lock)
-    except OSError as error:
-        raise _not_started(folder, error) from None
-    except CannotRun:
-        shutil.rmtree(folder, ignore_errors=True)
+        yield
+    except BaseException as error:
+        if not (folder / "run.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CannotRun(f"cannot start the run: {error.strerror or error}") from None
         raise
-    _write_info(plan, run, folder, captain, pid, True, page, metrics)
 
 
-def _prepare(plan: Plan, folder: Path) -> tuple[str, str, int]:
+def _pipe(descriptors: ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        descriptors.callback(os.close, end)
+    return ends
+
+
+def _prepare(plan: Plan, folder: Path, descriptors: ExitStack) -> tuple[str, str, int]:
     """The addresses of the captain and of its metrics, and the descriptor that holds the lock of the run."""
     from paceline.backends import certificates_ahead
 
@@ -168,13 +188,9 @@ def _prepare(plan: Plan, folder: Path) -> tuple[str, str, int]:
     captain = f"127.0.0.1:{machine.free_port()}"
     metrics = f"127.0.0.1:{machine.free_port()}" if plan.metrics else ""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptors.callback(os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_EX)
     return captain, metrics, lock
-
-
-def _not_started(folder: Path, error: OSError) -> CannotRun:
-    shutil.rmtree(folder, ignore_errors=True)  # nothing has started
-    return CannotRun(f"cannot start the run: {error.strerror or error}")
 
 
 def _write_info(

@@ -1,7 +1,8 @@
 """Starts the supervisor of a run by `python -m`, in a session of its own: a process with threads must not be forked.
 
-The request, which contains the plan, and the lock of the run arrive as inherited descriptors. This process forks once,
-as it has only one thread, so that the supervisor is nobody's zombie when it ends; the caller waits only for the parent.
+The request, which contains the plan, the lock of the run and two pipes arrive as inherited descriptors. This process
+forks once, as it has only one thread, so that the supervisor is nobody's zombie when it ends; the caller waits only for
+the parent. The pid of the supervisor has a pipe of its own: anything that Python runs when it starts may print.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,36 +26,44 @@ _JUPYTER = "JPY_"
 
 def start_supervisor(
     plan: Plan, run: str, folder: Path, captain: str, shares: Mapping[str, Share], interpreter: str, lock: int,
-    page: str, metrics: str,
+    recorded: int, page: str, metrics: str,
 ) -> int:  # fmt: skip
-    """Returns the pid of the supervisor. `lock`: the descriptor that holds the lock of the run. Raises CannotRun."""
+    """Returns the pid of the supervisor, which waits until `recorded` is readable or closed and ends if the run has no
+    run.json then. `lock`: the descriptor that holds the lock of the run. Raises CannotRun."""
     from paceline.frameworks.python_start import module_command
 
     if not sys.executable:
         raise CannotRun("the interpreter of this process is unknown", remedy="start the run with `paceline run`")
-    request = {
-        "plan": to_data(plan), "run": run, "folder": str(folder), "captain": captain, "interpreter": interpreter,
-        "page": page, "metrics": metrics, "lock": lock,
-        "shares": {host: [share.cores, list(share.devices)] for host, share in shares.items()},
-    }  # fmt: skip
-    source = _as_file(json.dumps(request).encode())
-    log = os.open(folder / "agents.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        started = subprocess.run(
-            module_command(sys.executable, MODULE, str(source)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=log, pass_fds=(source, lock), env=without_jupyter(os.environ), start_new_session=True,
-            timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise CannotRun(f"cannot start the run: its supervisor has not started within {PATIENCE_S:g} s") from None
-    finally:
-        os.close(source)
-        os.close(log)
-    if started.returncode != 0 or not started.stdout.strip().isdigit():
+    with ExitStack() as descriptors:
+        reported, report = os.pipe()
+        for end in (reported, report):
+            descriptors.callback(os.close, end)
+        os.set_blocking(reported, False)
+        request = {
+            "plan": to_data(plan), "run": run, "folder": str(folder), "captain": captain, "interpreter": interpreter,
+            "page": page, "metrics": metrics, "lock": lock, "recorded": recorded, "report": report,
+            "shares": {host: [share.cores, list(share.devices)] for host, share in shares.items()},
+        }  # fmt: skip
+        source = _as_file(json.dumps(request).encode())
+        descriptors.callback(os.close, source)
+        log = os.open(folder / "agents.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptors.callback(os.close, log)
+        try:
+            started = subprocess.run(
+                module_command(sys.executable, MODULE, str(source)), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=(source, lock, recorded, report), env=without_jupyter(os.environ), start_new_session=True,
+                timeout=PATIENCE_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise CannotRun(f"cannot start the run: its supervisor has not started within {PATIENCE_S:g} s") from None
+        pid = b""
+        with suppress(BlockingIOError):
+            pid = os.read(reported, 64)
+    if started.returncode != 0 or not pid:
         lines = (folder / "agents.log").read_text(errors="replace").split("\n")
         reason = next((line for line in reversed(lines) if line.strip()), f"exit code {started.returncode}")
         raise CannotRun(f"cannot start the run: its supervisor ended: {reason}")
-    return int(started.stdout)
+    return int(pid)
 
 
 def without_jupyter(environment: Mapping[str, str]) -> dict[str, str]:
@@ -87,15 +97,18 @@ def main(arguments: list[str]) -> NoReturn:
 
     with os.fdopen(int(arguments[0]), "rb") as file:
         request: dict[str, Any] = json.load(file)
-    os.set_inheritable(request["lock"], False)
-    pid = os.fork()
-    if pid:
-        os.write(1, str(pid).encode())
-        os._exit(0)
+    for name in ("lock", "recorded", "report"):
+        os.set_inheritable(request[name], False)
+    plan = plan_of(request["plan"])
     shares = {host: Share(cores, tuple(devices)) for host, (cores, devices) in request["shares"].items()}
+    pid = os.fork()  # after everything that can fail
+    if pid:
+        os.write(request["report"], str(pid).encode())
+        os._exit(0)
+    os.close(request["report"])
     supervise(
-        plan_of(request["plan"]), request["run"], Path(request["folder"]), request["captain"], shares,
-        request["interpreter"], -1, request["page"], request["metrics"],
+        plan, request["run"], Path(request["folder"]), request["captain"], shares, request["interpreter"], -1,
+        request["recorded"], request["page"], request["metrics"],
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import sys
@@ -28,6 +29,7 @@ from paceline.view.run_folders import home
 RUN_ENDED = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to exit after the captain
 TENSORBOARD_RESTART_S = 5.0  # seconds until TensorBoard's agent is replaced: nothing depends on it
+RECORDED_WITHIN_S = 60.0  # seconds to write run.json, on a slow disk
 MAX_REPLACEMENTS = 20  # crashes of one host within a minute
 
 
@@ -39,14 +41,18 @@ def supervise(
     shares: Mapping[str, Share],
     interpreter: str,
     pipe: int,
+    recorded: int,
     page: str = "",
     metrics: str = "",
 ) -> NoReturn:
-    """Runs in its own process (forked, or started by detached_start.py) and never returns. `page`, `metrics`: the
-    addresses on which TensorBoard listens, and on which the captain serves metrics; empty: not at all."""
+    """Runs in its own process (forked, or started by detached_start.py) and never returns. `recorded`: a pipe that is
+    readable or closed once run.json is written, or never will be. `page`, `metrics`: the addresses on which TensorBoard
+    listens, and on which the captain serves metrics; empty: not at all."""
     code = 70
     try:
         os.setsid()
+        if not is_recorded(folder, recorded):
+            os._exit(0)  # nothing has started, and nobody could stop it
         os.environ.update(with_absolute_paths(os.environ))  # agents and tasks run in other folders
         _redirect_output(folder)
         machine.become_subreaper()
@@ -62,6 +68,16 @@ def supervise(
             sys.stderr.flush()
         finally:
             os._exit(code)
+
+
+def is_recorded(folder: Path, recorded: int) -> bool:
+    """Whether the run has its run.json, by which others find its supervisor; waits until the process that starts the
+    run has written it or has given up. That process decides by the same file whether there is a run."""
+    poll = select.poll()
+    poll.register(recorded, select.POLLIN)
+    poll.poll(1000 * RECORDED_WITHIN_S)
+    os.close(recorded)
+    return (folder / "run.json").exists()
 
 
 class Supervisor:
