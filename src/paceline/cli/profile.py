@@ -47,6 +47,7 @@ def main(
     one_of(output, ("json",))
     seconds = seconds_of(timeout, "--timeout")
     from paceline.client.find import Target, find_run, refresh
+    from paceline.client.json_form import versioned
     from paceline.client.profile import profile_folder, take
 
     target = find_run(run, Target(on, context, namespace))
@@ -55,7 +56,8 @@ def main(
     profiles = take(target, task or [], steps, seconds, folder, tell)
     if output:
         shown = str(profile_folder(target, folder))
-        print_json({"run": target.name, "folder": shown, "tasks": [profile.to_json() for profile in profiles]})
+        tasks = [profile.to_json() for profile in profiles]
+        print_json(versioned({"run": target.name, "folder": shown, "tasks": tasks}))
     else:
         _print(profiles)
     return 0 if any(profile.files for profile in profiles) else 1
