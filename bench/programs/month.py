@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from paceline import plan as planning
 from paceline.agent import run_files
 from paceline.agent.captain import events as ev
-from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process import connections, event_log, process
 from paceline.agent.net import loop as loops
@@ -226,10 +225,6 @@ class Month(World):
 
     def _check_restored(self, restore: SnapshotId | None, generation: int) -> None:
         """Not checked here: it would list the store once for each of the members."""
-
-    def _store(self, machine: Machine, message: ins.StorePart) -> None:
-        super()._store(machine, message)
-        self.place.sent.clear()
 
     def _check_source(self, machine: Machine, task: str, address: str, snapshot: SnapshotId) -> None: ...
 

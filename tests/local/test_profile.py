@@ -87,6 +87,21 @@ def test_a_restart_ends_a_profile_and_a_second_one_is_refused_meanwhile(start: S
     assert run.succeeds()["generations"] == 2
 
 
+@pytest.mark.long
+def test_a_program_that_ends_while_it_is_profiled_succeeds(start: Starter, state: Path) -> None:
+    """torch crashes if its profiler runs when the process exits."""
+    run = start(job(program("torch", state), workers=1, framework="torch"))
+    run.wait_for_step(task="worker-0")
+    with ThreadPoolExecutor() as pool:
+        profile = pool.submit(run.call, "profile", "--steps", "1000")
+        eventually("the task is asked", lambda: list(run.folder.glob(".profile-*")), more=run.story)
+        run.wait_for_step(after=run.position(), task="worker-0")
+        (state / "end").touch()
+        result = profile.result()
+    assert (result.returncode, result.stdout) == (1, "")
+    assert run.succeeds()["restarts"] == []
+
+
 def test_a_program_that_reports_no_steps_is_named(start: Starter, state: Path) -> None:
     run = start(job(program("silent", state), workers=1, framework="torch", restart={"limit": 0}))
     run.wait("task-started", task="worker-0")

@@ -42,4 +42,4 @@ while not Path(end).exists():
         paceline.report(step=step)
     if "save" in sys.argv:
         paceline.should_save(step)
-    time.sleep(0.005)
+    time.sleep(0.02)

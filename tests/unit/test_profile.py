@@ -476,6 +476,20 @@ def test_all_tasks_that_train_get_the_same_request() -> None:
     assert captain.shown() == [("worker-0", ""), ("worker-1", ""), ("profile-end", "")]
 
 
+def test_a_host_whose_connection_breaks_when_it_is_asked_is_named() -> None:
+    captain = Captain(make_plan(1))
+
+    def breaks(host: str, message: Any) -> bool:
+        captain.requests.on_disconnect(host)
+        return True
+
+    captain.requests._send = breaks
+    captain.begin()
+    assert captain.shown() == [("worker-0", "its host has lost its connection to the captain"), ("profile-end", "")]
+    captain.requests.on_disconnect("worker-host-0")
+    assert len(captain.replies) == 2
+
+
 def test_a_second_profile_is_refused_until_the_first_is_complete() -> None:
     captain = Captain(make_plan(1))
     captain.begin()

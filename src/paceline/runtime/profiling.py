@@ -6,6 +6,7 @@ reported, in the thread that reports it, and stops so many steps later. Whatever
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import sys
 import threading
@@ -32,7 +33,9 @@ class Profiler(Protocol):
 
 class _Torch:
     def __init__(self, folder: str) -> None:
-        torch = _imported("torch")
+        self._torch = torch = _imported("torch")
+        if self._is_recording():
+            raise RuntimeError("the program uses torch's profiler itself")
         record = torch.profiler.ProfilerAction.RECORD
         self._path = f"{folder}/{time.time_ns()}.pt.trace.json"
         self._profile = torch.profiler.profile(schedule=lambda _: record)  # with a schedule, it marks the steps
@@ -45,11 +48,18 @@ class _Torch:
         self._has_begun = True
 
     def stop(self) -> None:
+        if not self._is_recording():  # torch would crash
+            raise RuntimeError("the program has used torch's profiler itself meanwhile")
         self._profile.stop()
         self._profile.export_chrome_trace(self._path)
 
     def discard(self) -> None:
-        self._profile.stop()
+        if self._is_recording():
+            self._profile.stop()
+
+    def _is_recording(self) -> bool:
+        """There is one profiler per process: a second one takes the place of the first, which must not be used then."""
+        return bool(self._torch.autograd._profiler_enabled())
 
 
 class _TensorFlow:
@@ -175,8 +185,15 @@ _current: _Request | None = None
 def begin(message: dict[str, Any]) -> None:
     """Profiles the next steps, as the agent requests it. A request that has not been completed ends."""
     global _current
-    if _current is not None:
+    if _current is None:
+        atexit.register(_end)  # torch crashes if its profiler runs when the process exits
+    else:
         _current.end()
     number, steps, until = int(message["request"]), int(message["steps"]), float(message["until"])
     _current = _Request(number, str(message["framework"]), steps, until, str(message["folder"]))
     report.on_step = _current.on_step
+
+
+def _end() -> None:
+    if _current is not None:
+        _current.end()

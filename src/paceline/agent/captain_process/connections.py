@@ -50,6 +50,8 @@ class Connection:
             self._connections.drop(self)
 
     def send(self, *frames: bytes) -> None:
+        if self not in self._connections.open:
+            return  # it was closed: what is sent would be kept
         try:
             self.link.send_bytes(*frames)
             self.watch()

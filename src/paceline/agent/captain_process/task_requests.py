@@ -12,7 +12,7 @@ from typing import Any, Callable, Union
 
 from paceline.agent import profiles, stacks
 from paceline.agent.net import messages
-from paceline.agent.net.frames import Message, WireError, encode
+from paceline.agent.net.frames import MEMBER_LIMIT, Message, WireError, encode
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.task_request import REFUSED, end_type
 from paceline.agent.profiles import ProfileTaken, TakeProfile
@@ -74,16 +74,16 @@ class TaskRequests:
         if current is None or current.message["type"] != message["type"] or host not in current.missing:
             return
         current.missing[host].discard(task)
-        current.reply(encode(message))
         if is_last:
             del current.missing[host]
-            self._end_if_complete(request)
+        current.reply(_encoded(message, host))
+        self._end_if_complete(request)
 
     def on_disconnect(self, host: str) -> None:
         """A host that has lost its connection may still send the stacks of its tasks, but its profile is of processes
         that may have ended with it."""
         for request in [number for number, each in self._open.items() if each.message["type"] == "profile"]:
-            if host in self._open[request].missing:
+            if request in self._open and host in self._open[request].missing:
                 self._give_up(request, host, "its host has lost its connection to the captain")
                 self._end_if_complete(request)
 
@@ -95,18 +95,21 @@ class TaskRequests:
     def _on_deadline(self, request: int) -> None:
         if request in self._open:
             for host in list(self._open[request].missing):
-                self._give_up(request, host, "its host has not replied")
+                self._give_up(request, host, "its host has not replied")  # may end others, too
             self._end_if_complete(request)
 
     def _give_up(self, request: int, host: str, problem: str) -> None:
-        current = self._open[request]
+        current = self._open.get(request)
+        if current is None:
+            return
         kind = ProfileTaken if current.message["type"] == "profile" else StacksTaken
-        for task in sorted(current.missing.pop(host)):
+        for task in sorted(current.missing.pop(host, ())):
             current.reply(encode(messages.member_message(kind(host, request, task, problem))))
 
     def _end_if_complete(self, request: int) -> None:
-        if not self._open[request].missing:
-            current = self._open.pop(request)
+        current = self._open.get(request)  # None: sending to a host, or the reply, has ended it
+        if current is not None and not current.missing:
+            del self._open[request]
             current.reply(encode({"type": end_type(current.message)}))
 
 
@@ -120,6 +123,16 @@ def _instruction(message: Message) -> tuple[Callable[[int, tuple[str, ...]], Ins
     session = time.strftime("%Y_%m_%d_%H_%M_%S")  # as frameworks name it
     limit = seconds + profiles.FINISH_WITHIN + profiles.ANSWER_WITHIN
     return lambda request, tasks: TakeProfile(request, tasks, steps, seconds, session), limit
+
+
+def _encoded(message: Message, host: str) -> bytes:
+    """A reply to send on. Characters that are not ASCII may take more bytes than they did."""
+    data = encode(message)
+    if len(data) <= MEMBER_LIMIT:
+        return data
+    kind = ProfileTaken if message["type"] == "profile" else StacksTaken
+    taken = kind(host, message["request"], message["task"], "its reply is too long")
+    return encode(messages.member_message(taken))
 
 
 def _tasks(message: Message) -> list[str]:

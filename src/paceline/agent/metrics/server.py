@@ -32,7 +32,7 @@ _STATUS = {
     431: "Request Header Fields Too Large", 500: "Internal Server Error",
 }  # fmt: skip
 _REQUEST = re.compile(rb"([A-Z]{1,20}) (\S+) HTTP/1\.[01]\r?\n", re.ASCII)
-_HOST = re.compile(rb"^host:[ \t]*(.*?)(?::[0-9]*)?[ \t]*\r?$", re.I | re.M)
+_HOST = re.compile(rb"^host:(.*)$", re.I | re.M)
 _ACCEPT = re.compile(rb"^accept:.*application/openmetrics-text", re.I | re.M)
 
 
@@ -179,7 +179,7 @@ class MetricsServer:
         if not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
             return True
         names = {"127.0.0.1", "localhost", "[::1]", f"[{own}]" if ":" in own else own, self._address[0].lower()}
-        return not hosts or (len(hosts) == 1 and hosts[0].decode("latin-1").lower().rstrip(".") in names)
+        return not hosts or (len(hosts) == 1 and _without_port(hosts[0]) in names)
 
     def _recent_text(self, openmetrics: bool) -> bytes:
         now = self._loop.now()
@@ -193,6 +193,14 @@ class MetricsServer:
         if problem not in self._reported and len(self._reported) < MOST_REPORTED:
             self._reported.add(problem)
             self._report(problem)
+
+
+def _without_port(host: bytes) -> str:
+    """The name or address in the value of a Host header."""
+    text = host.strip().decode("latin-1").lower()
+    name, _, port = text.rpartition(":")
+    is_port = not port or (port.isascii() and port.isdigit())
+    return (name if name and is_port else text).rstrip(".")
 
 
 def _response(code: int, body: bytes = b"", kind: str = "text/plain; charset=utf-8", is_head: bool = False) -> bytes:
