@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.agent.deliveries.saved_state import save_position
 from paceline.agent.event_file import FREQUENT, NAME, OLD, ROTATED
 from paceline.agent.records import record
-from paceline.agent.run_files import replace
 
 Event = dict[str, Any]
 BEFORE = 512  # bytes before a position by which it is recognized: events have times
@@ -71,13 +71,8 @@ class EventReader:
         self.position = position
 
     def save(self) -> None:
-        """What cannot be saved, as on a full disk, is read again by the next process."""
-        if self.position != self._saved:
-            try:
-                replace(self._state_file, dict(vars(self.position)))
-                self._saved = self.position
-            except OSError:
-                pass
+        if self.position != self._saved and save_position(self._state_file, vars(self.position)):
+            self._saved = self.position
 
     def _load(self) -> Position:
         try:

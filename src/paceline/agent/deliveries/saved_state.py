@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.agent.run_files import replace
 
 FOLDER = "deliveries"
 
@@ -19,3 +23,12 @@ def saved_mlflow_run(folder: str) -> str:
             return str(json.load(file)["run"])
     except (OSError, ValueError, TypeError, KeyError):
         return ""
+
+
+def save_position(path: str, position: Mapping[str, Any]) -> bool:
+    """Whether it was saved. What cannot be saved, as on a full disk, is read again by the next process."""
+    try:
+        replace(path, dict(position))
+    except OSError:
+        return False
+    return True

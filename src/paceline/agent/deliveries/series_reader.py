@@ -9,8 +9,8 @@ import json
 import os
 from typing import Any
 
+from paceline.agent.deliveries.saved_state import save_position
 from paceline.agent.records import record
-from paceline.agent.run_files import replace
 from paceline.agent.series import FOLDER, TIERS, is_number, parts
 
 CHUNK = 1024 * 1024  # bytes read at a time
@@ -73,12 +73,8 @@ class SeriesReader:
         self.position = position
 
     def save(self) -> None:
-        if self.position != self._saved:
-            try:
-                replace(self._state_file, dict(vars(self.position)))
-                self._saved = self.position
-            except OSError:
-                pass
+        if self.position != self._saved and save_position(self._state_file, vars(self.position)):
+            self._saved = self.position
 
     def _load(self) -> Position:
         try:
