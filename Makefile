@@ -27,10 +27,13 @@ $(UV): requirements/uv.txt
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Everything: all frameworks and development tools. Byte code is compiled here: if many processes did this at the same
-# time, on their first import, it would take a minute, and tests of hang detection would fail.
+# Everything: all frameworks and development tools. They are imported here, so that Python compiles what tests import: if
+# many processes did this at the same time, it would take a minute, and tests of hang detection would fail.
 .venv/dev: .venv/bin/python requirements/dev.txt pyproject.toml
-	$(UV) pip sync --quiet --python .venv --require-hashes --compile-bytecode requirements/dev.txt
+	$(UV) pip sync --quiet --python .venv --require-hashes requirements/dev.txt
+	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import tensorflow, tf_keras, tensorboard.main' 2> /dev/null & \
+	$(BIN)/python -c 'import jax, optax, torch._inductor.compile_fx, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.run' && \
+	wait $$!
 	$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -46,7 +49,7 @@ test: lint
 	$(PYTEST) -n 3 --dist loadgroup --ignore tests/cluster -m "not long"
 
 # Hundreds of faults, repeated kills, the same with other frameworks, and everything that needs an object store, which is
-# built the first time. Needs root, Go, npm and a C compiler.
+# built the first time. Needs root, Go, npm, tmux and a C compiler.
 test-long: .venv/dev
 	$(PYTEST) -n 3 --dist loadgroup --ignore tests/cluster -m "long or generated" --hypothesis-profile more
 
@@ -69,7 +72,7 @@ lint-others:
 	$(BIN)/vermin --quiet --no-tips --violations --eval-annotations --target=3.9- src/paceline/agent src/paceline/frameworks src/paceline/runtime src/paceline/storage src/paceline/errors.py src/paceline/jax src/paceline/keras.py src/paceline/plan.py src/paceline/tensorflow src/paceline/torch
 
 bench: .venv/dev
-	for script in start cli overhead logs generation snapshot_throughput snapshot_memory snapshot_stall scaling serve; do $(BIN)/python bench/$$script.py || exit 1; done
+	for script in start cli watch overhead logs generation snapshot_throughput snapshot_memory snapshot_stall scaling serve; do $(BIN)/python bench/$$script.py || exit 1; done
 	$(BIN)/python bench/soak.py
 	$(BIN)/python bench/restart.py --framework tensorflow
 	$(BIN)/python bench/restart.py --framework torch
@@ -94,10 +97,13 @@ lock: $(UV)
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --group demo -o requirements/demo.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" pyproject.toml --extra tensorflow --extra torch --extra jax --extra serve --group dev -o requirements/dev.txt
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --custom-compile-command "make lock" requirements/mlflow.in -o requirements/mlflow.txt
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --no-deps --custom-compile-command "make lock" requirements/torchft.in -o requirements/torchft.txt
 
-# The picture of a run in README.md.
-picture: .venv/demo
+# The pictures in README.md and docs/watching.md.
+picture: .venv/dev
 	$(BIN)/python docs/images/demo.py
+	$(BIN)/python docs/images/watch.py
+	$(BIN)/python docs/images/page.py
 
 # A wheel and an sdist, in dist/.
 dist: .venv/dev

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ IMAGES = {"tensorflow": ("tensorflow", "lab.local/tensorflow:1"), "torch": ("tor
 IN_PLACE, POD, NODE, NEW_PODS = "in place", "pod deleted", "node off", "new pods"
 SIDES = (IN_PLACE, NEW_PODS)
 STATE_SIDES = (IN_PLACE, POD, NEW_PODS)  # the loss of a node is measured once, at the end
-EVERY = 40  # with a large state: steps between two saves
+EVERY_S = 60  # with a large state: seconds between two saves
 _JOB_LABELS = ("controller-uid", "job-name")  # labels that a Job gives its pods
 
 
@@ -50,7 +51,8 @@ def main() -> None:
     measure.say("as JobSet does; the new pods do not wait until the old ones end, which have a grace period of 1 s.")
     measure.say("Interleaved. Measured until every worker has done a step in the next generation.")
     if args.state_gib:
-        measure.say(f"State: {args.state_gib:g} GiB, saved every {EVERY} steps and committed; new pods fetch it.")
+        measure.say(f"State: {args.state_gib:g} GiB, saved every {EVERY_S} s and committed; new pods fetch it.")
+        measure.say("Killed or deleted in the middle between two saves, once the last one is committed.")
         measure.say("Pod deleted: one worker's, including the start of another pod. Node off: a worker's, once.")
     measure.say(f"On: {machine_info}\n")
     times: dict[str, list[float]] = {side: [] for side in (*sides, *([NODE] if args.state_gib else []))}
@@ -67,6 +69,8 @@ def main() -> None:
                 elif side == NEW_PODS and any(run.warm()):
                     raise measure.MeasurementFailed("the next generation was started by the old pods")
                 measure.progress(f"round {number + 1} {side}: {times[side][-1]:.3f} s")
+                for line in run.stages():
+                    measure.progress(f"    {line}")
         if args.state_gib:
             times[NODE].append(_measure(run, NODE, args.workers - 1, True))
             measure.progress(f"{NODE}: {times[NODE][-1]:.3f} s")
@@ -77,6 +81,7 @@ def _measure(run: Run, side: str, rank: int, has_state: bool) -> float:
     run.steps(SETTLED, START_LIMIT)
     if has_state:
         run.wait_committed()
+        run.wait_between_saves()
     old = run.generation
     act = {IN_PLACE: run.kill, POD: run.delete_pod, NODE: run.power_off, NEW_PODS: lambda _: run.new_pods()}[side]
     before = act(rank)
@@ -117,7 +122,7 @@ def _report(
 def _run(bench: BenchCluster, framework: str, image: str, workers: int, gib: float) -> Iterator[Run]:
     shared = bench.cluster.shared_volume(bench.namespace, "shared")
     program = f"{framework}_state_steps.py" if gib else f"{framework}_steps.py"
-    state = ["--gib", str(gib), "--every", str(EVERY)] if gib else []
+    state = ["--gib", str(gib), "--every", f"{EVERY_S}s"] if gib else []
     if gib:
         bench.cluster.shared_volume(bench.namespace, "snapshots", f"{int(8 * gib) + 1}Gi")
     job = {
@@ -184,6 +189,11 @@ class Run:
         description = f"{count} steps of {self.workers} workers after generation {after}"
         return float(measure.wait_until(time_of_last, limit, description, every=0.1))
 
+    def stages(self) -> list[str]:
+        """Where the time of the newest generation's start went."""
+        events = [*self._events("generation-formed"), *self._events("start-times")]
+        return [json.dumps(each) for each in events if each["generation"] == self.generation]
+
     def kill(self, rank: int) -> float:
         """Kill the worker; return the time."""
         events = [each for each in self._events("task-started") if each["generation"] == self.generation]
@@ -201,6 +211,12 @@ class Run:
             return any(each["generation"] == self.generation for each in self._events("committed"))
 
         measure.wait_until(has_committed, START_LIMIT, f"a commit of generation {self.generation}", every=0.2)
+
+    def wait_between_saves(self) -> None:
+        """Wait until the middle between two saves: failures come at any time, and hosts fetch a snapshot after it."""
+        saved = max(_time(each["at"]) for each in self._events("saved"))
+        middle = saved + EVERY_S * (0.5 + max(0, round((measure.now() - saved) / EVERY_S)))
+        time.sleep(max(0.0, middle - measure.now()))
 
     def delete_pod(self, rank: int) -> float:
         """Delete a worker's pod, without a grace period; return the time."""

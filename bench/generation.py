@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -190,7 +191,7 @@ def _measure(parent: Path, group: Group, args: Any) -> None:
             _settle(folder, number + 2, size, args.limit)
         group.captain_mb = _peak_memory(pid)
         if args.profile:
-            captain.terminate()
+            captain.send_signal(signal.SIGUSR2)
             captain.wait(30)
             group.profile = (folder / "profile").read_text()
 
@@ -262,22 +263,29 @@ class Members:
 
 
 def _settle(folder: Path, generation: int, size: int, limit: float) -> None:
-    """Wait until the captain has recorded the start and a step of every task of the generation."""
-    generation_text, started, steps, position = f'"generation": {generation},', 0, 0, 0
-    deadline = time.monotonic() + limit
-    with (folder / "events.jsonl").open() as events:
-        while started < size or steps < size:
-            line = events.readline()
+    """Wait until the captain has recorded the start and a step of every task of the generation. The file is replaced
+    when it has become too long; the new one has the next step of each task."""
+    path, deadline = folder / "events.jsonl", time.monotonic() + limit
+    seen: dict[str, set[str]] = {"task-started": set(), "step": set()}
+    events = path.open()
+    try:
+        while any(len(tasks) < size for tasks in seen.values()):
+            position, line = events.tell(), events.readline()
             if line.endswith("\n"):
-                position = events.tell()
-                if generation_text in line:
-                    started += '"task-started"' in line
-                    steps += '"step"' in line
+                event = json.loads(line) if f'"generation": {generation},' in line else {"event": ""}
+                if event["event"] in seen:
+                    seen[event["event"]].add(event["task"])
                 continue
             events.seek(position)
             if time.monotonic() > deadline:
-                raise measure.MeasurementFailed(f"generation {generation}: {started} of {size} started, {steps} steps")
+                counts = f"{len(seen['task-started'])} of {size} started, {len(seen['step'])} with a step"
+                raise measure.MeasurementFailed(f"generation {generation}: {counts}")
+            if path.stat().st_ino != os.fstat(events.fileno()).st_ino:
+                events.close()
+                events = path.open()
             time.sleep(0.05)
+    finally:
+        events.close()
 
 
 def _peak_memory(pid: int) -> float:

@@ -132,7 +132,8 @@ def _report(
             "bench": "restart", "framework": case.framework, "gpu": case.gpu, "state_gib": case.gib,
             "compile": case.compiles, "machine": machine_info, "peer": case.peer, "paceline_s": ours,
             "peer_s": theirs, "ratio": ratio, "goal_ratio": case.goal, "goal_s": case.goal_s,
-            "reached": ratio is not None and ratio <= case.goal and not hangs["paceline"],
+            "reached": ratio is not None and ratio <= case.goal and not hangs["paceline"]
+            and (ours is not None and (case.goal_s is None or ours <= case.goal_s)),
             "hung": hangs, "warm_starts": sum(warm), "starts_after_kill": len(warm),
             "paceline_all_s": times["paceline"], "peer_all_s": times[case.peer],
         }

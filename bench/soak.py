@@ -19,8 +19,9 @@ import soak_run
 
 sys.path.insert(0, str(measure.SOURCE))
 
-from paceline.agent import event_file, series
+from paceline.agent import event_file, series_files
 from paceline.agent.captain_process.event_log import UPLOADED
+from paceline.agent.transfers import log_upload, stored_events
 
 FULL_MINUTES = 20.0
 MEMBERS = 64
@@ -38,18 +39,24 @@ SIMULATED = "captain and members"  # the process that simulates a month
 LIMITS = {
     event_file.NAME: 2 * event_file.LIMIT,
     event_file.OLD: event_file.OLD_LIMIT + event_file.LIMIT,
-    **{f"{series.FOLDER}/{tier}": (parts + 2) * series.PART for tier, parts in series._KEPT_PARTS.items()},
-    f"{series.FOLDER}/N/N.jsonl": sum(parts + 2 for parts in series._KEPT_PARTS.values()) * series.PART,
+    **{
+        f"{series_files.FOLDER}/{tier}": (parts + 2) * series_files.PART
+        for tier, parts in series_files._KEPT_PARTS.items()
+    },
+    f"{series_files.FOLDER}/N/N.jsonl": sum(parts + 2 for parts in series_files._KEPT_PARTS.values())
+    * series_files.PART,
     "logs/worker-N.log": 4 * 2**30,  # limits.log of all tasks
     "held/worker-N/step-N-gN/part-N": 17 * 2**20,  # four snapshots of 4 MiB
+    "held/worker-N/step-N-gN/state.pt": 42 * 2**20,  # of 10 MiB
+    "held/worker-N/step-N-gN/ckpt.data-N-of-N": 42 * 2**20,
     **dict.fromkeys((UPLOADED, f"{UPLOADED}.parts"), 64 * 2**20),
-    "store/logs": float("inf"),  # the store keeps all events
+    "store/logs": (stored_events.MOST + stored_events.CHECK_EVERY) * 2 * log_upload.LARGE,
     # Python keeps what it needed when it replaced events.jsonl or summed up a series, in arenas that are not full. The
     # blocks that are in use are compared.
     SIMULATED: 64 * 2**20,
 }
 MONTHS = {"month": 0.0, "month, captain restarts daily": 1.0}  # days of each captain; 0: only one
-LATE = 0.3  # of the time: how much longer the simulation may take
+LATE = 1.0  # of the time: how much longer the simulation may take on a busy machine
 LARGE = 64 * 1024  # bytes; smaller files are not shown unless they grow
 
 
@@ -84,6 +91,7 @@ def main() -> None:
         help="only real runs: TensorFlow and torch beside each other, a task of each killed every 30 s",
     )  # fmt: skip
     parser.add_argument("--only", choices=["month", "run"], help="only the simulated month, or only the real run")
+    parser.add_argument("--no-bucket", action="store_true", help="the store is a folder, which does not fail")
     args = parser.parse_args()
     packages = ("tensorflow-cpu", "torch") if args.real_frameworks else ()
     machine_info = measure.machine(*packages)
@@ -96,22 +104,25 @@ def main() -> None:
         measure.say("tasks fail, 2 connections break, a host is replaced, and the store is away for 10 min.")
     if runs:
         for job in jobs:
-            measure.say(f"Real: {job.workers} tasks ({job.framework}), one killed every {job.kill_every:g} s, the")
-            measure.say(f"captain every {soak_run.CAPTAIN_LIVES:g} s; uploads limited to {soak_run.RATE}/s; a bucket")
-            measure.say(f"that fails for 8 of {soak_run.STORE_CYCLE:g} s; three clients follow it.")
+            captain = f", the captain every {job.captain_lives:g} s" if job.captain_lives != soak_run.NEVER else ""
+            measure.say(f"Real: {job.workers} tasks ({job.framework}), one killed every {job.kill_every:g} s{captain};")
+            measure.say(f"uploads limited to {soak_run.RATE}/s; three clients follow it.")
+        if not args.no_bucket:
+            measure.say(f"A bucket that fails for 8 of {soak_run.STORE_CYCLE:g} s.")
     measure.say(f"{args.minutes:g} minutes. Compared: {EARLIER[0]:.0%} to {EARLIER[1]:.0%} of the time, and the last")
     measure.say(f"fifth (means without the upper and lower quarter). Growth of {GROWTH:.0%} is allowed, and always:")
     measure.say(", ".join(f"{_shown(kind, amount)} ({kind})" for kind, amount in SLACK.items()) + ".")
     measure.say(f"On: {machine_info}\n")
     samples = soak_run.Samples()
+    limit = time.monotonic() + (1 + LATE) * seconds
     with measure.workspace() as folder:
         months = [Month(folder, name, days, members, seconds) for name, days in MONTHS.items()] if simulates else []
         if runs:
             real = folder / "real"
             real.mkdir()
-            soak_run.soak(real, jobs, seconds, samples, measure.progress)
-        limit = time.monotonic() + LATE * seconds
+            soak_run.soak(real, jobs, not args.no_bucket, seconds, samples, measure.progress)
         problems = [month.finish(max(0.0, limit - time.monotonic())) for month in months]
+        problems += [samples.problem, *(f"after the end: {each}" for each in samples.left)]
         for month in months:
             for (kind, name), values in month.samples.values.items():
                 samples.values[kind, f"{month.name}: {name}"] = values
@@ -130,13 +141,15 @@ def _report(
     measure.say(f"real: {samples.kills} tasks and {samples.captain_kills} captains killed, {samples.refused} requests")
     growing = [f"{each.kind} of {each.name}" for each in results if each.grows]
     measure.say(f"to the store failed. {len(results)} values were compared.")
+    for run, size in samples.sizes.items():
+        measure.say(f"After the end, the folder of {run} has {_shown('bytes', size)}.")
     for problem in problems:
         measure.say(f"Failed: {problem}")
     measure.say(f"Growing: {'; '.join(growing) or 'nothing'}\n")
     measure.finish(
         {
             "bench": "soak", "machine": machine_info, "minutes": minutes, "kills": samples.kills,
-            "captain_kills": samples.captain_kills, "refused": samples.refused,
+            "captain_kills": samples.captain_kills, "refused": samples.refused, "sizes": samples.sizes,
             "months": {month.name: month.last for month in months}, "compared": len(results), "growing": growing,
             "problems": problems, "reached": not growing and not problems,
             "values": {f"{each.kind}: {each.name}": [each.earlier, each.later] for each in shown},
@@ -163,9 +176,9 @@ def _result(kind: str, name: str, samples: soak_run.Samples) -> Result | None:
     times = {at for each in same for at, _ in each}
     if kind in ("bytes", "files"):
         known = dict.fromkeys(times, 0.0) | known
+    whole = max(times)
     earlier, later = (
-        [value for at, value in known.items() if begin * max(times) <= at <= end * max(times)]
-        for begin, end in (EARLIER, LATER)
+        [value for at, value in known.items() if begin * whole <= at <= end * whole] for begin, end in (EARLIER, LATER)
     )
     limit = LIMITS.get(name.partition(": ")[2]) if kind in ("bytes", "files", "memory") else None
     limit = float("inf") if kind == "files" and limit is not None else limit  # the size is what counts
@@ -249,12 +262,14 @@ class Month:
         if self._problem is not None:
             return f"{self.name}: {self._problem}"
         if self._reader.is_alive():
-            return f"{self.name}: only {self.last['day']:.1f} of {DAYS} days: the cores were busy"
+            return f"{self.name}: only {self.last.get('day', 0.0):.1f} of {DAYS} days: the cores were busy"
         return f"{self.name}: {self._errors.read_text()[-2000:]}" if self._process.wait(60) else ""
 
     @property
     def summary(self) -> str:
         last = self.last
+        if not last:
+            return "nothing was measured"
         done = f"{last['day']:g} days, {last['messages']:,} messages"
         return f"{done}, {last['generation']:,} generations, {last['captains']} captains"
 

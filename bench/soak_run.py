@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -24,11 +24,13 @@ sys.path.insert(0, str(measure.ROOT / "tests"))
 from support.stores import parts, refusing, servers
 
 RUN = "soak-3f9a"
-START_LIMIT = 180.0
+START_LIMIT = 600.0
+STOP_LIMIT = 600.0
 SAMPLE_EVERY = 2.0
-CAPTAIN_LIVES = 60.0
+SAY_EVERY = 60.0
 TAIL = 4096  # bytes of the file in which tasks record their steps
 STORE_CYCLE = 20.0  # seconds: then it refuses requests for 5 s, and loses them for 3 s
+HANG_AFTER = "1h"  # the machine may be busy
 RATE = "1Mi"  # of uploads, per second and host
 _NUMBERS = re.compile(r"\d+|[0-9a-f]{8,}")
 
@@ -41,22 +43,25 @@ class Job:
     framework: str
     command: tuple[str, ...]
     workers: int
-    kill_every: float  # seconds
+    kill_every: float  # seconds between two kills of a random task
+    captain_lives: float  # seconds
 
     def fields(self, store: str) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "name": self.name, "framework": self.framework, "command": list(self.command),
             "code": str(measure.PROGRAMS), "roles": {"worker": {"replicas": self.workers}},
-            "snapshots": {"to": store, "rate": RATE, "keep": 3}, "restart": {"limit": 100},
+            "snapshots": {"to": store, "rate": RATE, "keep": 3},
+            "restart": {"limit": 100, "hang_after": HANG_AFTER},
         }  # fmt: skip
         return fields | ({"strategy": "multi-worker"} if self.framework == "tensorflow" else {})
 
 
+NEVER = float("inf")
 _STATE = ("--gib", "0.01", "--every", "40", "--sleep", "0.05", "--steps", "1000000000")
-PLAIN = Job("soak", "none", ("python", "soak_task.py"), 4, kill_every=10.0)
+PLAIN = Job("soak", "none", ("python", "soak_task.py"), 4, kill_every=10.0, captain_lives=60.0)
 FRAMEWORKS = (
-    Job("soak-tensorflow", "tensorflow", ("python", "tensorflow_state_steps.py", *_STATE), 2, kill_every=30.0),
-    Job("soak-torch", "torch", ("python", "torch_state_steps.py", *_STATE), 2, kill_every=30.0),
+    Job("soak-tensorflow", "tensorflow", ("python", "tensorflow_state_steps.py", *_STATE), 2, 30.0, NEVER),
+    Job("soak-torch", "torch", ("python", "torch_state_steps.py", *_STATE), 2, 30.0, NEVER),
 )
 
 
@@ -68,6 +73,10 @@ class Samples:
     kills: int = 0
     captain_kills: int = 0
     refused: int = 0
+    seconds: float = 0.0  # of the real run
+    problem: str = ""  # why it ended early
+    left: list[str] = field(default_factory=list)  # what remains of the runs after they were stopped
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of their folders then
 
     def add(self, kind: str, name: str, at: float, value: float) -> None:
         self.values.setdefault((kind, name), []).append((at, value))
@@ -90,7 +99,6 @@ class Run:
         measure.wait_until(self._has_started, START_LIMIT, f"the start of {job.name}")
         self._clients["client: logs -f"] = self._start("logs", "-f", self.run)
         self._clients["client: events -f"] = self._start("events", "-f", self.run)
-        self._victim = itertools.cycle(range(job.workers))
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -108,10 +116,20 @@ class Run:
             measure.show_output(self._folder)
             raise measure.MeasurementFailed(f"{self.job.name}: {', '.join(ended)} has ended")
 
-    def stop(self) -> None:
-        subprocess.run(
-            [*measure.PACELINE, "stop", self.run], cwd=self._folder, env=self._env, capture_output=True, timeout=120
-        )
+    def stop(self, samples: Samples) -> None:
+        """Afterwards, nothing runs any more, and all clients have seen the end."""
+        processes = self.processes()
+        command = [*measure.PACELINE, "stop", self.run]
+        try:
+            subprocess.run(
+                command, cwd=self._folder, env=self._env, capture_output=True, timeout=STOP_LIMIT, check=True
+            )
+            for process in self._clients.values():
+                process.wait(STOP_LIMIT)
+        except subprocess.SubprocessError as error:
+            samples.left.append(f"{self.run}: {error}")
+        samples.left += [f"{kind} of {self.run}" for pid, kind in processes.items() if _is_running(pid)]
+        samples.sizes[self.run] = sum(size for size, _ in _sizes(self._files).values())
 
     def processes(self) -> dict[int, str]:
         """The processes of this run, with their kinds."""
@@ -128,8 +146,9 @@ class Run:
         return kinds
 
     def kill_task(self) -> bool:
-        pid = self._task_pids().get(next(self._victim), 0)
-        return pid in self.processes() and _kill(pid)
+        """Only a task that has done a step: on a busy machine, none may be running."""
+        running = [pid for pid in self._task_pids().values() if pid in self.processes()]
+        return bool(running) and _kill(random.choice(running))
 
     def _task_pids(self) -> dict[int, int]:
         """By rank, as the tasks have recorded them: those that were forked from spares look like spares."""
@@ -159,33 +178,51 @@ class Run:
             samples.add("files", prefix + name.replace(f"home/runs/{_shortened(self.run)}/", ""), at, count)
 
 
-def soak(parent: Path, jobs: tuple[Job, ...], seconds: float, samples: Samples, say: Callable[[str], None]) -> None:
-    with contextlib.ExitStack() as stack:
-        store, env, flapping = stack.enter_context(_store(parent))
-        runs = [Run(job, parent / job.name, f"{store}/{job.name}", env) for job in jobs]
-        flapping.begin()
-        began = time.monotonic()
-        kill_at = {run.job.name: began + run.job.kill_every for run in runs}
-        captain_at = began + CAPTAIN_LIVES
-        while (now := time.monotonic()) < began + seconds:
-            for run in runs:
-                run.check()
-                if now >= kill_at[run.job.name]:
-                    kill_at[run.job.name] = now + run.job.kill_every
-                    samples.kills += run.kill_task()
-                run.sample(samples, now - began)
-            if now >= captain_at:
-                captain_at = now + CAPTAIN_LIVES
-                samples.captain_kills += sum(run.kill_captain() for run in runs)
-                say(f"{(now - began) / 60:.1f} min: {samples.kills} tasks and {samples.captain_kills} captains killed")
-            if (parent / "objects").is_dir():
-                for name, (size, count) in _sizes(parent / "objects", (".vgwlocks", ".sgwtmp")).items():
-                    samples.add("bytes", f"store: {name}", now - began, size)
-                    samples.add("files", f"store: {name}", now - began, count)
-            time.sleep(max(0.0, now + SAMPLE_EVERY - time.monotonic()))
+def soak(
+    parent: Path, jobs: tuple[Job, ...], bucket: bool, seconds: float, samples: Samples, say: Callable[[str], None]
+) -> None:
+    """Returns when the runs were stopped: after `seconds`, or earlier if one has failed or a user interrupts it."""
+    with _store(parent, bucket) as (store, env, flapping):
+        runs: list[Run] = []
+        try:
+            runs += [Run(job, parent / job.name, f"{store}/{job.name}", env) for job in jobs]
+            flapping.begin()
+            _disturb(runs, parent, seconds, samples, say)
+        except (measure.MeasurementFailed, KeyboardInterrupt) as error:
+            samples.problem = f"{error or 'interrupted'} after {samples.seconds / 60:.1f} min"
         samples.refused = flapping.failed
         for run in runs:
-            run.stop()
+            run.stop(samples)
+    own_session = os.getsid(0)  # others of this script are in it, too
+    for pid in filter(_is_running, measure.descendants(os.getpid())):
+        if os.getsid(pid) != own_session:
+            samples.left.append(f"process {pid} ({_comm(pid)})")
+
+
+def _disturb(runs: list[Run], parent: Path, seconds: float, samples: Samples, say: Callable[[str], None]) -> None:
+    began = time.monotonic()
+    kill_at = {run.job.name: run.job.kill_every for run in runs}
+    captain_at = {run.job.name: run.job.captain_lives for run in runs}
+    say_at = 0.0
+    while (now := time.monotonic() - began) < seconds:
+        samples.seconds = now
+        for run in runs:
+            run.check()
+            if now >= kill_at[run.job.name]:
+                kill_at[run.job.name] = now + run.job.kill_every
+                samples.kills += run.kill_task()
+            if now >= captain_at[run.job.name]:
+                captain_at[run.job.name] = now + run.job.captain_lives
+                samples.captain_kills += run.kill_captain()
+            run.sample(samples, now)
+        if (parent / "objects").is_dir():
+            for name, (size, count) in _sizes(parent / "objects", (".vgwlocks", ".sgwtmp")).items():
+                samples.add("bytes", f"store: {name}", now, size)
+                samples.add("files", f"store: {name}", now, count)
+        if now >= say_at:
+            say_at = now + SAY_EVERY
+            say(f"{now / 60:.1f} min: {samples.kills} tasks and {samples.captain_kills} captains killed")
+        time.sleep(max(0.0, began + now + SAMPLE_EVERY - time.monotonic()))
 
 
 class Flapping:
@@ -209,10 +246,10 @@ class Flapping:
 
 
 @contextlib.contextmanager
-def _store(parent: Path) -> Iterator[tuple[str, dict[str, str], Flapping]]:
-    """The address of a bucket, and its settings. Without Go, it is a folder, which does not fail."""
+def _store(parent: Path, bucket: bool) -> Iterator[tuple[str, dict[str, str], Flapping]]:
+    """The address of a bucket, and its settings. Or, also without Go, a folder, which does not fail."""
     flapping = Flapping()
-    if parts.unmet():
+    if not bucket or parts.unmet():
         yield str(parent / "objects"), {}, flapping
         return
     with servers.s3(parent) as server, refusing.proxy(server.port) as proxy, proxy.wrong(flapping):
@@ -235,6 +272,14 @@ def _children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def _is_running(pid: int) -> bool:
+    """Not those that have ended, whether or not their parent knows it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _comm(pid: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from paceline.frameworks import amx
 
@@ -28,9 +28,11 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 if amx.detected() == amx.TRAPS and not {amx.VARIABLE, amx.OLD_VARIABLE} & os.environ.keys():
     os.environ[amx.VARIABLE] = amx.LIMIT
 
-# The same examples in every run; `--hypothesis-profile default` uses a new seed each time.
-settings.register_profile("same", derandomize=True, max_examples=100)
-settings.register_profile("more", derandomize=True, max_examples=250)
+# The same examples in every run; `--hypothesis-profile default` uses a new seed each time. How long they take depends
+# on what else the machine does.
+same = settings(derandomize=True, max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", same)
+settings.register_profile("more", same, max_examples=250)
 settings.load_profile("same")
 
 # With this module TensorBoard uses its own reader. Without it, it imports TensorFlow, which crashes next to torch.

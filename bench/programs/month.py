@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from paceline import plan as planning
 from paceline.agent import run_files
 from paceline.agent.captain import events as ev
+from paceline.agent.captain.ledger import OVER
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process import connections, event_log, process
 from paceline.agent.net import loop as loops
@@ -34,11 +35,11 @@ from paceline.agent.net.frames import Decoder, encode
 from paceline.agent.options import Options
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter import Porter
-from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import SnapshotId, parse_id
 from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores.folder import FolderStore
-from support.worlds import Machine, Start, World, make_plan
+from support.worlds import LEASE, Machine, Place, Start, World, make_plan
 
 RUN = "month-3f9a"
 HOUR, DAY = 3600.0, 86400.0
@@ -53,7 +54,7 @@ FAULTS = {
 }  # fmt: skip
 STORE_AWAY_S = 600.0
 IGNORED = ("welcome", "wait", "beat", "roster")  # messages of the captain that simulated members do not need
-LATE_S = 2.5  # the clock advances by at least this: a captain that was delayed does not drop silent members
+SETTLING_S = 2.5  # the clock advances by this until all tasks run again
 
 
 class Clock:
@@ -87,7 +88,7 @@ class Link:
         return 0
 
     def close(self) -> None:
-        self._member.connection = None
+        self._member.on_closed(self)
 
     def send_bytes(self, *frames: bytes) -> None:
         for frame in frames:
@@ -109,6 +110,16 @@ class Member:
     def __init__(self, world: Month, host: str) -> None:
         self.world, self.host = world, host
         self.connection: connections.Connection | None = None
+
+    def on_closed(self, link: Link) -> None:
+        """The captain has closed it: the member reconnects, if it was waiting to replace another instance."""
+        connection = self.connection
+        if connection is None or connection.link is not link:
+            return
+        self.connection = None
+        self.world.machines[self.host].connected = False
+        if connection.host and self.world.captain.phase != OVER:
+            raise SystemExit(f"the captain has dropped {self.host}; see {self.world.folder}")
 
     def receive(self, message: messages.CaptainMessage | None) -> None:
         inbox = self.world.machines[self.host].inbox
@@ -135,7 +146,7 @@ class InlinePorter:
         self._loop, self._is_closed = loop, False
         store = FolderStore(str(self.world.folder / "store"))
         repository = SnapshotRepository(store, RUN)
-        self._porter = Porter(repository, repository, lambda *_: None, lanes=(), archive=RunArchive(store, RUN))
+        self._porter = Porter(repository, repository, lambda *_: None, lanes=(), archive=StoredRunFiles(store, RUN))
 
     def ask(self, request: req.Request, answered: Any) -> int:
         fails = self.world.place.fails
@@ -152,6 +163,12 @@ class InlinePorter:
         return False
 
 
+class NoParts(Place):
+    """Hosts have no files, so nothing is kept of the parts that they send."""
+
+    def send(self, task: str, snapshot: SnapshotId) -> None: ...
+
+
 class Month(World):
     """The world of the captain's tests, with the captain's process instead of only its state machine."""
 
@@ -160,6 +177,7 @@ class Month(World):
         self._members: dict[str, Member] = {}
         self._process: process.CaptainProcess | None = None
         super().__init__(plan)
+        self.place = NoParts()
         self._members = {host: Member(self, host) for host in self.machines}
         self._host_of = {task.name: task.host for task in plan.tasks}
         self.step_now = 0
@@ -211,8 +229,9 @@ class Month(World):
             event = replace(event, offers=dict.fromkeys(event.offers, "10.0.0.1:2222"))
         if isinstance(event, ev.MemberDisconnected):
             member = self._members[event.host]
-            if member.connection is not None:
-                member.connection._connections.drop(member.connection)
+            connection, member.connection = member.connection, None
+            if connection is not None:
+                connection._connections.drop(connection)
         elif isinstance(event, ev.MemberJoined):
             member = self._members[event.host]
             assert self._process is not None
@@ -233,9 +252,11 @@ class Month(World):
             machine.follows[task] = snapshot
 
     def beat_all(self) -> None:
-        """Each member sends what its task has reported."""
+        """Each member that has been silent for a while sends what its task has reported."""
         for machine in self.machines.values():
-            if machine.connected:
+            connection = self._members[machine.host].connection
+            has_joined = connection is not None and bool(connection.host)
+            if has_joined and self.now - machine.lease_from >= LEASE / 2:
                 machine.lease_from = self.now
                 self.messages += 1
                 progress = {
@@ -247,9 +268,11 @@ class Month(World):
                 self._members[machine.host].send(messages.member_message(beat))
 
     def pass_time(self, seconds: float) -> None:
-        """Everything that is due happens, and all messages arrive."""
+        """Everything that is due happens, and all messages arrive; heartbeats first: the captain would drop members
+        that have been silent for longer than a lease."""
         assert self._process is not None
         self.clock.now += seconds
+        self.beat_all()
         if self.now >= self._store_back_at:
             self.place.fails = None
         self._process.loop.once(0.0)
@@ -275,7 +298,6 @@ class Month(World):
                 if not name.startswith("evaluator"):
                     each.step = self.step_now
         self.join_all()
-        self.beat_all()
         self.pass_time(self._beat_every)
         for number in range(EVALUATORS):
             self.follow(f"evaluator-{number}")
@@ -286,7 +308,7 @@ class Month(World):
         end = self.now + limit
         while self.now < end:
             self.join_all()
-            self.pass_time(LATE_S)
+            self.pass_time(SETTLING_S)
             if sum(len(machine.processes) for machine in self.machines.values()) == len(self.plan.tasks):
                 return
         raise SystemExit(f"tasks do not run again within {limit:g} s: phase {self.captain.phase}; see {self.folder}")
@@ -382,7 +404,7 @@ def _run(world: Month, args: argparse.Namespace, output: Any) -> None:
     save_at, sample_at = world.now + SAVE_EVERY, world.now
     restart_at = world.now + args.restart_every * DAY if args.restart_every else float("inf")
     while world.now < began_at + args.days * DAY:
-        if world.captain.phase == "over":
+        if world.captain.phase == OVER:
             raise SystemExit(f"the run ended on day {(world.now - began_at) / DAY:.1f}; see {args.folder}/report.json")
         world.train()
         if world.now >= save_at:

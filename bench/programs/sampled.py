@@ -1,4 +1,5 @@
-"""Profiles a captain: samples its stack with SIGPROF, and writes the functions that use the most CPU time."""
+"""Profiles a captain: samples its stack with SIGPROF, and writes the functions that use the most CPU time when it gets
+SIGUSR2. The captain handles SIGTERM itself."""
 
 import collections
 import os
@@ -40,6 +41,6 @@ def write(*_: object) -> None:
 
 
 signal.signal(signal.SIGPROF, sample)
-signal.signal(signal.SIGTERM, write)
+signal.signal(signal.SIGUSR2, write)
 signal.setitimer(signal.ITIMER_PROF, EVERY, EVERY)
 process.main(parse(options))

@@ -21,10 +21,12 @@ parser.add_argument("--steps", type=int, default=1)
 parser.add_argument("--sleep", type=float, default=0.0, help="seconds between two steps")
 parser.add_argument("--gpu", action="store_true")
 parser.add_argument("--gib", type=float, default=1.0, help="parameters and optimizer state")
-parser.add_argument("--every", type=int, default=40)
+parser.add_argument("--every", default="40", help="steps; or, under Paceline, seconds as in 30s")
 parser.add_argument("--checkpoint", default="", help="for torch.save or DCP; default: snapshots of Paceline")
+parser.add_argument("--groups", action="store_true", help="stamps name the group, by the time when it was formed")
 parser.add_argument("--dcp", action="store_true", help="the checkpoint is a folder of torch.distributed.checkpoint")
 args = parser.parse_args()
+every = int(args.every) if args.every.isdigit() else args.every
 
 local = int(os.environ["LOCAL_RANK"])
 device = torch.device("cuda", local) if args.gpu else torch.device("cpu")
@@ -32,6 +34,9 @@ if args.gpu:
     torch.cuda.set_device(device)
 dist.init_process_group("cpu:gloo,cuda:nccl" if args.gpu else "gloo")  # async_save needs gloo
 rank = dist.get_rank()
+formed_at = torch.tensor(time.time_ns())
+if args.groups:
+    dist.broadcast(formed_at, 0)
 
 tensors = 48
 size = int(args.gib * 2**30 / 4 / 3 / tensors)  # the parameter and AdamW's two averages
@@ -69,7 +74,7 @@ elif args.checkpoint:
         before = saved["step"]
         del saved
 else:
-    snapshots = Snapshots({"model": model, "optimizer": optimizer}, every=args.every)
+    snapshots = Snapshots({"model": model, "optimizer": optimizer}, every=every)
     before = snapshots.restore()
 
 for step in range(before + 1, before + args.steps + 1):
@@ -81,7 +86,7 @@ for step in range(before + 1, before + args.steps + 1):
     optimizer.zero_grad()
     if args.gpu:
         torch.cuda.synchronize()
-    stamps.stamp(rank, step)
+    stamps.stamp(rank, step, int(formed_at) if args.groups else None)
     if snapshots is not None:
         snapshots.step(step)
     elif args.dcp:
@@ -90,9 +95,9 @@ for step in range(before + 1, before + args.steps + 1):
             newest.with_suffix(".partial").write_text(str(saving[0]))
             newest.with_suffix(".partial").rename(newest)
             saving = None
-        if step % args.every == 0 and saving is None:  # the last one may still be written
+        if step % int(every) == 0 and saving is None:  # the last one may still be written
             saving = step, dcp.async_save(state_at(step), checkpoint_id=f"{args.checkpoint}/{step}")
-    elif step % args.every == 0 and rank == 0:
+    elif step % int(every) == 0 and rank == 0:
         torch.save(state_at(step), args.checkpoint + ".partial")
         Path(args.checkpoint + ".partial").rename(args.checkpoint)
     time.sleep(args.sleep)

@@ -55,8 +55,6 @@ def begin(optimizer: optax.GradientTransformation) -> dict[str, Any]:
 def main(epochs: int, every: int) -> None:
     if "PACELINE_RUN" in os.environ:
         jax.distributed.initialize()  # finds the other processes automatically
-    if BATCH % jax.device_count():
-        raise SystemExit(f"a batch of {BATCH} cannot be divided evenly among {jax.device_count()} devices")
     mesh = Mesh(np.array(jax.devices()), ("data",))
     shared, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     (images, labels), test = digits()
@@ -67,9 +65,10 @@ def main(epochs: int, every: int) -> None:
         key, dropout_key = jax.random.split(state["key"])
 
         def loss_of(weights):
-            return optax.softmax_cross_entropy_with_integer_labels(network(weights, x, dropout_key), y).mean()
+            losses = optax.softmax_cross_entropy_with_integer_labels(network(weights, x, dropout_key), y)
+            return jnp.sum(losses, where=y >= 0) / jnp.sum(y >= 0)
 
-        # The mean is over the whole batch, which is spread over all devices: this is where JAX sums the gradients.
+        # The sums are over the whole batch, which is spread over all devices: this is where JAX sums the gradients.
         loss, gradients = jax.value_and_grad(loss_of)(state["weights"])
         updates, optimizer_state = optimizer.update(gradients, state["optimizer"], state["weights"])
         return {
@@ -82,32 +81,32 @@ def main(epochs: int, every: int) -> None:
     def count_correct(weights, x, y):
         return jnp.sum(jnp.argmax(network(weights, x), axis=1) == y)
 
+    def spread(x: np.ndarray, y: np.ndarray, total: int) -> list[jax.Array]:
+        """This process's images, of `total`, as its part of arrays on all devices. Parts have equal sizes, so images
+        with an invalid label are added."""
+        padding = -(-total // jax.device_count()) * jax.local_device_count() - len(y)
+        if padding < 0:
+            raise SystemExit("this example gives each device the same number of images: remove `share` from the job")
+        parts = np.pad(x, ((0, padding), (0, 0))), np.pad(y, (0, padding), constant_values=-1)
+        return [jax.make_array_from_process_local_data(shared, part) for part in parts]
+
     state = jax.jit(lambda: begin(optimizer), out_shardings=everywhere)()
     order = paceline.Shards(size=len(images), batch=BATCH)
     with Snapshots(every=every, order=order) as snapshots:
         state, step = snapshots.restore(state)
         while order.epoch < epochs:
             for chosen in order:
-                x, y = (jax.make_array_from_process_local_data(shared, each[chosen]) for each in (images, labels))
-                state, loss = train_step(state, x, y)
+                state, loss = train_step(state, *spread(images[chosen], labels[chosen], BATCH))
                 step += 1
                 snapshots.step(step, state, loss=loss)
-            x, y = (jax.make_array_from_process_local_data(shared, mine) for mine in share(*test))
-            accuracy = float(count_correct(state["weights"], x, y)) / len(test[1])
+            own = [values[jax.process_index() :: jax.process_count()] for values in test]
+            accuracy = float(count_correct(state["weights"], *spread(*own, len(test[1])))) / len(test[1])
             paceline.report(accuracy=accuracy)
             if jax.process_index() == 0:
                 result = f"{accuracy:.1%} of {len(test[1])} held-out digits read correctly"
                 print(f"epoch {order.epoch} of {epochs}: {result}", flush=True)
         if step % every:
             snapshots.save(step, state)  # otherwise the loop has just taken it
-
-
-def share(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The images that this process tests. Shares have equal sizes, so images with an invalid label are added."""
-    padding = -len(y) % jax.device_count()
-    x, y = np.pad(x, ((0, padding), (0, 0))), np.pad(y, (0, padding), constant_values=-1)
-    mine = slice(jax.process_index(), None, jax.process_count())
-    return x[mine], y[mine]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ def main(epochs: int, every: int) -> None:
 
     # Replaces DistributedSampler, and tracks its position: a resumed epoch continues with the remaining images.
     order = paceline.Shards(size=len(train), batch=BATCH)
-    loader = DataLoader(train, batch_sampler=order.sampler(), generator=torch.Generator())
+    # The images of a step at once; torch cannot collate them if there are none for this task.
+    loader = DataLoader(train, sampler=order.sampler(), batch_size=None, generator=torch.Generator())
     items = {"model": model, "optimizer": optimizer, "schedule": schedule}
     with Snapshots(items, every=every, order=order) as snapshots:
         step = snapshots.restore()

@@ -83,7 +83,8 @@ def main(epochs: int, every: int) -> None:
     print(f"{device.type}: this task has {own_weights:,} of {all_weights:,} weights")
 
     order = paceline.Shards(size=len(train), batch=BATCH)
-    loader = DataLoader(train, batch_sampler=order.sampler(), generator=torch.Generator())
+    # The images of a step at once; torch cannot collate them if there are none for this task.
+    loader = DataLoader(train, sampler=order.sampler(), batch_size=None, generator=torch.Generator())
     # Each task writes its shares. Any number of tasks can resume from them.
     items = {"model": model, "optimizer": optimizer, "schedule": schedule}
     with Snapshots(items, every=every, order=order) as snapshots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -12,10 +13,22 @@ from vocab import PAD
 
 
 class Composite(layers.Layer):
-    """A layer of other layers. They build themselves when it is first called; without this method, Keras would trace
-    `call` an additional time to build them, at every start."""
+    """A layer of other layers, all of which have their variables before it is first called: to call it only for that
+    would take time at every start, and Keras would trace `call` once more."""
 
     def build(self, *_: Any) -> None: ...
+
+
+class Dense(Composite):
+    """Fewer operations than Keras', whose inputs may have any number of dimensions."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.kernel = self.add_weight([inputs, outputs], name="kernel")
+        self.bias = self.add_weight([outputs], "zeros", name="bias")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.bias_add(tf.einsum("bti,io->bto", x, self.kernel), self.bias)
 
 
 class Embedding(Composite):
@@ -24,6 +37,7 @@ class Embedding(Composite):
     def __init__(self, vocabulary: int, width: int, dropout: float) -> None:
         super().__init__()
         self.tokens = layers.Embedding(vocabulary, width)
+        self.tokens.build()
         self.dropout = layers.Dropout(dropout)
         self.width = width
         self.waves = tf.constant(1 / 10_000 ** (np.arange(0, width, 2) / width), tf.float32)
@@ -34,13 +48,35 @@ class Embedding(Composite):
         return self.dropout(self.tokens(numbers) * self.width**0.5 + positions, training=training)
 
 
+class Attention(Composite):
+    """Each position of a text reads from all positions of a memory that it may see, with several heads."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.asked, self.offered = Dense(width, width), Dense(width, 2 * width)
+        self.joined = Dense(width, width)
+        self.heads, self.size = heads, width // heads
+
+    def call(self, x: tf.Tensor, memory: tf.Tensor, visible: tf.Tensor) -> tf.Tensor:
+        """`visible`: whether a position of the memory may be read, for each position of the text."""
+        keys, values = tf.split(self.offered(memory), 2, axis=-1)
+        scores = tf.einsum("bthd,bmhd->bhtm", self.by_head(self.asked(x)), self.by_head(keys)) * self.size**-0.5
+        weights = tf.nn.softmax(tf.where(visible[:, None], scores, -1e9))
+        read = tf.einsum("bhtm,bmhd->bthd", weights, self.by_head(values))
+        return self.joined(tf.reshape(read, tf.shape(x)))
+
+    def by_head(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], self.heads, self.size])
+
+
 class Join(Composite):
     """Adds the output of a sublayer to its input, and normalizes."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.dropout = layers.Dropout(dropout)
         self.norm = layers.LayerNormalization(epsilon=1e-6)
+        self.norm.build([None, width])
 
     def call(self, x: tf.Tensor, output: tf.Tensor, training: bool = False) -> tf.Tensor:
         return self.norm(x + self.dropout(output, training=training))
@@ -51,13 +87,13 @@ class Reader(Composite):
 
     def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention, self.after_attention = layers.MultiHeadAttention(heads, width // heads), Join(dropout)
-        self.inner, self.outer = layers.Dense(inner, activation="relu"), layers.Dense(width)
-        self.after_dense = Join(dropout)
+        self.attention, self.after_attention = Attention(width, heads), Join(width, dropout)
+        self.inner, self.outer = Dense(width, inner), Dense(inner, width)
+        self.after_dense = Join(width, dropout)
 
     def call(self, x: tf.Tensor, real: tf.Tensor, training: bool = False) -> tf.Tensor:
-        x = self.after_attention(x, self.attention(x, x, attention_mask=real), training=training)
-        return self.after_dense(x, self.outer(self.inner(x)), training=training)
+        x = self.after_attention(x, self.attention(x, x, real), training=training)
+        return self.after_dense(x, self.outer(tf.nn.relu(self.inner(x))), training=training)
 
 
 class Writer(Composite):
@@ -65,20 +101,21 @@ class Writer(Composite):
 
     def __init__(self, width: int, inner: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention, self.after_attention = layers.MultiHeadAttention(heads, width // heads), Join(dropout)
-        self.reading, self.after_reading = layers.MultiHeadAttention(heads, width // heads), Join(dropout)
-        self.inner, self.outer = layers.Dense(inner, activation="relu"), layers.Dense(width)
-        self.after_dense = Join(dropout)
+        self.attention, self.after_attention = Attention(width, heads), Join(width, dropout)
+        self.reading, self.after_reading = Attention(width, heads), Join(width, dropout)
+        self.inner, self.outer = Dense(width, inner), Dense(inner, width)
+        self.after_dense = Join(width, dropout)
 
-    def call(self, x: tf.Tensor, memory: tf.Tensor, real: tf.Tensor, training: bool = False) -> tf.Tensor:
-        # Padding comes last in a text, so causal attention never sees it.
-        x = self.after_attention(x, self.attention(x, x, use_causal_mask=True), training=training)
-        x = self.after_reading(x, self.reading(x, memory, attention_mask=real), training=training)
-        return self.after_dense(x, self.outer(self.inner(x)), training=training)
+    def call(
+        self, x: tf.Tensor, earlier: tf.Tensor, memory: tf.Tensor, real: tf.Tensor, training: bool = False
+    ) -> tf.Tensor:
+        x = self.after_attention(x, self.attention(x, x, earlier), training=training)
+        x = self.after_reading(x, self.reading(x, memory, real), training=training)
+        return self.after_dense(x, self.outer(tf.nn.relu(self.inner(x))), training=training)
 
 
 class Transformer(keras.Model):
-    """`config()` is enough to rebuild it: store it in the snapshot."""
+    """`config()` is enough to rebuild it: store it in the snapshot. It has all its variables from the beginning."""
 
     def __init__(
         self,
@@ -102,9 +139,8 @@ class Transformer(keras.Model):
         for number in range(depth):  # by name, because TensorFlow's checkpoints do not track these lists
             setattr(self, f"reader_{number}", Reader(width, inner, heads, dropout))
             setattr(self, f"writer_{number}", Writer(width, inner, heads, dropout))
-        self.scores = layers.Dense(target)
-        example = tf.ones([1, 1], tf.int32)
-        self(example, example)  # creates all variables, as needed before they are restored
+        self.scores = Dense(width, target)
+        self.build()
 
     def build(self, *_: Any) -> None: ...
 
@@ -123,8 +159,11 @@ class Transformer(keras.Model):
 
     def decode(self, source: tf.Tensor, memory: tf.Tensor, target: tf.Tensor, training: bool = False) -> tf.Tensor:
         x = self.writes(target, training=training)
+        # Padding comes last in a text, so a position that sees only earlier ones, and itself, never sees it.
+        position = tf.range(tf.shape(target)[1])
+        earlier = (position[:, None] >= position)[None]
         for number in range(self.sizes["depth"]):
-            x = getattr(self, f"writer_{number}")(x, memory, _real(source), training=training)
+            x = getattr(self, f"writer_{number}")(x, earlier, memory, _real(source), training=training)
         return self.scores(x)
 
 
@@ -150,3 +189,39 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         return vars(self)
+
+
+class Adam(keras.optimizers.Optimizer):
+    """Adam, with the moments of all variables in two vectors. For each variable of the model, Keras' own has two more,
+    and twenty operations: creating and tracing them would take half of the time of a start."""
+
+    def __init__(self, rate: Any, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
+        super().__init__(rate)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+
+    def build(self, variables: list[Any]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self.sizes = [math.prod(variable.shape) for variable in variables]
+        self.first, self.second = (self.add_variable([sum(self.sizes)], name=name) for name in ("first", "second"))
+
+    def apply(self, grads: list[tf.Tensor], trainable_variables: list[Any]) -> None:
+        """Each replica has its own copy of all variables, and changes it in the same way."""
+        step = tf.cast(self.iterations + 1, tf.float32)
+        rate = self.learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
+        flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in grads], axis=0)
+        gradient = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, flat)
+        first = _moved(self.first, gradient, self.beta_1)
+        second = _moved(self.second, gradient * gradient, self.beta_2)
+        changes = tf.split(rate * first / (tf.sqrt(second) + self.epsilon), self.sizes)
+        for variable, change in zip(trainable_variables, changes, strict=True):
+            tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=tf.reshape(change, variable.shape))
+        self.iterations.assign_add(1)
+
+
+def _moved(mean: Any, value: tf.Tensor, share: float) -> tf.Tensor:
+    """The new value of a moving mean."""
+    new = share * tf.convert_to_tensor(mean.value) + (1 - share) * value
+    tf.raw_ops.AssignVariableOp(resource=mean.value.handle, value=new)
+    return new

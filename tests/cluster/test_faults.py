@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -174,6 +175,83 @@ def test_a_group_cut_in_two_ends_before_the_next_one_starts(
     assert_no_overlap(person, run.name, 2)
 
 
+def test_an_elastic_group_continues_without_a_lost_host_and_a_new_pod_joins_it(
+    person: Person, breakable: Cluster, start: Callable[..., Run]
+) -> None:
+    program = SAVING_ON_REQUEST.replace("len(parts) == world and ", "")
+    roles, elastic = {"worker": {"replicas": 3, "min": 2}}, {"every": "5s", "wait": "60s"}
+    fields = {"program": program, "roles": roles, "elastic": elastic, "snapshots": {"to": "claim://shared/kept"}}
+    run = start(**beating_job("n1", **fields))
+    run.all_step()
+    assert captain_node(run) == "n1"
+    breakable.cut("n3")
+    run.wait("step", limit=150, generation=2)
+    formed = run.events("generation-formed")[-1]
+    assert len(formed["tasks"]) == 2 and len(formed["absent"]) == 1, run.said()
+    for pod in run.pods("worker"):
+        if pod["spec"]["nodeName"] == "n3":
+            name = pod["metadata"]["name"]
+            breakable.kubectl("delete", "pod", name, "-n", person.namespace, "--force", "--grace-period=0")
+    larger = run.wait("generation-formed", limit=150, generation=3)
+    started = run.wait("task-started", generation=3, task=formed["absent"][0])
+    run.wait("step", generation=3)
+    breakable.heal("n3")
+    breakable.wait_ready("n3")
+    assert len(larger["tasks"]) == 3 and larger["restore"].endswith("-g2"), "from a snapshot that was taken for this"
+    run.wait("committed", snapshot=larger["restore"])
+    assert started["warm"] is True, "the new pod has learned from others what to import"
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert [each["cause"] for each in run.report()["restarts"]] == ["host-lost"]
+    assert_no_overlap(person, run.name, 3)
+
+
+def test_a_run_gets_more_and_fewer_pods_on_request(person: Person, start: Callable[..., Run]) -> None:
+    """Its bucket cannot be reached while it gets more for the first time, nor when one of them is deleted."""
+    bucket_of(person)
+    program = SAVING_ON_REQUEST.replace("len(parts) == world and ", "")
+    roles, elastic = {"worker": {"replicas": 2, "min": 1, "max": 4}}, {"every": "1h", "wait": "60s"}
+    fields = {"program": program, "roles": roles, "elastic": elastic, "snapshots": {"to": "s3://digits/training"}}
+    job = beating_job(**fields, limits={"grace": "20s"})
+    job["kubernetes"]["env_from"] = [{"secret": "store"}]
+    run = start(**job)
+    run.wait("step", task="worker-1")
+    in_namespace = ("-n", person.namespace)
+    person.cluster.kubectl("delete", "pod", "store", *in_namespace, "--force", "--grace-period=0")
+    scale(run, 3, generation=2)
+    person.cluster.kubectl("delete", "pod", run.pods("worker")[2]["metadata"]["name"], *in_namespace, "--wait=false")
+    run.wait("step", generation=3)
+    assert run.events("committed") == []
+    smaller = run.events("generation-formed")[-1]
+    assert smaller["absent"] == ["worker-2"] and smaller["restore"].endswith("-g2"), run.said()
+    bucket_of(person)
+    for generation, size in ((4, 1), (5, 3)):  # the pod of index 2 is there for a third time
+        scale(run, size, generation)
+    refused = person.call("scale", run.name, "worker=5")
+    assert refused.returncode == 2 and "can have 1 to 4 hosts" in refused.stderr
+    person.finish()
+    assert run.ends() == 0, run.said()
+    assert [each["cause"] for each in run.report()["restarts"]] == ["preempted"]
+    assert_no_overlap(person, run.name, 5)
+
+
+def scale(run: Run, size: int, generation: int) -> None:
+    scaled = run.person.call("scale", run.name, f"worker={size}")
+    assert scaled.returncode == 0 and f"{run.name}: worker has {size} host" in scaled.stderr, scaled.stderr
+    run.wait("step", generation=generation)
+    formed = run.events("generation-formed")[-1]
+    assert formed["tasks"] == [f"worker-{index}" for index in range(size)] and "absent" not in formed, run.said()
+    assert formed["restore"].endswith(f"-g{generation - 1}"), "from a snapshot that was taken for this"
+    job = run.person.cluster.get("job", f"{run.name}-worker", "-n", run.person.namespace)["spec"]
+    assert (job["completions"], job["parallelism"]) == (size, size)
+    eventually(f"{size} pods run, others have exited with 0", partial(has_pods, run, size), more=run.said)
+
+
+def has_pods(run: Run, count: int) -> bool:
+    phases = [pod["status"]["phase"] for pod in run.pods("worker")]
+    return phases.count("Running") == count and set(phases) <= {"Running", "Succeeded"}
+
+
 def test_training_continues_while_the_api_server_is_down(
     person: Person, breakable: Cluster, start: Callable[..., Run]
 ) -> None:
@@ -200,25 +278,46 @@ def drained(cluster: Cluster, node: str) -> Iterator[None]:
         cluster.kubectl("uncordon", node)
 
 
-def test_a_group_saves_and_leaves_a_drained_node(person: Person, breakable: Cluster, start: Callable[..., Run]) -> None:
-    """The captain is on another node, and its claim is a volume that every node can mount."""
+def test_groups_save_and_leave_a_drained_node(person: Person, breakable: Cluster, start: Callable[..., Run]) -> None:
+    """The captains are on another node, and their claim is a volume that every node can mount. One run gets another
+    host on the other nodes; the other run, which is elastic, can have only one on each, and gets it back later."""
     fields = {"program": SAVING_ON_REQUEST, "limits": {"grace": "20s"}, "snapshots": {"to": "claim://shared/kept"}}
     run = start(**beating_job("n1", **fields))
-    run.all_step()
-    assert captain_node(run) == "n1"
-    assert run.events("saved") == []
+    elastic = start("--run", "elastic", **elastic_job("elastic", **fields))
+    for each in (run, elastic):
+        each.all_step()
+        assert captain_node(each) == "n1"
+        assert each.events("saved") == []
     with drained(breakable, "n2"):
-        run.wait("step", generation=2)
-        assert "n2" not in {pod["spec"]["nodeName"] for pod in run.pods("worker") if not _is_terminating(pod)}
+        for each in (run, elastic):
+            each.wait("step", generation=2)
+            assert "n2" not in {pod["spec"].get("nodeName") for pod in each.pods("worker") if not _is_terminating(pod)}
     [committed] = run.events("committed")
     assert [each["restore"] for each in run.events("generation-formed")] == [None, committed["snapshot"]]
     tasks = [f"worker-{number}" for number in range(3)]
     eventually("all tasks resume", lambda: {len(begun(run, task)) for task in tasks} == {2}, more=run.said)
     assert {tuple(begun(run, task)) for task in tasks} == {(0, committed["step"])}
+    elastic.wait("step", generation=3)
+    whole, smaller, larger = elastic.events("generation-formed")
+    assert (whole["tasks"], len(smaller["tasks"]), larger["tasks"]) == (tasks, 2, tasks), elastic.said()
+    assert smaller["restore"].endswith("-g1") and larger["restore"].endswith("-g2"), "from snapshots taken for this"
     person.finish()
-    assert run.ends() == 0, run.said()
-    assert {each["cause"] for each in run.report()["restarts"]} == {"preempted"}
-    assert_no_overlap(person, run.name, 2)
+    for each, generations in ((run, 2), (elastic, 3)):
+        assert each.ends() == 0, each.said()
+        assert {restart["cause"] for restart in each.report()["restarts"]} == {"preempted"}
+        assert_no_overlap(person, each.name, generations)
+
+
+def elastic_job(run: str, **more: Any) -> dict[str, Any]:
+    """Fields of an elastic job that can have only one worker on each node."""
+    program = more.pop("program").replace("len(parts) == world and ", "")
+    roles, elastic = {"worker": {"replicas": 3, "min": 2}}, {"every": "5s", "wait": "60s"}
+    fields = beating_job("n1", program=program, roles=roles, elastic=elastic, **more)
+    labels = {"paceline.dev/run": run, "paceline.dev/role": "worker"}
+    other_nodes = [{"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}]
+    affinity = fields["kubernetes"]["pod"]["affinity"]
+    affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": other_nodes}
+    return fields
 
 
 def _is_terminating(pod: dict[str, Any]) -> bool:

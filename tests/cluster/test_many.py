@@ -24,6 +24,7 @@ open(mark + ".ended", "x").close()
 KINDS = "jobs,pods,services,configmaps,secrets,networkpolicies"
 
 
+@pytest.mark.xdist_group("more-clusters")  # not while others start: two cores are few for both
 def test_ten_concurrent_runs_finish_and_are_deleted(person: Person) -> None:
     volumes = [{"mount": "/shared", "claim": "shared"}]
     kubernetes = {"image": IMAGE, "image_pull_policy": "IfNotPresent", "volumes": volumes}

@@ -57,26 +57,29 @@ def set_apart(cluster: Cluster, node: str) -> Iterator[None]:
 def test_unequal_hosts_get_a_task_for_each_gpu_in_order(
     breakable: Cluster, person: Person, start: Callable[..., Run]
 ) -> None:
-    many, one, _ = breakable.nodes
-    breakable.extended_resources(many, {GPU: 8})
-    breakable.extended_resources(one, {GPU: 1})
-    roles = {"worker": [{"gpus": 8}, {"gpus": 1}], "evaluator": {}}
+    many, *few = breakable.nodes
+    for node, gpus in ((many, 8), *((node, 2) for node in few)):
+        breakable.extended_resources(node, {GPU: gpus})
+    roles = {"worker": [{"replicas": 1, "gpus": 8}, {"replicas": 4, "gpus": 1}], "evaluator": {}}
     run = start(
         program=SHOWS_ENVIRONMENT.read_text(), framework="tensorflow", roles=roles, kubernetes=settings(), **QUICK
     )
     assert_succeeds(run)
-    assert (nodes(run), requested_gpus(run, "worker")) == ([many, one], ["8", "1"])
+    assert (nodes(run)[0], sorted(nodes(run)[1:])) == (many, sorted(few * 2))
+    assert requested_gpus(run, "worker") == ["8", "1", "1", "1", "1"]
     assert (requested_gpus(run, "captain"), requested_gpus(run, "evaluator")) == ([None], [None])
-    environments = [_variables(run, f"worker-{index}") for index in range(9)]
-    assert [env["PACELINE_RANK"] for env in environments] == [str(rank) for rank in range(9)]
-    assert {env["PACELINE_WORLD_SIZE"] for env in environments} == {"9"}
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == [*"01234567", "0"]
-    assert [env["HOSTNAME"] for env in environments] == [f"{run.name}-worker-0"] * 8 + [f"{run.name}-worker-g1-0"]
+    environments = [_variables(run, f"worker-{index}") for index in range(12)]
+    assert [env["PACELINE_RANK"] for env in environments] == [str(rank) for rank in range(12)]
+    assert {env["PACELINE_WORLD_SIZE"] for env in environments} == {"12"}
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == [*"012345670000"]
+    names = [f"{run.name}-worker-0"] * 8 + [f"{run.name}-worker-g1-{index}" for index in range(4)]
+    assert [env["HOSTNAME"] for env in environments] == names
     configs = [json.loads(env["TF_CONFIG"]) for env in environments]
-    assert [config["task"]["index"] for config in configs] == list(range(9))
+    assert [config["task"]["index"] for config in configs] == list(range(12))
     addresses = configs[0]["cluster"]["worker"]
-    assert len(set(addresses)) == 9
-    assert [address.rpartition(":")[0] for address in addresses] == [_address(run, 0)] * 8 + [_address(run, 1)]
+    assert len(set(addresses)) == 12
+    hosts = [0] * 8 + [1, 2, 3, 4]
+    assert [address.rpartition(":")[0] for address in addresses] == [_address(run, host) for host in hosts]
     assert _variables(run, "evaluator-0")["CUDA_VISIBLE_DEVICES"] == ""
 
 

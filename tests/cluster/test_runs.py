@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.people import Person, Run, eventually
+from support.people import Person, Run, eventually, webhook_of
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 
@@ -65,8 +65,10 @@ def test_training_continues_while_the_captains_pod_is_replaced(person: Person, s
     assert (run.report()["generations"], run.report()["restarts"]) == (1, [])
 
 
-def test_a_killed_task_restarts_in_place(person: Person, start: Callable[..., Run]) -> None:
-    run = start()
+def test_a_killed_task_restarts_in_place_and_webhooks_are_notified(person: Person, start: Callable[..., Run]) -> None:
+    received = webhook_of(person)
+    notify = [{"url_from": "HOOK_URL", "on": ["restart", "succeeded"]}]
+    run = start("--set", "kubernetes.env_from=[{secret: hooks}]", notify=notify)
     pid = run.wait("task-started", task="worker-1")["pid"]
     run.wait("step", task="worker-1")
     pods = run.pods("worker")
@@ -81,6 +83,9 @@ def test_a_killed_task_restarts_in_place(person: Person, start: Callable[..., Ru
     after = run.pods("worker")
     assert [pod["metadata"]["uid"] for pod in after] == [pod["metadata"]["uid"] for pod in pods]
     assert {pod["status"]["containerStatuses"][0]["restartCount"] for pod in after} == {0}
+    bodies = [json.loads(line) for line in received.read_text().splitlines()]
+    assert [(body["run"], body["event"]) for body in bodies] == [(run.name, "restart"), (run.name, "succeeded")]
+    assert "secret-part" not in run.said()
 
 
 def test_a_deleted_pod_comes_back_and_joins_a_new_generation(person: Person, start: Callable[..., Run]) -> None:

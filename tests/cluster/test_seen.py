@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.page_server import EventSource, page_server
 from support.people import Person, Run, eventually
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -21,7 +22,7 @@ COUNTING = """
 import os, time
 import paceline
 step = 0
-while step < 5000 and not os.path.exists("/shared/finish"):
+while step < 50_000 and not os.path.exists("/shared/finish"):
     step += 1
     print("line", step, flush=True)
     paceline.report(step=step)
@@ -55,7 +56,8 @@ def assert_complete(lines: list[str]) -> None:
 
 
 def test_every_reader_gets_each_line_of_output_once(person: Person, start: Callable[..., Run]) -> None:
-    """For the command line that follows, for `status` and `logs` beside it, and for `logs -f` after it was killed."""
+    """For the command line that follows, for `status` and `logs` beside it, for `logs -f` after it was killed, and for
+    the page in a browser, which shows the task and the end of the run, too."""
     run = start(program=COUNTING, workers=1)
     run.wait("step")
     wait_for_steps(person, run.name)
@@ -67,10 +69,19 @@ def test_every_reader_gets_each_line_of_output_once(person: Person, start: Calla
         command = [sys.executable, "-m", "paceline.cli", "logs", "-f", run.name]
         follower = subprocess.Popen(command, env=person.env, cwd=person.folder, stdout=output)
     try:
-        eventually("lines", lambda: "| line" in (person.folder / "followed").read_text())
-        wait_for_steps(person, run.name)
-        person.finish()
-        assert follower.wait(90) == 0
+        with page_server(person.home, env=person.env) as server, server.client() as client:
+            eventually("lines", lambda: "| line" in (person.folder / "followed").read_text())
+            wait_for_steps(person, run.name)
+            page = EventSource(client, f"api/runs/{run.name}/stream?log=*&position=0")
+            page.wait("lines", lambda data: data["lines"][0]["task"] == "worker-0")
+            rows = client.get(f"api/runs/{run.name}/tasks").json()["tasks"]
+            assert [(row["task"], row["state"]) for row in rows] == [("worker-0", "running")]
+            person.finish()
+            page.wait_for_all(
+                ("lines", lambda data: any(line["text"].startswith("last line") for line in data["lines"])),
+                ("status", lambda data: data["status"] == "succeeded"),
+            )
+            assert follower.wait(90) == 0
     finally:
         follower.kill()
         follower.wait()
@@ -80,7 +91,7 @@ def test_every_reader_gets_each_line_of_output_once(person: Person, start: Calla
 
 
 def test_output_of_a_run_that_nobody_followed_is_available_after_its_end(person: Person) -> None:
-    run = run_detached(person, program=COUNTING.replace("5000", "50"), workers=2)
+    run = run_detached(person, program=COUNTING.replace("50_000", "50"), workers=2)
     eventually("its end", lambda: status(person, run)["status"] == "succeeded")
     assert_complete(person.call("logs", run, "--task", "worker-1").stdout.splitlines())
     assert person.call("delete", "--yes", run).returncode == 0
@@ -171,20 +182,22 @@ def test_a_run_continues_if_its_terminal_closes(person: Person, start: Callable[
 
 
 def test_a_run_on_an_unreachable_cluster_is_shown_in_its_last_known_state(person: Person, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    reachable = Path(person.env["KUBECONFIG"]).read_text()
+    kubeconfig.write_text(reachable)
+    person.env["KUBECONFIG"] = str(kubeconfig)
     run = run_detached(person)
     wait_for_steps(person, run)
-    reachable = person.env["KUBECONFIG"]
-    config = json.loads(Path(reachable).read_text())
+    config = json.loads(reachable)
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
-    (tmp_path / "away").write_text(json.dumps(config))
-    person.env["KUBECONFIG"] = str(tmp_path / "away")
+    kubeconfig.write_text(json.dumps(config))
     for verb in ("status", "events", "logs"):
         result = person.call(verb, run)
         assert result.returncode == 0 and "in its last known state: cannot connect to the cluster" in result.stderr
     assert run in person.call("ls").stdout
     refused = person.call("delete", "--yes", "--force", run, "--force")
     assert refused.returncode == 1 and "it may still be running on the cluster" in refused.stderr
-    person.env["KUBECONFIG"] = reachable
+    kubeconfig.write_text(reachable)
     assert person.call("delete", "--yes", "--force", run, "--on", "kubernetes").returncode == 0
 
 

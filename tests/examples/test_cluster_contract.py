@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from paceline.job import load, planning
-from support.example_runs import EXAMPLES, LIMIT_S, job, survived
-from support.runs import Run, Starter, eventually, kill
+from support.example_runs import EXAMPLES, LIMIT_S, job
+from support.runs import Run, Starter, causes, eventually, kill
 
 ACCURACY = re.compile(r"step (\d+): ([\d.]+)% of 1000 held-out digits read correctly")
 KILLS = (("worker-1", 150), ("worker-0", 300), ("ps-0", 450))
-STEPS = 900
+STEPS = 1500
 FEW = 300  # steps of another run of it, at the same time and in the same folder
 
 
@@ -58,7 +58,11 @@ def test_it_reads_digits_whichever_task_is_killed(example: Callable[..., Run]) -
     assert FEW <= step < FEW + 100, "it resumed from a checkpoint of the other run"
     assert accuracy >= 50
     report = run.succeeds(LIMIT_S)
-    assert survived(report, KILLS)
+    # A worker that has only just started may fail, instead of reconnecting, when its parameter server dies: then it
+    # restarts, too.
+    restarts = causes(report)
+    assert [task for cause, task in restarts if cause == "signal"] == [task for task, _ in KILLS]
+    assert {task for cause, task in restarts if cause != "signal"} <= {"worker-0", "worker-1"}, run.story()
     last = max(accuracies(run))
     assert last[0] >= STEPS
     assert last[1] >= 85

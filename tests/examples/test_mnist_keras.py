@@ -1,17 +1,16 @@
-"""examples/mnist-keras: plain Keras 3 with fit on two workers reads digits, and kills do not change its result."""
+"""examples/mnist-keras: plain Keras 3 with fit on two workers reads digits, although one is killed."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.example_runs import EXAMPLES, LIMIT_S, job
-from support.runs import Run, Starter, causes, kill
+from support.example_runs import EXAMPLES, LIMIT_S, held, job, kill_held
+from support.runs import Run, Starter
 
 EPOCHS = 3
 VICTIM = "worker-0"
@@ -27,14 +26,6 @@ def results(run: Run) -> list[str]:
     return [text for [text] in lines]
 
 
-def weights(run: Run) -> bytes:
-    """Weights of the model in the newest snapshot."""
-    folder = run.folder / "snapshots" / run.folder.name / run.events("committed")[-1]["snapshot"]
-    [model] = folder.rglob("model.keras")
-    with zipfile.ZipFile(model) as archive:
-        return archive.read("model.weights.h5")
-
-
 @pytest.fixture
 def example(start: Starter, tmp_path: Path) -> Callable[..., Run]:
     """Starts runs in one copy of its folder, because the program writes its checkpoints there."""
@@ -42,7 +33,7 @@ def example(start: Starter, tmp_path: Path) -> Callable[..., Run]:
     fields = job("mnist-keras")
 
     def begin() -> Run:
-        command = [*fields["command"], "--epochs", str(EPOCHS)]
+        command = held([*fields["command"], "--epochs", str(EPOCHS)], VICTIM, f"Epoch 2/{EPOCHS}")
         overridden = {"code": str(code), "command": command, "restart": {"warm": False}}
         return start({**fields, **overridden}, home=tmp_path / "home")
 
@@ -50,21 +41,17 @@ def example(start: Starter, tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.mark.long
-def test_it_reads_digits_whether_killed_or_not(example: Callable[..., Run], tmp_path: Path) -> None:
-    """A kill does not change a bit."""
-    whole, killed = example(), example()
-    killed.wait("committed", LIMIT_S)
-    kill(killed.task(VICTIM))
-
-    assert whole.succeeds(LIMIT_S)["restarts"] == []
-    report = killed.succeeds(LIMIT_S)
-    assert causes(report) == [("signal", VICTIM)]
-    assert killed.log("worker-0").count(f"Epoch 1/{EPOCHS}") == 1, "it started over"
-    assert len({*results(whole), *results(killed)}) == 1
-    assert float(results(whole)[0].partition("%")[0]) > 92
-    assert weights(killed) == weights(whole)
-    checkpoints = sorted(path.name for path in (tmp_path / "code" / "kept").iterdir())
-    assert checkpoints == sorted([whole.folder.name, killed.folder.name])
+def test_it_reads_digits_although_a_worker_is_killed(example: Callable[..., Run], tmp_path: Path) -> None:
+    """test_keras_snapshots.py and test_watched.py show that a kill does not change a bit."""
+    run = example()
+    kill_held(run, VICTIM)
+    # Which of the two errors comes first is not certain: the other worker may notice before the agent does.
+    assert len(run.succeeds(LIMIT_S)["restarts"]) == 1, run.story()
+    assert run.log("worker-0").count(f"Epoch 1/{EPOCHS}") == 1, "it started over"
+    first, second = results(run)
+    assert first == second
+    assert float(first.partition("%")[0]) > 92
+    assert [path.name for path in (tmp_path / "code" / "kept").iterdir()] == [run.folder.name]
 
 
 def test_it_does_not_use_paceline() -> None:

@@ -130,8 +130,8 @@ def test_options_have_the_defaults_of_the_predecessor() -> None:
 
 
 MODEL = """
-import numpy as np, tensorflow as tf
-from model import Transformer, WarmUp
+import keras, numpy as np, tensorflow as tf
+from model import Adam, Transformer, WarmUp
 from search import Search
 
 whole = Transformer(7765, 7010)
@@ -151,6 +151,15 @@ assert np.argmax([one(step) for step in range(3900, 4100)]) == 99
 assert np.argmax([four(step) for step in range(900, 1100)]) == 99
 np.testing.assert_allclose(four(999), 2 * one(3999), rtol=1e-6)
 
+def trained(kind):
+    variable, optimizer = keras.Variable(np.linspace(-1, 1, 9, dtype="float32")), kind(one, beta_2=0.98, epsilon=1e-9)
+    optimizer.build([variable])
+    for step in range(9):
+        optimizer.apply([tf.sin(variable.value * 9 + step)], [variable])
+    return variable.numpy()
+
+np.testing.assert_allclose(trained(Adam), trained(keras.optimizers.Adam), rtol=1e-6)
+
 def chance(text):
     scores = tf.nn.log_softmax(model(np.array([[5, 6, 3]], "int32"), np.array([[2, *text]], "int32"))).numpy()[0]
     return np.mean([scores[position, token] for position, token in enumerate([*text, 3])])
@@ -164,7 +173,7 @@ print("done")
 """
 
 
-def test_the_model_has_the_size_of_the_predecessor_and_masks_attention() -> None:
+def test_the_model_has_the_size_of_the_predecessor_and_the_optimizer_is_that_of_keras() -> None:
     env = {**os.environ, "PYTHONPATH": TENSORFLOW_PATH, "TF_CPP_MIN_LOG_LEVEL": "2"}
     result = subprocess.run(
         [sys.executable, "-c", MODEL], cwd=FOLDER, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 
 import paceline
 from paceline import plan as plans
+from paceline.agent.machine import free_port
 from paceline.agent.options import Options
 from paceline.backends import certificates
 from paceline.backends.kubernetes.objects import pods
@@ -261,8 +261,7 @@ class Run:
         plan = planning.make_plan(load_text(json.dumps(job), "job.yaml", work).job)
         (self.folder / "plan.json").write_text(plans.to_json(plan))
         certificates.make(self.folder / "tls")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            captain = f"127.0.0.1:{probe.getsockname()[1]}"
+        captain = f"127.0.0.1:{free_port()}"
         plan_path, tls = self.folder / "plan.json", self.folder / "tls"
         common = Options("tiny-0000", "captain", str(plan_path), str(self.folder), str(tls), captain, work=str(work))
         env = environment(root, PYTHONPATH=str(pyz))

@@ -63,7 +63,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(LINES, LINES, st.sampled_from(["\n", "\r\n"]))
 def test_it_ignores_what_git_ignores(repository: Path, above: list[str], below: list[str], end: str) -> None:
     (repository / ".gitignore").write_bytes(end.join(above).encode())

@@ -55,10 +55,10 @@ def test_a_damaged_file_fails_one_start_at_most(failure: str, tmp_path: Path) ->
     assert len(run.succeeds()["restarts"]) == 2
     assert re.findall(r"compiling|found it", run.log("worker-0")) == ["compiling", "found it", "compiling"]
     [note] = [e["text"] for e in run.events("note") if "compiled" in e["text"]]
-    assert note.startswith("worker-0 failed before its first step: what was compiled earlier may be damaged")
+    assert note.startswith("worker-0 failed before its first step: the compiled code kept from earlier may be damaged")
 
 
 def counts(run: Run, task: str) -> list[tuple[int, int]]:
     """What each generation of a task found in the cache, and what it stored there."""
     lines = re.findall(r"cache: (\d+) found, (\d+) stored", run.log(task))
-    return [(int(found), int(stored)) for found, stored in lines]
+    return [(int(hits), int(stored)) for hits, stored in lines]

@@ -106,7 +106,7 @@ with open(f"{folder}/events.out.tfevents.{int(time.time()):010}.here.{os.getpid(
 def test_files_of_a_run_on_a_cluster_are_kept_in_its_bucket_even_those_of_a_lost_pod(tmp_path: Path, s3: Store) -> None:
     before = set(psutil.Process().children())
     pods = Pods(tmp_path, COUNTING, env=s3.options, snapshots={"to": s3.url})
-    pods.told = {"lease": 3.0}  # so that a lost pod is given up soon
+    pods.overrides = {"lease": 3.0}  # so that a lost pod is given up soon
     store, worker = BucketStore(s3.url, **s3.config), "tiny-0000-worker"
     try:
         pods.all()

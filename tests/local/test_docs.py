@@ -156,7 +156,7 @@ def test_a_recipe_works_as_written(name: str, reader: Reader) -> None:
     job = reader.folder / name
     prepared = prepare(load(job, cluster=True))
     objects = render(prepared.plan, "recipe-3f9a", agent_archive(), prepared.code, library=prepared.library)
-    assert sum(each["kind"] == "Job" for each in objects) == 1 + len(list(names.groups(prepared.plan)))
+    assert sum(each["kind"] == "Job" for each in objects) == 1 + len(list(names.pools(prepared.plan)))
     first_column = "\n".join(re.findall(r"^\|(.+?)(?<!\\)\|", section, re.M))
     assert [
         each for each in SEARCH_TERMS[name].split() if not re.search(rf"(?<!\w){re.escape(each)}(?!\w)", first_column)

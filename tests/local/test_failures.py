@@ -33,20 +33,9 @@ from support.runs import (
     small_disk,
     steps_done,
 )
+from support.short_lease import LEASE_S, SHORT
 
 pytestmark = pytest.mark.timeout(240)
-
-LEASE_S = 4.0
-# A shorter lease, for tests that wait until it expires.
-SHORT_LEASE = f"""
-import functools, sys
-from paceline.backends.local import supervisor
-from paceline.cli import main
-supervisor.Options = functools.partial(supervisor.Options, lease={LEASE_S})
-sys.argv[0] = "paceline"
-sys.exit(main())
-"""
-SHORT = [sys.executable, "-c", SHORT_LEASE]
 
 
 # ---- the program's own errors
@@ -483,7 +472,7 @@ def test_members_end_their_tasks_when_the_captain_is_dead_for_longer_than_a_leas
     try:
         killed = time.monotonic()
         os.kill(run.keeper("captain"), signal.SIGKILL)
-        eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), 2 * LEASE_S, run.story)
+        eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), more=run.story)
         assert time.monotonic() - killed > LEASE_S - 3  # it runs from the last heartbeat that was answered
     finally:
         os.kill(run.supervisor, signal.SIGCONT)
@@ -502,7 +491,7 @@ def test_a_captain_that_was_stopped_for_longer_than_a_lease(start: Starter, stat
     try:
         for pid in captain:
             os.kill(pid, signal.SIGSTOP)
-        eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), 2 * LEASE_S, run.story)
+        eventually("the tasks are ended", lambda: not any(map(alive, tasks.values())), more=run.story)
     finally:
         for pid in reversed(captain):
             os.kill(pid, signal.SIGCONT)
@@ -517,7 +506,7 @@ def test_a_stopped_captain_is_replaced_by_its_keeper(start: Starter, state: Path
     run.all_step()
     stopped = run.agent("captain")
     os.kill(stopped, signal.SIGSTOP)
-    eventually("another captain", lambda: run.agent("captain") != stopped, 2 * LEASE_S, run.story)
+    eventually("another captain", lambda: run.agent("captain") != stopped, more=run.story)
     after = run.position()
     run.wait("captain-returned")
     run.wait_for_step(after=after)
@@ -530,7 +519,7 @@ def test_a_stopped_agent_loses_its_tasks(start: Starter, state: Path) -> None:
     run.all_step()
     agent, task = run.agent("worker-host-1"), run.task("worker-1")
     os.kill(agent, signal.SIGSTOP)
-    eventually("the task is ended", lambda: not alive(task), 2 * LEASE_S, run.story)
+    eventually("the task is ended", lambda: not alive(task), more=run.story)
     run.wait_for_step(generation=2)
     report = finish(run, state)
     assert causes(report) == [("host-lost", "worker-1")]
@@ -608,8 +597,8 @@ def test_a_restart_is_warm_unless_the_job_says_otherwise(start: Starter, state: 
             run.wait("spare-ready", host=host)
     os.kill(run.task("worker-0"), signal.SIGKILL)
     recovers(run, 0)
-    started = {event["task"]: event["warm"] for event in run.events("task-started") if event["generation"] == 2}
-    assert started == {"worker-0": warm, "worker-1": warm}
+    for task in ("worker-0", "worker-1"):
+        assert run.wait("task-started", task=task, generation=2)["warm"] is warm
     finish(run, state)
 
 

@@ -17,10 +17,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
 from paceline import plan as plans
+from paceline.agent.machine import free_port
 from paceline.agent.net.frames import Decoder, Message, encode
 from paceline.agent.net.stop_request import ask_to_stop
 from paceline.agent.net.tls import BOARD_NAME, SERVER_NAME, context
@@ -29,12 +31,14 @@ from paceline.agent.tensorboard import pod_agent
 from paceline.agent.tensorboard.file_sender import FileSender
 from paceline.agent.tensorboard.pod_agent import TensorBoardPod
 from paceline.backends import certificates
+from paceline.storage.stores import peer_client
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.peer_access import MemberAccess
 from paceline.storage.stores.peer_client import over_tls
 from paceline.storage.stores.peer_server import Server
-from support import fuzz, runs
+from support import fuzz, recorded, runs, wire_examples
 from support.metrics_text import ask, parse, value
+from support.page_server import memory, page_server
 from support.runs import eventually
 
 SHORT = pytest.param(1.0, id="short")
@@ -55,11 +59,6 @@ def make_plan() -> plans.Plan:
         plans.VERSION, "fuzz", "none", "", "/", (role,), hosts, tasks, plans.Restart(10, None, False),
         plans.Limits(1e6, None, 5), kubernetes={"image": "a/b"},
     )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -89,24 +88,11 @@ def join(host: str) -> Message:
     }  # fmt: skip
 
 
-EXIT = {"task": "worker-0", "attempt": 5, "code": 1, "signal": None, "expected": False, "cause": "signal"}
-FROM_MEMBERS: tuple[Message, ...] = (
+TO_CAPTAIN: tuple[Message, ...] = (
     {**join(HOSTS[2]), "run": "other-0000"},
-    {"type": "beat", "n": 1, "tasks": {"worker-2": [5, 0.0, 0.0, {"loss": 0.5}]}, "asking": ["worker-2"]},
-    {"type": "started", "task": "worker-2", "attempt": 1, "pid": 77, "warm": False},
-    {"type": "spare", "seconds": 1.0},
-    {"type": "exited", "exit": {**EXIT, "detail": "", "place": "", "survivor": False, "age": 0.0}},
-    {"type": "ended", "tasks": {"worker-2": 1}, "offers": {"worker-2": "127.0.0.1:1"}, "states": {}, "stacks": {}},
-    {"type": "saved", "task": "worker-2", "snapshot": [5, 1], "parts": 1, "metrics": {}, "versions": {"a": "b"}},
-    {"type": "stored", "task": "worker-2", "snapshot": [5, 1], "files": [["a", 1, "0" * 64]], "at": 0, "more": False},
-    {"type": "prepared", "snapshot": [5, 1], "error": None},
-    {"type": "evaluated", "task": "worker-2", "snapshot": [5, 1], "metrics": {}, "error": ""},
-    {"type": "follow", "task": "worker-2"},
-    {"type": "ingest", "stage": "waiting", "data": "", "run": "", "made": False, "files": 1, "size": 1},
-    {"type": "save", "task": "worker-2"},
-    {"type": "agree", "task": "worker-2", "say": "yes", "which": 1, "count": 1, "step": 1},
-    {"type": "said", "text": "hello", "warning": False},
-)  # fmt: skip
+    *wire_examples.from_members("worker-2"),
+    *wire_examples.FROM_USERS,
+)
 
 
 def scrape(port: int) -> None:
@@ -170,7 +156,7 @@ def test_a_captain(options: Options, tmp_path: Path, usual: float) -> None:
         tls = context(options.tls, "member", server=False)
         for number in range(2):
             nonsense = (join(HOSTS[2]),)
-            attacker = fuzz.Attacker(fuzz.SEED + number, port, tls, SERVER_NAME, nonsense, FROM_MEMBERS)
+            attacker = fuzz.Attacker(fuzz.SEED + number, port, tls, SERVER_NAME, nonsense, TO_CAPTAIN)
             attackers.append(attacker)
         metrics_port = int(options.metrics.rpartition(":")[2])
         attackers.append(fuzz.HttpAttacker(fuzz.SEED, metrics_port, tls, SERVER_NAME, (), ()))
@@ -279,7 +265,7 @@ def test_the_pod_of_tensorboard(
 PART = f"{RUN}/step-10-g1/worker-0"
 TO_STORE: tuple[Message, ...] = tuple(
     {"do": verb, "name": name}
-    for verb in ("send", "read", "fetch", "has", "names", "folders", "digest", "delete", "clear")
+    for verb in sorted({*peer_client._OPERATIONS, "read", "delete", "clear"})
     for name in (f"{PART}/x", f"{RUN}/generations/00000099.json", f"{RUN}/step-10-g1/manifest.json", f"{RUN}/../x", RUN)
 )
 
@@ -330,3 +316,33 @@ def test_a_task(tmp_path: Path, usual: float, watch: str) -> None:
         assert "Traceback" not in (run.folder / "agents.log").read_text()
         for line in (run.folder / "events.jsonl").read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)
+
+
+# ---- the page
+
+
+@either
+def test_the_page(tmp_path: Path, usual: float) -> None:
+    """Strangers, and a browser that sends nonsense: other browsers get answers, and no request shows a bug."""
+    line = f"{recorded.at(1)} g1 | hello\n"
+    run = recorded.write(tmp_path, report=recorded.REPORT, logs={"worker-0": line * 1000}).name
+    with page_server(tmp_path) as server, server.client() as client:
+        attackers = []
+        for number, session in enumerate(("", "; ".join(map("=".join, client.cookies.items())))):
+            attacker = fuzz.PageAttacker(fuzz.SEED + number, server.port, ssl.create_default_context(), "x", (), ())
+            attacker.session, attacker.run = session, run
+            attackers.append(attacker)
+        before = memory(server.process.pid)
+
+        def work() -> None:
+            for _ in range(20):  # a connection may be closed to make room for those of an attacker
+                with contextlib.suppress(httpx2.HTTPError):
+                    response = client.get(f"api/runs/{run}")
+                    if response.status_code != 503:
+                        assert response.json()["status"] == "succeeded", response.text
+                        return
+            raise AssertionError(f"seed {fuzz.SEED}: no answer\n{server.said()[-3000:]}")
+
+        fuzz.attack(fuzz.seconds(usual), attackers, work)
+        assert server.process.poll() is None and server.said() == "press Ctrl-C to quit\n", f"seed {fuzz.SEED}"
+        assert memory(server.process.pid) - before < 300 << 20

@@ -12,19 +12,23 @@ import pytest
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.machine import free_port
 from paceline.agent.net import messages
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.transfers.host_snapshots import HostSnapshots
+from paceline.backends import certificates
 from paceline.storage import boots
 from paceline.storage.snapshots.manifest import SnapshotId
+from paceline.storage.snapshots.shared_parts import SMALL
 from support.runs import eventually
 from support.worlds import make_plan
 
 
 class Host:
-    def __init__(self, folder: Path, memory: str = "") -> None:
+    def __init__(self, folder: Path, memory: str = "", index: int = 0, serve: str = "", tls: str = "") -> None:
         self.folder, self.memory = folder, memory
+        self.name, self.serve, self.tls = f"worker-host-{index}", serve, tls
         self.loop = Loop()
         self.events: list[ev.MemberEvent] = []
         self.warnings: list[str] = []
@@ -32,9 +36,9 @@ class Host:
 
     def start(self) -> None:
         """Starts the agent, or its successor."""
-        options = Options("run", "worker-host-0", "", str(self.folder), "", "", memory=self.memory)
+        options = Options("run", self.name, "", str(self.folder), self.tls, "", memory=self.memory, serve=self.serve)
         self.staging = HostSnapshots(
-            make_plan(1), options, self.loop, self.events.append, lambda text, _=False: self.warnings.append(text)
+            make_plan(2), options, self.loop, self.events.append, lambda text, _=False: self.warnings.append(text)
         )
 
     def save(self, step: int, to: Path | None = None, **files: str) -> None:
@@ -185,13 +189,35 @@ def wait(host: Host, description: str, check: Callable[[], bool]) -> None:
     eventually(description, has_happened)
 
 
-def prepare(host: Host, step: int, generation: int) -> Path:
-    """The folder that tasks resume from."""
+def prepare(host: Host, step: int, generation: int, task: str = "worker-0") -> Path:
+    """The folder that the next attempt of the task resumes from."""
+    host.staging.attempt_ended(task)
     before = len(host.events)
     host.staging.prepare(ins.PrepareHost("worker-host-0", SnapshotId(step, 1), generation, {"worker-0": ""}))
     wait(host, "it is prepared", lambda: len(host.events) > before)
     assert host.events[-1] == ev.HostPrepared("worker-host-0", SnapshotId(step, 1), from_hosts=True)
-    return Path(host.staging.environment("worker-0", generation, f"step-{step}-g1")["PACELINE_RESTORE"])
+    return Path(host.staging.environment(task, generation, f"step-{step}-g1")["PACELINE_RESTORE"])
+
+
+def test_a_task_that_starts_again_in_its_generation_finds_nothing_that_it_has_not_completed(host: Host) -> None:
+    first = Path(host.staging.environment("worker-0", 1, None)["PACELINE_SNAPSHOT_DIR"])
+    (first / "partial").mkdir()
+    host.save(10, state="x")
+    second = Path(host.staging.environment("worker-0", 1, None)["PACELINE_SNAPSHOT_DIR"])
+    assert second == first and list(second.iterdir()) == []
+    assert host.snapshot_ids() == [SnapshotId(10, 1)]
+
+
+def test_a_running_task_keeps_the_folder_that_it_resumes_from_if_another_of_its_host_starts(host: Host) -> None:
+    for step in (10, 20, 30):
+        host.save(step, state=str(step))
+    first = prepare(host, 10, 1, "worker-0")
+    assert prepare(host, 10, 1, "worker-1") == first, "the same folder for both"
+    second = prepare(host, 20, 1, "worker-1")
+    assert (first / "state").read_text() == "10" and (second / "state").read_text() == "20"
+    third = prepare(host, 30, 1, "worker-0")
+    assert not first.exists()
+    assert (second / "state").read_text() == "20" and (third / "state").read_text() == "30"
 
 
 def test_parts_stay_in_memory_or_on_disk_where_tasks_saved_them(host_with_memory: Host, memory: Path) -> None:
@@ -295,3 +321,57 @@ def test_after_the_run_only_parts_that_were_not_committed_remain(host_with_memor
     host.staging.tidy()
     files = {str(path.relative_to(memory)) for path in memory.rglob("[!.]*") if path.is_file()}
     assert files == {"held/worker-0/step-10-g1/state"}
+
+
+# ---- parts of other hosts
+
+
+def test_what_was_fetched_in_advance_leaves_the_disk_before_a_restart_from_the_store(host: Host) -> None:
+    """A disk may have no room for both: nothing else would delete it while the group resumes from the store."""
+    folder = host.folder / "fetched-parts" / "worker-host-0"
+    weights = folder / "worker-1" / "step-10-g1" / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("x")
+    host.save(10, state="x")
+    prepare(host, 10, 2)
+    assert weights.exists(), "a restart from parts of hosts may use it"
+    host.staging.prepare(ins.PrepareHost("worker-host-0", SnapshotId(20, 1), 3, {}))
+    assert not weights.exists()
+    wait(host, "the files are deleted", lambda: not any(folder.rglob("weights")))
+
+
+def test_a_restart_links_what_was_fetched_in_advance(tmp_path: Path) -> None:
+    certificates.make(tmp_path / "tls")
+    address = f"127.0.0.1:{free_port()}"
+    first = Host(tmp_path / "first", serve=address, tls=str(tmp_path / "tls"))
+    second = Host(tmp_path / "second", index=1, tls=str(tmp_path / "tls"))
+    try:
+        first.save(10, state="x" * SMALL * 2)
+        sources = {"worker-0": address}
+        prefetch = ins.PrefetchSnapshot("worker-host-1", SnapshotId(10, 1), sources)
+
+        # The porter of the first host may still be starting.
+        def is_fetched() -> bool:
+            second.staging.prefetch(prefetch)
+            before = len(second.events)
+            wait(second, "an answer", lambda: len(second.events) > before)
+            return second.events[-1] == ev.SnapshotPrefetched("worker-host-1", SnapshotId(10, 1))
+
+        eventually("the part is fetched", is_fetched)
+        first.staging.close()  # the host is lost
+        second.staging.prepare(ins.PrepareHost("worker-host-1", SnapshotId(10, 1), 2, sources))
+        before = len(second.events)
+        wait(second, "it is prepared", lambda: len(second.events) > before)
+        assert second.events[-1] == ev.HostPrepared("worker-host-1", SnapshotId(10, 1), from_hosts=True)
+        fetched = second.folder / "fetched-parts" / "worker-host-1" / "worker-0" / "step-10-g1"
+        restored = Path(second.staging.environment("worker-1", 2, "step-10-g1")["PACELINE_RESTORE"])
+        assert (restored / "state").samefile(fetched / "state")
+        second.staging.close()
+        second.start()  # another agent: the machine may have restarted meanwhile
+        assert not fetched.exists()
+        second.staging.tidy()
+        assert not (second.folder / "restored").exists() and not (second.folder / "fetched-parts").exists()
+    finally:
+        first.staging.close()
+        second.staging.close()
+        signal.set_wakeup_fd(-1)

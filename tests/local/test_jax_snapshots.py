@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ import numpy as np
 import pytest
 
 from paceline import Shards
+from paceline.agent.machine import free_port
 from paceline.jax import SnapshotMismatch, SnapshotRefused, Snapshots
 from support.snapshots import Group, other_positions
 from support.snapshots import group as any_group
 
 
 def group(folder: Path, world: int, restore: Path | None = None, **options: Any) -> Group:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return any_group(folder, "jax_snapshots.py", world, restore, port=port, **options)
+    return any_group(folder, "jax_snapshots.py", world, restore, port=free_port(), **options)
 
 
 def test_sharded_arrays_are_restored_by_groups_of_other_sizes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +34,14 @@ def read_results(folder: Path, rank: int) -> dict[str, Result]:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *cases: str) -> Iterator[Run]:
-    """A run of two workers; the folder `alone` gets the results of one process meanwhile."""
+def running(folder: Path, *cases: str, share: int = 1) -> Iterator[Run]:
+    """A run of two workers, the first with this share; the folder `alone` gets the results of one process meanwhile."""
     process = alone(PROGRAM, folder / "alone", *cases, env={})
     with starter(folder) as start:
         try:
-            run = start(job(["python", str(PROGRAMS / PROGRAM), str(folder / "pair"), *cases], **TENSORFLOW))
+            roles = {"worker": [{"share": share}, {}] if share > 1 else {"replicas": 2}}
+            command = ["python", str(PROGRAMS / PROGRAM), str(folder / "pair"), *cases]
+            run = start(job(command, **TENSORFLOW, roles=roles))
             run.succeeds(FRAMEWORK_S)
             _, stderr = process.communicate(timeout=FRAMEWORK_S)
         finally:
@@ -49,8 +52,8 @@ def running(folder: Path, *cases: str) -> Iterator[Run]:
 
 FIRST = ("plain", "sample weights", "float16", "bfloat16", "shuffled", "shuffled by a seed", "callbacks")
 OTHERS = (
-    "classes", "weighted mean", "own mean", "masked", "two outputs", "clipped", "own step", "endless", "normalized",
-    "noted",
+    "classes", "weighted mean", "own mean", "masked", "two outputs", "regularized", "clipped", "own step", "endless",
+    "normalized", "noted",
 )  # fmt: skip
 CASES = [*FIRST, *(pytest.param(case, marks=pytest.mark.long) for case in OTHERS)]
 
@@ -63,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with running(tmp_path_factory.mktemp("others"), *OTHERS) as run:
+    with running(tmp_path_factory.mktemp("others"), *OTHERS, share=2) as run:
         yield run
 
 
@@ -91,6 +94,7 @@ def test_two_workers_get_the_results_of_one_process(results: Results, case: str)
     assert {name: value for name, value in first[case].items() if name not in OF_ONE_WORKER} == {
         name: value for name, value in second[case].items() if name not in OF_ONE_WORKER
     }, "equal to the last bit, so that callbacks decide alike"
+    assert all(map(math.isfinite, numbers(first[case]).values()))
     if case in OWN:
         return
     assert numbers(first[case]) == pytest.approx(numbers(one[case]), rel=TOLERANCE.get(case, 1e-4), abs=1e-5)
@@ -103,6 +107,12 @@ def numbers(value: Any, path: str = "") -> dict[str, float]:
     if isinstance(value, list):
         return {key: each for index, item in enumerate(value) for key, each in numbers(item, f"{path}/{index}").items()}
     return {path: float(value)}
+
+
+@pytest.mark.long
+def test_a_batch_is_divided_by_the_shares_of_hosts(others: Run) -> None:
+    """The batches of `normalized` have 8 examples."""
+    assert "| rows 6\n" in others.log("worker-0") and "| rows 2\n" in others.log("worker-1")
 
 
 def test_every_example_of_shuffled_arrays_is_seen_once_an_epoch(run: Run) -> None:

@@ -48,12 +48,15 @@ class Fits:
         return steps(self.folder / title)
 
 
-@pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.long)])
-def fits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fits:
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory: pytest.TempPathFactory) -> Fits:
+    return all_fits("keras", tmp_path_factory.mktemp("fits"), BEFORE, AFTER)
+
+
+def all_fits(keras_module: str, folder: Path, before: dict[str, Any], after: dict[str, Any]) -> Fits:
     results: dict[str, Any] = {}
-    for titles, code in ((BEFORE, -9), (AFTER, 0)):
-        process = start(PROGRAM, request.param, folder, json.dumps(titles), env={})
+    for titles, code in ((before, -9), (after, 0)):
+        process = start(PROGRAM, keras_module, folder, json.dumps(titles), env={})
         try:
             out, err = process.communicate(timeout=LIMIT_S)
         finally:
@@ -71,6 +74,18 @@ def test_a_fit_killed_in_the_middle_of_an_epoch_resumes_bit_for_bit(fits: Fits) 
     assert fits.resumed("resumed")
     assert fits.results["resumed"]["steps"] == 36
     assert fits.steps("resumed") == [16, 18, 20, 24, 27, 28, 32, 36]
+
+
+@pytest.mark.long
+def test_a_fit_of_tf_keras_that_was_killed_or_had_to_leave_resumes_bit_for_bit(tmp_path: Path) -> None:
+    before = {title: BEFORE[title] for title in ("whole", "killed")}
+    after = {title: AFTER[title] for title in ("resumed", "leaving", "left", "wrong data")}
+    fits = all_fits("tf_keras", tmp_path, before, after)
+    assert fits.steps("killed") == [4, 8, 9, 12]
+    assert fits.resumed("resumed")
+    assert fits.results["leaving"] == fits.results["whole"]
+    assert fits.resumed("left")
+    assert "does not match order" in fits.results["wrong data"]["error"]
 
 
 def test_it_resumes_between_epochs_too(fits: Fits) -> None:
@@ -129,17 +144,16 @@ def start_run(tmp_path: Path) -> Iterator[Starter]:
         yield start_run
 
 
-def two_workers(start_run: Starter, fit: dict[str, Any], keras_module: str, **more: Any) -> Run:
+def two_workers(start_run: Starter, fit: dict[str, Any]) -> Run:
     return start_run(
         {
             "name": "fit",
             "framework": "tensorflow",
-            "command": ["python", PROGRAM, keras_module, ".", json.dumps({"": {"strategy": "workers", **fit}})],
+            "command": ["python", PROGRAM, "keras", ".", json.dumps({"": {"strategy": "workers", **fit}})],
             "code": str(PROGRAMS),
             "env": {"TF_CPP_MIN_LOG_LEVEL": "2"},
             "roles": {"worker": {"replicas": 2}},
             "restart": {"warm": False},
-            **more,
         }
     )
 
@@ -158,18 +172,11 @@ def worker_results(run: Run) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fits", ["tf_keras"], indirect=True)
-def test_workers_resume_in_the_middle_of_an_epoch_after_one_is_killed(fits: Fits, start_run: Starter) -> None:
-    """They end with the result of one undisturbed process with as many replicas."""
-    run = two_workers(start_run, {"hold_at": 15}, "tf.keras", tensorflow={"keras": "legacy"})
-    assert results_after_kill(run) == [{**fits.results["mirrored"], "begin": 1}] * 2
-
-
-@pytest.mark.long
 def test_workers_with_keras_3_resume_in_the_middle_of_an_epoch(start_run: Starter) -> None:
-    """Their losses are summed in another order than in one process, so they are compared with other workers."""
-    undisturbed = two_workers(start_run, {}, "keras")
+    """Their losses are summed in another order than in one process, so they are compared with other workers. For
+    workers with tf_keras, see test_keras_fit.py."""
+    undisturbed = two_workers(start_run, {})
     undisturbed.succeeds(limit=90)
     first, second = worker_results(undisturbed)
     assert first == second and first["steps"] == 36
-    assert results_after_kill(two_workers(start_run, {"hold_at": 15}, "keras")) == [{**first, "begin": 1}] * 2
+    assert results_after_kill(two_workers(start_run, {"hold_at": 15})) == [{**first, "begin": 1}] * 2

@@ -177,8 +177,8 @@ def _changed_entries(chance: random.Random, entries: Entries) -> Entries:
     elif kind == 3:
         entries = _replaced(entries, WEIGHTS, lambda data: data.replace(b'"use_pickle": false', b'"use_pickle": true'))
     elif kind == 4:
-        words = [b"torch.ops.aten.linear.default", b"Symbol('s", b"as_expr", b"image", b"input"]
-        old, new = chance.choice(words), chance.choice([b"torch.hub.load", EXPRESSION.replace('"', "'").encode()])
+        symbols = [b"torch.ops.aten.linear.default", b"Symbol('s", b"as_expr", b"image", b"input"]
+        old, new = chance.choice(symbols), chance.choice([b"torch.hub.load", EXPRESSION.replace('"', "'").encode()])
         entries = _replaced(entries, GRAPH, lambda data: data.replace(old, new))
     elif kind == 5:
         chance.shuffle(entries)

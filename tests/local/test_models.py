@@ -145,7 +145,7 @@ def test_missing_commands_snapshots_and_code_are_reported(me: Person) -> None:
     # A job file with the command works for a run that was started without it, or from another machine.
     assert me.call("try", run, "--job", "with.yaml").returncode == 0
     assert "has no snapshot '7'; the nearest: step-2-g1" in fails("try", run, "--snapshot", "7", "--job", "with.yaml")
-    assert "--code nowhere: no such folder" in fails("try", run, "--job", "with.yaml", "--code", "nowhere")
+    assert "--code 'nowhere': no such folder" in fails("try", run, "--job", "with.yaml", "--code", "nowhere")
     (me.folder / "other").mkdir()
     other = Person(me.folder / "other")
     result = other.call("try", f"{location}/{run}")

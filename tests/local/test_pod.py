@@ -123,6 +123,56 @@ def test_a_terminated_pod_sends_its_newest_snapshot_before_it_leaves(folder: Pat
     assert [each["step"] for each in events("committed")] == [1, 2]
 
 
+# Each worker saves a part of each snapshot, when the group is requested to take one.
+SAVING_PARTS = """
+import json, os, time
+import paceline
+saves, rank, world = (os.environ["PACELINE_" + name] for name in ("SNAPSHOT_DIR", "RANK", "WORLD_SIZE"))
+restore, step = os.environ["PACELINE_RESTORE"], 0
+if restore:
+    print("restored", *sorted(os.listdir(restore)), flush=True)
+while not os.path.exists("../../finish"):
+    step += 1
+    paceline.report(step=step)
+    if paceline.should_save():
+        os.mkdir(f"{saves}/partial")
+        open(f"{saves}/partial/part-{rank}", "w").close()
+        json.dump({"parts": int(world)}, open(f"{saves}/partial/paceline.json", "w"))
+        os.rename(f"{saves}/partial", f"{saves}/step-{step}")
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.long
+def test_a_terminated_pod_leaves_its_part_to_the_others_if_the_claim_fails(folder: Path) -> None:
+    more: dict[str, Any] = {"worker": {"min": 1}, "limits": {"grace": "20s"}, "snapshots": {"to": "claim://kept"}}
+    pods = Pods(folder, SAVING_PARTS, **more)
+    pods.all()
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        return [event for event in map(json.loads, pods.stdout("tiny-0000-0")) if event["event"] == kind]
+
+    # A task asks whether to save after its first step.
+    asking = {"worker-0", "worker-1"}
+    eventually("later steps", lambda: {each["task"] for each in events("step") if each["step"] > 1} == asking)
+    (folder / "claim").rename(folder / "hidden")
+    (folder / "claim").write_text("not a folder")
+    pods.started["tiny-0000-worker-1"].terminate()
+    eventually("the second generation", lambda: len(events("generation-formed")) == 2)
+    formed = events("generation-formed")[-1]
+    assert (formed["tasks"], formed["absent"]) == (["worker-0"], ["worker-1"])
+    [saved] = events("saved")
+    assert formed["restore"] == saved["snapshot"] and events("committed") == []
+    eventually(
+        "its files", lambda: "restored paceline.json part-0 part-1" in "".join(pods.stdout("tiny-0000-worker-0"))
+    )
+    (folder / "claim").unlink()
+    (folder / "hidden").rename(folder / "claim")
+    assert pods.started.pop("tiny-0000-worker-1").wait(60) == 75
+    (folder / "finish").touch()
+    assert set(pods.codes().values()) == {0}
+
+
 def test_a_run_whose_id_exists_at_its_location_starts_no_task_and_writes_nothing_there(folder: Path) -> None:
     store = FolderStore(str(folder / "claim"))
     SnapshotRepository(store, "tiny-0000", "of another Job").begin(1, None)
@@ -141,7 +191,7 @@ def test_a_run_whose_id_exists_at_its_location_starts_no_task_and_writes_nothing
 def test_a_captain_that_lost_everything_but_its_snapshot_store_continues_there(folder: Path) -> None:
     SnapshotRepository(FolderStore(str(folder / "claim")), "tiny-0000", "of this Job").begin(1, None)
     pods = Pods(folder, env={pod.TOKEN: "of this Job"}, snapshots={"to": "claim://kept"})
-    pods.told = {"lease": 3.0}
+    pods.overrides = {"lease": 3.0}
     pods.all()
     assert set(pods.codes().values()) == {0}
     formed = [e for e in map(json.loads, pods.stdout("tiny-0000-0")) if e["event"] == "generation-formed"]

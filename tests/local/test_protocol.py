@@ -23,7 +23,9 @@ import psutil
 import pytest
 
 from paceline import plan as plans
+from paceline.agent.machine import free_port
 from paceline.agent.net.frames import Decoder, Message, WireError, encode, encode_packed
+from paceline.agent.net.task_request import UNKNOWN, ask_captain
 from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.agent.options import Options
 from paceline.backends import certificates
@@ -45,12 +47,6 @@ def make_plan(command: list[str]) -> plans.Plan:
     tasks = tuple(plans.Task(f"worker-{i}", "worker", i, f"worker-host-{i}", 0, i) for i in (0, 1))
     restart, limits = plans.Restart(10, None, False), plans.Limits(60, None, 5)
     return plans.Plan(plans.VERSION, "attack", "none", "", "/", (role,), hosts, tasks, restart, limits)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Agent:
@@ -500,6 +496,16 @@ def test_lists_just_deep_enough_to_be_read(captain: Captain) -> None:
     captain.still_leads(*members)
 
 
+def test_command_lines_of_other_versions_learn_why_a_request_is_not_carried_out(captain: Captain) -> None:
+    for request in ({"type": "stacks", "tasks": "all"}, {"type": "scale"}, {"type": "pause", "within": "soon"}):
+        peer = captain.peer()
+        peer.send(request)
+        assert peer.read("refused")["reason"].startswith("invalid request: ")
+        peer.close()
+    unknown = ask_captain(f"127.0.0.1:{captain.port}", str(captain.tls), "member", {"type": "added-later"}, 20.0)
+    assert list(unknown) == [{"type": UNKNOWN}]
+
+
 def test_one_member_cannot_speak_for_another(captain: Captain) -> None:
     members = [captain.member(host) for host in HOSTS]
     for peer in members:
@@ -525,7 +531,7 @@ def test_a_member_that_ends_its_tasks_on_its_own_causes_a_restart(captain: Capta
             peer.send({"type": "beat", "n": 1, "tasks": {}})
         return len(captain.events("generation-formed")) == 2
 
-    eventually("the next generation", check, 3 * LEASE_S, lambda: str(captain.events("task-exited", "restart")))
+    eventually("the next generation", check, more=lambda: str(captain.events("task-exited", "restart")))
     for peer in members:
         assert peer.read("start")["generation"] == 2
 
@@ -893,7 +899,7 @@ def test_a_member_whose_captain_vanishes_reconnects_and_keeps_its_task(member: A
         assert again.read("beat")["tasks"].keys() == {"worker-0"}
         assert runs.alive(pid)
         # Without an answer to its beats, the lease expires.
-        eventually("the member ends its task on its own", lambda: not runs.alive(pid), 3 * LEASE_S, member.log_tail)
+        eventually("the member ends its task on its own", lambda: not runs.alive(pid), more=member.log_tail)
 
 
 def test_events_between_join_and_welcome_are_reported_after_the_welcome(member: Agent) -> None:
@@ -922,8 +928,8 @@ def test_a_member_without_an_answer_ends_its_task_after_the_lease(member: Agent)
     pid = begin(peer)
     peer.close()
     fake.listener.close()
-    eventually("the member ends its task on its own", lambda: not runs.alive(pid), 3 * LEASE_S, member.log_tail)
-    assert LEASE_S - 1.5 < time.monotonic() - began < LEASE_S + 6
+    eventually("the member ends its task on its own", lambda: not runs.alive(pid), more=member.log_tail)
+    assert LEASE_S - 1.5 < time.monotonic() - began < LEASE_S + 20
 
 
 @pytest.mark.parametrize(

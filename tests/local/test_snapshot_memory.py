@@ -49,7 +49,7 @@ class Run:
     def __init__(self, folder: Path, **job: Any) -> None:
         # What an ordinary folder may use is not a part of the memory of this machine: no spare would fit into the rest.
         self.folder, self.pods = folder, Pods(folder, SAVING, restart={"warm": False}, **job)
-        self.pods.told = {"lease": 3.0}
+        self.pods.overrides = {"lease": 3.0}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         events = map(json.loads, self.pods.stdout("tiny-0000-0"))

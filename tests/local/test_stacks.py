@@ -1,5 +1,5 @@
-"""`paceline stacks` on a real run: tasks that wait in Python or in C, with the GIL and without, below a shell, and one
-that is not Python. None of them is disturbed."""
+"""`paceline stacks` on a real run: tasks that wait in Python or in C, with the GIL and without, below a shell, or for
+each other, and one that is not Python. None of them is disturbed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ def test_stacks_of_tasks_that_wait_and_of_one_that_is_not_python(start: Starter,
             run.wait_for_step(task=name)
 
         def in_calls() -> dict[str, Any]:
-            """The first stacks that show all tasks in the calls in which they wait."""
+            """The first stacks that show all threads of all tasks in the calls in which they wait. On a busy machine, a
+            thread may not reply in time."""
             result = run.call("stacks", "-o", "json")
             assert result.returncode == 0, result.stderr
             tasks = {process["task"]: process for process in json.loads(result.stdout)["tasks"]}
             assert set(tasks) == {*TASKS, "evaluator-1"}
-            functions = [tasks[name]["threads"][0]["frames"][0]["function"] for name in TASKS]
+            threads = [tasks[name]["threads"] for name in TASKS]
+            functions = [each[0]["frames"][0]["function"] for each in threads if len(each) == 2]
             return tasks if functions == ["wait_in_python", "wait_in_c", "wait_in_c", "wait_in_python"] else {}
 
         tasks = eventually("all tasks wait", in_calls, more=run.story)
@@ -61,9 +63,12 @@ def test_stacks_of_tasks_that_wait_and_of_one_that_is_not_python(start: Starter,
             assert not other["main"] and "in_thread" in [frame["function"] for frame in other["frames"]]
         assert tasks["evaluator-1"]["threads"] == [] and "is not Python" in tasks["evaluator-1"]["problem"]
 
-        text = run.call("stacks", "--task", "worker-1", "--task", "evaluator-1").stdout.splitlines()
-        assert text[0].startswith("evaluator-1: no stacks: it runs ")
-        assert text[1].startswith("worker-1: waits.py:") and text[1].endswith(" in wait_in_c")
+        def shown() -> bool:
+            text = run.call("stacks", "--task", "worker-1", "--task", "evaluator-1").stdout.splitlines()
+            assert text[0].startswith("evaluator-1: no stacks: it runs ")
+            return text[1].startswith("worker-1: waits.py:") and text[1].endswith(" in wait_in_c")
+
+        eventually("worker-1 waits in C", shown, more=run.story)
 
         sampled = run.call("stacks", "--task", "worker", "--seconds", "1")
         svg, profile = (run.place / name for name in sampled.stdout.split())
@@ -77,3 +82,43 @@ def test_stacks_of_tasks_that_wait_and_of_one_that_is_not_python(start: Starter,
         (state / "end").touch()
         report = run.succeeds()
     assert (report["generations"], report["restarts"]) == (1, [])
+
+
+@pytest.mark.long
+def test_stacks_of_a_torch_task_that_waits_for_another_one_in_a_collective(start: Starter, state: Path) -> None:
+    program = PROGRAMS / "torch_waits.py"
+    line = next(number for number, text in enumerate(program.read_text().splitlines(), 1) if text.endswith("# here"))
+    os.mkfifo(state / "pipe")
+    end = os.open(state / "pipe", os.O_RDWR)
+    try:
+        command = ["python", str(program), str(state / "pipe")]
+        run = start(job(command, framework="torch", restart={"limit": 0, "warm": False}))
+        for name in ("worker-0", "worker-1"):
+            run.wait_for_step(task=name)
+
+        def frames(task: str) -> list[tuple[str, int]]:
+            """Of its main thread: function and line, the innermost first."""
+            result = run.call("stacks", "--task", task, "-o", "json")
+            assert result.returncode == 0, result.stderr
+            [process] = json.loads(result.stdout)["tasks"]
+            if not process["threads"] or not process["threads"][0]["main"]:
+                return [("", 0)]  # it did not reply in time: the machine is busy
+            stack = process["threads"][0]["frames"]
+            assert stack[-1]["file"].endswith("torch_waits.py"), process
+            return [(frame["function"], frame["line"]) for frame in stack]
+
+        def in_collective() -> bool:
+            stack = frames("worker-0")
+            return stack[-1] == ("<module>", line) and any(name == "all_reduce" for name, _ in stack[:-1])
+
+        eventually("worker-0 waits in the second all_reduce", in_collective, more=run.story)
+        eventually("it still does: asking has not interrupted it", in_collective, more=run.story)
+        eventually("worker-1 waits for the test", lambda: frames("worker-1")[-1] == ("<module>", line - 1))
+        sampled = run.call("stacks", "--task", "worker-0", "--seconds", "1", "-o", "json")
+        assert sampled.returncode == 0 and all(event["event"] != "task-exited" for event in run.events())
+
+        os.write(end, b"!")
+        report = run.succeeds()
+    finally:
+        os.close(end)
+    assert (report["generations"], report["restarts"], report["steps"]) == (1, [], 2)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from paceline import plan as plans
+from paceline.agent.machine import free_port
 from paceline.agent.net.frames import Decoder, encode
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.tls import BOARD_NAME, context
@@ -29,7 +30,7 @@ from paceline.agent.tensorboard.received_files import ReceivedFiles, Refusal, is
 from paceline.backends import certificates
 from paceline.job import load_text, planning
 from paceline.storage import tfrecord
-from paceline.storage.event_files import last_cut, mark_cut
+from paceline.storage.tensorboard_event_files import last_cut, mark_cut
 
 JOB = "{name: t, framework: none, command: [x], roles: {worker: {replicas: 2}}, kubernetes: {image: a/b}}"
 EVENTS = "train/events.out.tfevents.1"
@@ -45,8 +46,7 @@ class Side:
             load_text(JOB.replace("[x]", "[x], code: image"), "job.yaml", folder, cluster=True).job
         )
         (folder / "plan.json").write_text(plans.to_json(plan))
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.board: TensorBoardPod | None = None
 
     def options(self, host: str, folder: str) -> Options:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline import Shards
 from paceline.torch import SnapshotMismatch, SnapshotRefused, Snapshots, SnapshotUnsafe, gpu_load
@@ -71,6 +72,23 @@ def test_sharded_tensors_are_restored_by_groups_of_other_sizes(tmp_path: Path) -
         ((234, 0), [234, 24]),
         ((468, 0), [232, 24]),
     ]
+
+
+def test_a_task_without_examples_contributes_nothing() -> None:
+    """The loader and the loss of docs/snapshots.md: 5 tasks, 4 examples per step, of which the last has one."""
+    inputs = torch.arange(18.0).reshape(9, 2)
+    data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+    weights = torch.ones(2, 1, requires_grad=True)
+    gradients: dict[int, list[torch.Tensor]] = {}
+    for world in (5, 1):
+        gradients[world] = [torch.zeros(2, 1) for _ in range(3)]
+        for rank in range(world):
+            order = Shards(9, 4, rank=rank, world=world)
+            loader = DataLoader(data, sampler=order.sampler(), batch_size=None)
+            for mean, (x, y) in zip(gradients[world], order.through(loader), strict=True):
+                loss = (x @ weights - y + 1).square().sum() * order.world / 4
+                mean += torch.autograd.grad(loss, weights)[0] / world  # as DDP does
+    torch.testing.assert_close(gradients[5], gradients[1])
 
 
 @pytest.mark.parametrize("last", [6, 7])

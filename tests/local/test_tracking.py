@@ -41,8 +41,12 @@ def test_a_run_is_one_run_of_mlflow_whatever_is_killed(start: Starter, state: Pa
         assert variables(run) == expected
         (state / "finish").write_text("0")
         run.succeeds()
-        (made,) = server.runs
-        assert (made["run_name"], made["status"], made["params"]["env.SEED"]) == (run.folder.name, "FINISHED", "7")
+        (server_run,) = server.runs
+        assert (server_run["run_name"], server_run["status"], server_run["params"]["env.SEED"]) == (
+            run.folder.name,
+            "FINISHED",
+            "7",
+        )
         steps = [step for step, _ in server.points("loss")]
         reported = {event["step"] for event in run.events("step") if event["task"] == "worker-0"}
         assert steps == sorted(reported), "each once, although a restart trains some of them again"
@@ -64,10 +68,10 @@ def test_with_a_real_server(start: Starter, state: Path, tmp_path: Path) -> None
         run.wait("run-ended")
         server.process.send_signal(signal.SIGCONT)
         run.succeeds(120)
-        found = server.get("runs/get", run_id=id)["run"]
-        assert (found["info"]["status"], found["info"]["run_name"]) == ("FINISHED", run.folder.name)
-        assert {"key": "roles.worker.replicas", "value": "1"} in found["data"]["params"]
-        assert {"key": "paceline.status", "value": "succeeded"} in found["data"]["tags"]
+        server_run = server.get("runs/get", run_id=id)["run"]
+        assert (server_run["info"]["status"], server_run["info"]["run_name"]) == ("FINISHED", run.folder.name)
+        assert {"key": "roles.worker.replicas", "value": "1"} in server_run["data"]["params"]
+        assert {"key": "paceline.status", "value": "succeeded"} in server_run["data"]["tags"]
         history = server.get("metrics/get-history", run_id=id, metric_key="loss", max_results="10000")["metrics"]
         steps = [point["step"] for point in history]
         assert sorted(steps) == sorted({event["step"] for event in run.events("step")})

@@ -53,7 +53,7 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
         assert logs.stdout.readline() == "worker-1    | second\n"
         assert "worker-1 was killed by SIGKILL\n" in [events.stdout.readline()[14:] for _ in range(5)]
         assert logs.poll() is None and events.poll() is None
-    assert logs.communicate(timeout=10)[0] == "" and events.communicate(timeout=10)[0] == ""
+    assert logs.communicate(timeout=60)[0] == "" and events.communicate(timeout=60)[0] == ""
     assert (logs.returncode, events.returncode) == (0, 0)
 
 
@@ -72,7 +72,7 @@ def test_a_closed_pipe_ends_a_reader_silently(tmp_path: Path, verb: str) -> None
         reader.stdout.close()
         assert reader.stderr.read() == ""
         reader.stderr.close()
-        assert reader.wait(10) in (0, -13)
+        assert reader.wait(60) in (0, -13)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_log_larger_than_the_memory_allowed_is_read(tmp_path: Path) -> None:
     with open(folder / "logs" / "worker-0.log", "wb") as file:
         for _ in range(200):
             file.write(block)
-    count = "import sys; from pathlib import Path; from paceline.view.logs import Logs\n"
+    count = "import sys; from pathlib import Path; from paceline.view.output.merged_logs import Logs\n"
     count += "print(sum(1 for _ in Logs(Path(sys.argv[1])).backlog()))"
 
     def limit() -> None:

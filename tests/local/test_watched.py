@@ -98,6 +98,10 @@ def test_a_program_resumes_after_the_loss_of_its_machine(start: Starter, orders:
     assert_resumed(run, 2, 20)
     assert run.wait("generation-formed", generation=2)["restore"] == "step-2-g1"
     commit(run, orders, 30)
+    for verb in (["pause", "--now"], ["resume"]):
+        done = run.call(verb[0], run.folder.name, *verb[1:])
+        assert done.returncode == 0, done.stderr
+    assert_resumed(run, 3, 30)
     finish(run, orders)
     assert committed(run) == [10, 20, 30]
     assert [event["snapshot"] for event in run.events("committed")] == ["step-1-g1", "step-2-g1", "step-3-g2"]

@@ -129,6 +129,14 @@ def two_outputs() -> dict[str, Any]:
     return result(model, model.fit(data(X, {"a": Y, "b": CLASSES}), epochs=2, verbose=0))
 
 
+def regularized() -> dict[str, Any]:
+    """Losses that layers add; 33 examples, so that one worker has none in the last batch."""
+    with strategy.scope():
+        model = small(activity_regularizer=keras.regularizers.L2(0.1), kernel_regularizer=keras.regularizers.L2(0.1))
+        model.compile("sgd", "mse")
+    return result(model, model.fit(data(X[:33], Y[:33]), epochs=2, verbose=0))
+
+
 def clipped() -> dict[str, Any]:
     with strategy.scope():
         model = small()
@@ -182,19 +190,28 @@ def endless() -> dict[str, Any]:
     return result(model, model.fit(unknown.with_options(options), epochs=2, verbose=0), first=first)
 
 
+class Rows(keras.layers.Layer):
+    """Prints the number of examples that this process has of each batch."""
+
+    def call(self, inputs: Any) -> Any:
+        print("rows", inputs.shape[0], flush=True)
+        return inputs
+
+
 def normalized() -> dict[str, Any]:
     """Batch normalization with the mean and variance of the whole batch (synchronized=True), run eagerly."""
     with strategy.scope():
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(6), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((4,)), *layers])
+        model = keras.Sequential([keras.Input((4,)), Rows(), *layers])
         model.compile("sgd", "mse", run_eagerly=True)
     history = model.fit(data(X[:32], Y[:32]), epochs=2, verbose=0)
     return result(model, history, evaluated=model.evaluate(X, Y, verbose=0))
 
 
 def noted() -> dict[str, Any]:
-    """Running statistics of layers: they differ from those of a single process, but are the same on all workers."""
+    """Running statistics of layers: they differ from those of a single process, but are the same on all workers. 33
+    examples, so that one worker has none in the last batch."""
     with strategy.scope():
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
@@ -304,6 +321,7 @@ CASES = {
     "own mean": own_mean,
     "masked": masked,
     "two outputs": two_outputs,
+    "regularized": regularized,
     "clipped": clipped,
     "own step": own_step,
     "endless": endless,

@@ -74,10 +74,10 @@ class AgreeingTasks:
         """Messages from the captain reach this task's host, and no others."""
         machine = self.world.machines[self._hosts[task]]
         kept = [each for each in machine.inbox if not isinstance(each, ins.AgreeOnStep)]
-        words = [each.words for each in machine.inbox if isinstance(each, ins.AgreeOnStep) and task in each.tasks]
+        messages = [each.words for each in machine.inbox if isinstance(each, ins.AgreeOnStep) and task in each.tasks]
         machine.inbox.clear()
         machine.inbox.extend(kept)
-        for each in words:
+        for each in messages:
             if self._arrives(task, each["say"]):
                 self._ends[task][0].send(json.dumps(each).encode())
 

@@ -140,9 +140,9 @@ class ApiServer:
             return self._stream(request, session, follow=True, silent=True)
         if kind in self.objects:
             return self._send(request, 200, {"metadata": {"resourceVersion": "1"}, "items": self.objects[kind]})
-        found = [each for each in self.objects["jobs"] if each["metadata"]["name"] == kind]
+        jobs = [each for each in self.objects["jobs"] if each["metadata"]["name"] == kind]
         status = {"kind": "Status", "code": 404, "reason": "NotFound", "message": f"{kind} not found"}
-        return self._send(request, 200 if found else 404, found[0] if found else status)
+        return self._send(request, 200 if jobs else 404, jobs[0] if jobs else status)
 
     def _send(self, request: BaseHTTPRequestHandler, code: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from support.environment import without
-from support.runs import SOURCE, TENSORFLOW_PATH, Event, Run, Starter, causes, eventually, kill
+from support.runs import PROGRAMS, SOURCE, TENSORFLOW_PATH, Event, Run, Starter, eventually, kill
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 300.0  # enough for a framework to start a few times on a busy machine
@@ -38,11 +36,22 @@ def begin(
     *options: object,
     sets: Mapping[str, object] | None = None,
     file: str = "job.yaml",
+    hold: tuple[str, int] | None = None,
+    slow: tuple[Path, int] | None = None,
 ) -> Run:
-    """Starts a run of an example; `options` are added to its command, `sets` become `--set` options."""
+    """Starts a run of an example; `options` are added to its command, `sets` become `--set` options.
+
+    `hold`: a task that waits to be killed, and after which step. `slow`: after which step steps take longer, while the
+    file does not exist.
+    """
     fields = job(name, file)
     if options:
         fields["command"] = [*fields["command"], *map(str, options)]
+    if hold:
+        fields["command"] = held(fields["command"], *hold)
+    if slow:
+        python, *program = fields["command"]
+        fields["command"] = [python, str(PROGRAMS / "slowed.py"), *map(str, slow), *program]
     set_options = [argument for field, value in (sets or {}).items() for argument in ("--set", f"{field}={value}")]
     return start(fields, *set_options, home=home)
 
@@ -87,22 +96,17 @@ def answers_when_tried_and_exported(run: Run, name: str, code: str, *arguments: 
     ]
 
 
-def kill_at(run: Run, *kills: tuple[str, int], committed: bool = False) -> None:
-    """Kills these tasks in order, each when its step is reached and training has recovered from the previous kill.
+def held(command: Sequence[object], task: str, moment: int | str) -> list[str]:
+    """The command of a program whose task waits to be killed after this step, or before it prints this text."""
+    python, *program = map(str, command)
+    return [python, str(PROGRAMS / "held.py"), task, str(moment), *program]
 
-    `committed`: there is a snapshot to resume from.
-    """
-    after = 0
-    for number, (task, step) in enumerate(kills):
-        if number:  # steps reported before the restart must not trigger the next kill
-            run.wait("recovered", LIMIT_S, after)
-        if committed:
-            run.wait("committed", LIMIT_S)
-        reached(run, step, after)
-        after = run.position()
-        kill(run.task(task))
-        run.wait("restart", LIMIT_S, after)
-        after = run.position()  # skip steps that other tasks had reported before they were ended
+
+def kill_held(run: Run, task: str) -> None:
+    """Kills the waiting task when there is a snapshot to resume from."""
+    run.wait("committed", LIMIT_S)
+    eventually(f"{task} waits", lambda: " | held\n" in run.log(task), LIMIT_S, run.story)
+    kill(run.task(task))
 
 
 def reached(run: Run, step: int, after: int = 0) -> Event:
@@ -121,55 +125,7 @@ def reached(run: Run, step: int, after: int = 0) -> Event:
     return event
 
 
-def survived(report: Mapping[str, Any], kills: Sequence[tuple[str, int]]) -> bool:
-    return causes(dict(report)) == [("signal", task) for task, _ in kills]
-
-
 def last(run: Run) -> Path:
     """The folder of the newest committed snapshot, in the run's own folder."""
     committed: str = run.events("committed")[-1]["snapshot"]
     return run.folder / "snapshots" / run.folder.name / committed
-
-
-def digest(run: Run) -> str:
-    """A digest of the last snapshot: equal for equal training, whatever failed in between.
-
-    Random state is left out, as the generators of Python and numpy were never seeded by the process, and how long
-    training waited.
-    """
-    hasher = hashlib.sha256()
-    tasks = sorted(path for path in last(run).iterdir() if path.is_dir())
-    assert tasks, f"{last(run)} contains no part of a task"
-    for path in sorted(path for task in tasks for path in task.rglob("*") if path.is_file()):
-        hasher.update(f"{path.relative_to(last(run))}\n".encode())
-        if path.suffix == ".pt":
-            _add(hasher, _without_differences(_loaded(path)))
-        elif path.suffix == ".json":
-            _add(hasher, _without_differences(json.loads(path.read_text())))
-        else:
-            hasher.update(path.read_bytes())
-    return hasher.hexdigest()
-
-
-def _loaded(path: Path) -> Any:
-    import torch
-
-    return torch.load(path, weights_only=True)
-
-
-def _without_differences(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    return {name: _without_differences(value) for name, value in tree.items() if name not in ("random", "stall_s")}
-
-
-def _add(hasher: Any, value: Any) -> None:
-    if isinstance(value, dict):
-        for name in value:
-            hasher.update(f"{name}\n".encode())
-            _add(hasher, value[name])
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            _add(hasher, inner)
-    else:
-        hasher.update(value.numpy().tobytes() if hasattr(value, "numpy") else repr(value).encode())

@@ -155,8 +155,8 @@ class Attacker:
 class HttpAttacker(Attacker):
     """Attacks a server of HTTP."""
 
-    def _messages(self) -> None:
-        request = self._rng.choice(
+    def _request(self) -> bytes:
+        return self._rng.choice(
             (
                 b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\n\r\n",
                 b"GET /" + b"a/" * self._rng.choice((1, 100, 10_000)) + b" HTTP/1.1\r\n\r\n",
@@ -164,7 +164,9 @@ class HttpAttacker(Attacker):
                 b"HEAD /metrics HTTP/1.0\n\n" * 50,
             )
         )
-        data = bytearray(request)
+
+    def _messages(self) -> None:
+        data = bytearray(self._request())
         for _ in range(self._rng.choice((0, 0, 1, 5))):
             data[self._rng.randrange(len(data))] = self._rng.randrange(256)
         sock = self._dial()
@@ -177,6 +179,78 @@ class HttpAttacker(Attacker):
                 reset(sock)
         finally:
             sock.close()
+
+
+class PageAttacker(HttpAttacker):
+    """Attacks the server of `paceline page`, with a session or without."""
+
+    session = ""  # the Cookie header
+    run = ""
+
+    def _dial(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port), 0.5)  # streams do not end
+
+    def _request(self) -> bytes:
+        rng = self._rng
+        names = (
+            "",
+            "stream",
+            "tasks",
+            "events",
+            "timeline",
+            "series",
+            "series.csv",
+            "hosts",
+            "restarts",
+            "logs",
+            "job",
+        )
+        names += ("logs/stream", "logs/tasks", "plan", "goodput", "report", "snapshots/step-1-g1/verify", "stacks")
+        key = rng.choice((self.run, self.run, "x", "..", "%2e%2e", "a" * 300, "%ff", f"{self.run}@0123456789"))
+        path = rng.choice((f"/api/runs/{key}/{rng.choice(names)}".rstrip("/"), "/", "/api/runs/stream", "/app.js"))
+        parameters = "&".join(f"{self._parameter()}={self._value()}" for _ in range(rng.randrange(4)))
+        method = rng.choice(("GET", "GET", "GET", "POST", "HEAD", "PUT"))
+        body = payload(rng, ({"tasks": ["worker-0"]}, {"context": "x"})) if method in ("POST", "PUT") else b""
+        host = rng.choice((f"127.0.0.1:{self._port}",) * 4 + ("evil.example", ""))
+        head = f"{method} {path}?{parameters} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+        head += f"Content-Type: application/json\r\nOrigin: http://127.0.0.1:{self._port}\r\n"
+        cookie = f"Cookie: {self.session}\r\n" if self.session and rng.random() < 0.8 else ""
+        return (head + cookie + "\r\n").encode("utf-8", "replace") + body
+
+    def _parameter(self) -> str:
+        names = (
+            "task",
+            "position",
+            "limit",
+            "direction",
+            "find",
+            "grep",
+            "at",
+            "name",
+            "from",
+            "to",
+            "points",
+            "first",
+        )
+        return self._rng.choice((*names, "tasks", "resolution", "after", "kind", "newest", "series", "token", "full"))
+
+    def _value(self) -> str:
+        values = (
+            "worker-0",
+            "0",
+            "1",
+            "-1",
+            "1e308",
+            "nan",
+            "99999999999999999999",
+            "",
+            "*",
+            "%00",
+            "..%2f",
+            "(",
+            "a" * 2000,
+        )
+        return self._rng.choice((*values, "forward", "around", "2026-11-15T04:30:00.000Z", "loss", "restart", "%ff%fe"))
 
 
 def attack(limit: float, attackers: Sequence[Attacker], work: Callable[[], None]) -> None:

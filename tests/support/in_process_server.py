@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvicorn
+
 from paceline.serve import listening
 from paceline.serve.app import Limits, Server
 from paceline.serve.connections import ConnectionLimits, uvicorn_config
@@ -23,6 +25,33 @@ from support.runs import eventually
 SIGNATURE = Signature({"x": Tensor("float32", (-1, 2))}, {"y": Tensor("float32", (-1, 2))})
 BODY = b'{"instances": [[1, 2]]}'
 ANSWER = b'{"predictions":[[1.0,2.0]]}'
+
+
+@contextlib.contextmanager
+def serving(
+    server: uvicorn.Server,
+    listener: socket.socket,
+    clients: list[socket.socket],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> Iterator[threading.Thread]:
+    """The server runs in a thread; at the end, it and the sockets of its clients are closed."""
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(server.serve(sockets=[listener]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        eventually("the server has started", lambda: server.started)
+        yield thread
+    finally:
+        for each in clients:
+            each.close()
+        server.should_exit = server.force_exit = True
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
 
 
 @dataclass
@@ -40,6 +69,7 @@ class Running:
         connection.settimeout(30)
         if receive_buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the sender's buffer is small, too
         connection.connect((self.host, self.port))
         for each in data:
             connection.sendall(each)
@@ -92,6 +122,7 @@ def running(
     connection_limits: ConnectionLimits | None = None,
     call: Callable[[Arrays], Arrays] = lambda inputs: {"y": inputs["x"]},
     host: str = "127.0.0.1",
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> Iterator[Running]:
     versions = Versions(Path("/none"), Metrics(), lambda _: None)
     versions.model = Model(1, "saved_model", {"serving_default": SIGNATURE}, {"serving_default": call})
@@ -101,16 +132,6 @@ def running(
     app = Server("toy", versions, Metrics(), limits or Limits(), shutdown, hosts)
     config = uvicorn_config(app.app(), connection_limits or ConnectionLimits())
     server = GracefulServer(config, shutdown, 0)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-    thread.start()
     at = Running(listener.getsockname()[1], app, server, "::1" if ":" in host else "127.0.0.1")
-    try:
-        eventually("the server has started", lambda: server.started)
+    with serving(server, listener, at.sockets, loop_factory):
         yield at
-    finally:
-        for each in at.sockets:
-            each.close()
-        server.should_exit = server.force_exit = True
-        thread.join(30)
-        listener.close()
-        assert not thread.is_alive()

@@ -38,11 +38,11 @@ def parse(text: str) -> Samples:
 
 def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
     """The value of the only sample of this name with these labels; None: there is none."""
-    found = [
+    values = [
         each for (own, each_labels), each in samples.items() if own == metric and labels.items() <= set(each_labels)
     ]
-    assert len(found) < 2, f"several samples of {metric}"
-    return found[0] if found else None
+    assert len(values) < 2, f"several samples of {metric}"
+    return values[0] if values else None
 
 
 def ask(

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 from urllib.request import urlopen
 
+from paceline.agent.machine import free_port
 from support.environment import without
 from support.lab.places import PROJECT, cache, key, made_once
 from support.loopback_server import LoopbackServer, SilentHandler
@@ -120,16 +121,15 @@ class RealServer:
 
     def get(self, name: str, **query: str) -> Fields:
         with urlopen(f"{self.url}/api/2.0/mlflow/{name}?{urlencode(query)}", timeout=60) as answer:
-            found: Fields = json.load(answer)
-        return found
+            fields: Fields = json.load(answer)
+        return fields
 
 
 @contextmanager
 def real_server(folder: Path) -> Iterator[RealServer]:
     """MLflow's own server, with a SQLite database; in an environment of its own, because of its many requirements."""
     python = _environment() / "bin" / "python"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {
         **without("PACELINE", "PYTEST", "MLFLOW"),
         "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{folder}/mlflow.db",

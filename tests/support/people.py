@@ -72,9 +72,12 @@ class Person:
         path.write_text(json.dumps(fields))
         return path
 
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "paceline.cli", *arguments]
-        return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+    def call(self, *arguments: str, limit_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        """`env`: other values of environment variables."""
+        return subprocess.run(
+            [sys.executable, "-m", "paceline.cli", *arguments], env={**self.env, **env}, cwd=self.folder,
+            capture_output=True, text=True, timeout=limit_s,
+        )  # fmt: skip
 
     def finish(self) -> None:
         (self.shared / "finish").touch()
@@ -159,44 +162,81 @@ def init_pid(pod: dict[str, Any]) -> int:
 
 def bucket_of(person: Person, node: str = "") -> dict[str, str]:
     """Starts an S3 server in a pod of the namespace, reachable by all pods. Creates a Secret with its settings and
-    returns them.
+    returns them. If its pod has been deleted, the server is started again.
 
     `node`: the node of that pod.
     """
     from support.stores import parts
 
-    shutil.copy(parts.versitygw(), person.shared / "versitygw")
-    (person.shared / "objects" / "digits").mkdir(parents=True, mode=0o777)
+    if not (person.shared / "versitygw").exists():
+        shutil.copy(parts.versitygw(), person.shared / "versitygw")
+    (person.shared / "objects" / "digits").mkdir(parents=True, exist_ok=True, mode=0o777)
     (person.shared / "objects").chmod(0o777)
     (person.shared / "objects" / "digits").chmod(0o777)
-    restricted = {
-        "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
     keys = {"ROOT_ACCESS_KEY": "digits", "ROOT_SECRET_KEY": "a secret of the digits"}
-    container = {
-        "name": "store", "image": IMAGE, "securityContext": restricted,
-        "command": ["/shared/versitygw", "--port", ":7070", "posix", "--sidecar", "/tmp", "/shared/objects"],
-        "env": [{"name": name, "value": value} for name, value in keys.items()],
-        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/tmp"}],
-    }  # fmt: skip
-    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}, {"name": "tmp", "emptyDir": {}}]
-    metadata = {"name": "store", "namespace": person.namespace, "labels": {"app": "store"}}
-    placement = {"nodeName": node} if node else {}
-    service = {"selector": {"app": "store"}, "ports": [{"port": 7070}]}
+    command = ["/shared/versitygw", "--port", ":7070", "posix", "--sidecar", "/tmp", "/shared/objects"]
     credentials = {
         "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"], "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
         "AWS_ENDPOINT_URL": "http://store:7070", "AWS_REGION": "us-east-1",
     }  # fmt: skip
+    _serve(person, "store", command, keys, credentials, {"nodeName": node} if node else {})
+    return credentials
+
+
+# Appends the body of each request to a file.
+_RECEIVER = """
+import http.server
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        with open("/shared/received/bodies", "ab") as file:
+            file.write(self.rfile.read(int(self.headers["Content-Length"])) + b"\\n")
+        self.send_response(204)
+        self.end_headers()
+
+http.server.HTTPServer(("", 7070), Handler).serve_forever()
+"""
+
+
+def webhook_of(person: Person) -> Path:
+    """Starts a receiver of notifications in a pod of the namespace, and creates the Secret `hooks`, whose HOOK_URL is
+    its address. Returns the file to which it appends what it receives."""
+    folder = person.shared / "received"
+    folder.mkdir()
+    folder.chmod(0o777)
+    _serve(person, "hooks", ["python3", "-c", _RECEIVER], {}, {"HOOK_URL": "http://hooks:7070/secret-part"}, {})
+    return folder / "bodies"
+
+
+def _serve(
+    person: Person,
+    name: str,
+    command: list[str],
+    env: dict[str, str],
+    secret: dict[str, str],
+    placement: dict[str, str],
+) -> None:
+    """Starts a server in a pod, with a Service and a Secret of the same name."""
+    restricted = {
+        "runAsNonRoot": True, "runAsUser": 1000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    container = {
+        "name": name, "image": IMAGE, "securityContext": restricted, "command": command,
+        "env": [{"name": variable, "value": value} for variable, value in env.items()],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/tmp"}],
+    }  # fmt: skip
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}, {"name": "tmp", "emptyDir": {}}]
+    metadata = {"name": name, "namespace": person.namespace, "labels": {"app": name}}
+    service = {"selector": {"app": name}, "ports": [{"port": 7070}]}
     person.cluster.apply(
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": credentials},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": secret},
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
          "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0, **placement}},
     )  # fmt: skip
 
-    def up() -> bool:
-        return bool(person.cluster.get("pod", "store", "-n", person.namespace)["status"].get("phase") == "Running")
+    def is_running() -> bool:
+        return bool(person.cluster.get("pod", name, "-n", person.namespace)["status"].get("phase") == "Running")
 
-    eventually("the store", up)
-    return credentials
+    eventually(f"the pod {name}", is_running)

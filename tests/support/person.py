@@ -96,7 +96,7 @@ def processes(home: Path) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def nothing_left(home: Path, limit: float = 15.0) -> Iterator[None]:
+def nothing_left(home: Path, limit: float = LIMIT_S) -> Iterator[None]:
     try:
         yield
         until = time.monotonic() + limit

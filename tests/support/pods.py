@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,13 +45,17 @@ class Pods:
     def __init__(self, root: Path, program: str = TRAINING, env: Mapping[str, str] | None = None, **job: Any) -> None:
         """`env`: extra environment variables of all pods, such as credentials."""
         self.place, self._env = root, env or {}
-        self.told: dict[str, Any] = {}  # settings that override those of the pods
+        self.overrides: dict[str, Any] = {}  # of the settings of pods
         source = root / "source"
         source.mkdir()
         (source / "train.py").write_text(program)
         (source / "beside.py").write_text("WORD = 'sent along'\n")
         fields = {"name": "tiny", "framework": "none", "command": ["python", "train.py"], **job}
-        fields |= {"roles": {"worker": {"replicas": 2}}, "kubernetes": {"image": "any", **job.get("kubernetes", {})}}
+        fields.pop("worker", None)
+        fields |= {
+            "roles": {"worker": {"replicas": 2, **job.get("worker", {})}},
+            "kubernetes": {"image": "any", **job.get("kubernetes", {})},
+        }
         plan = planning.make_plan(load_text(json.dumps(fields), "job.yaml", source, cluster=True).job)
         objects = run_objects.render(plan, "tiny-0000", b"", tuple(collect(source).chunks(100)))
         self.jobs = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Job"}
@@ -65,8 +68,7 @@ class Pods:
         for files in agent_parts(agent_archive()).values():
             for name, part in files.items():
                 (root / "agent" / name).write_bytes(part)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.captain = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.captain = f"127.0.0.1:{free_port()}"
         self._serve = free_port()
         self.started: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -84,7 +86,7 @@ class Pods:
             "folder": str(own / "run"),
             "last_words": str(own / "last-words"),
         }
-        settings |= self.told
+        settings |= self.overrides
         settings["obstore"] = ""  # this interpreter has it
         if settings["role"] == "captain":
             settings |= {"serve": self._serve, "snapshots": str(self.place / "claim") if settings["snapshots"] else ""}

@@ -91,13 +91,13 @@ class PollingTasks:
 
     def _check(self, instruction: ins.AgreeOnStep) -> None:
         """Whenever the captain says something."""
-        captain, words = self._world.captain, instruction.words
-        proposal = words["which"]
+        captain, message = self._world.captain, instruction.words
+        proposal = message["which"]
         assert proposal < 2**53
-        if words["say"] == "at":
-            proposed = self._proposed.setdefault(proposal, (captain, words["count"]))
-            assert proposed == (captain, words["count"]), "one number for two proposals"
-        elif words["say"] == "go":
+        if message["say"] == "at":
+            proposed = self._proposed.setdefault(proposal, (captain, message["count"]))
+            assert proposed == (captain, message["count"]), "one number for two proposals"
+        elif message["say"] == "go":
             proposed_by, count = self._proposed[proposal]
             assert proposed_by is captain, "a captain confirms what another one has proposed"
             for name in instruction.tasks:

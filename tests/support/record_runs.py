@@ -1,15 +1,18 @@
 """Records what a version of Paceline leaves behind: run folders, snapshots and messages, for tests of later versions.
 
-`PYTHONPATH=tests .venv/bin/python -m support.record_runs SOURCE` runs the checkout in the folder SOURCE, and writes
-`tests/recorded_runs/<version>/`. Keys are not recorded.
+`PYTHONPATH=tests .venv/bin/python -m support.record_runs CHECKOUT` runs the checkout in that folder, and writes
+`tests/recorded_runs/<version>/`, or another folder there with `--name`. Keys are not recorded. `--source` also stores
+the source: `support.older_version` runs it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from support.environment import without
 from support.runs import eventually, kill, processes
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs"
+SOURCE = "source.tar.xz"  # with src/paceline
 _NEVER = ("tls", ".reserve", "lock", "agents.log", "*.partial", "*.sock", "*.imports")
 
 JOB = """\
@@ -89,14 +93,27 @@ print(json.dumps({{
 """
 
 
-def main(source: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m support.record_runs", description=__doc__)
+    parser.add_argument("checkout", type=Path, help="the checkout of the version")
+    parser.add_argument("--name", help="the folder in tests/recorded_runs; default: the version")
+    parser.add_argument("--source", action="store_true", help="also store the source, to run it in tests")
+    options = parser.parse_args()
+    checkout = options.checkout.absolute()
+    target = record(checkout, options.name)
+    if options.source:
+        store_source(checkout, target)
+
+
+def record(checkout: Path, name: str | None) -> Path:
+    """The folder with what was recorded."""
     with tempfile.TemporaryDirectory(prefix="paceline-recorded-") as scratch:
         code, home = Path(scratch, "code"), Path(scratch, "home")
         code.mkdir()
         (code / "job.yaml").write_text(JOB)
-        for name, text in PROGRAMS.items():
-            (code / name).write_text(text)
-        env = {**without("PACELINE"), "PACELINE_HOME": str(home), "PYTHONPATH": str(source / "src")}
+        for program, text in PROGRAMS.items():
+            (code / program).write_text(text)
+        env = {**without("PACELINE"), "PACELINE_HOME": str(home), "PYTHONPATH": str(checkout / "src")}
         command = [sys.executable, "-m", "paceline.cli"]
         subprocess.run([*command, "run", "job.yaml", "--run", "recorded-done"], cwd=code, env=env, check=True)
         (code / "wait").touch()
@@ -110,16 +127,27 @@ def main(source: Path) -> None:
                 for process in remaining:
                     kill(process.pid)
         version = subprocess.run([*command, "--version"], env=env, capture_output=True, text=True, check=True)
-        target = RECORDED / version.stdout.split()[-1]
+        target = RECORDED / (name or version.stdout.split()[-1])
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(
-            home / "runs", target, ignore=shutil.ignore_patterns(*_NEVER, "*.partial", "*.sock", "*.imports")
-        )
-        script = WIRE.format(tests=str(source / "tests"))
+        shutil.copytree(home / "runs", target, ignore=shutil.ignore_patterns(*_NEVER))
+        script = WIRE.format(tests=str(checkout / "tests"))
         wire = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
         json.loads(wire.stdout)
         (target / "wire.json").write_text(wire.stdout)
+        return target
+
+
+def store_source(checkout: Path, target: Path) -> None:
+    def cleaned(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        """Without what differs from one checkout to another."""
+        entry.uid = entry.gid = entry.mtime = 0
+        entry.uname = entry.gname = ""
+        entry.mode = 0o755 if entry.isdir() else 0o644
+        return None if "__pycache__" in entry.name else entry
+
+    with tarfile.open(target / SOURCE, "w:xz", preset=9) as archive:
+        archive.add(checkout / "src" / "paceline", "src/paceline", filter=cleaned)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    main()

@@ -157,7 +157,7 @@ class Run:
     # ---- its output and events
 
     def said(self) -> str:
-        return (self.place / "stderr").read_text(errors="replace")[-3000:]
+        return (self.place / "stderr").read_text(errors="replace")
 
     def events(self, *kinds: str) -> list[Event]:
         """The events so far, in order; with `kinds`, only events of these kinds."""
@@ -189,10 +189,10 @@ class Run:
         assert event is not None
         return event
 
-    def all_step(self) -> None:
+    def all_step(self, limit: float = LIMIT_S) -> None:
         """Waits until every task has reported a step; before that, its process may not have started."""
-        for task in self.wait("run-started")["tasks"]:
-            self.wait_for_step(task=task)
+        for task in self.wait("run-started", limit)["tasks"]:
+            self.wait_for_step(limit, task=task)
 
     def position(self) -> int:
         return len(self.events())
@@ -201,7 +201,9 @@ class Run:
         events = [event for event in self.events() if event["event"] not in ("step", "saved", "committed")][-40:]
         agents = self.folder / "agents.log"
         log = agents.read_text(errors="replace")[-1500:] if agents.exists() else ""
-        return "\n".join([*(json.dumps(event)[:300] for event in events), "stderr:", self.said(), "agents.log:", log])
+        return "\n".join(
+            [*(json.dumps(event)[:300] for event in events), "stderr:", self.said()[-3000:], "agents.log:", log]
+        )
 
     def log(self, task: str) -> str:
         path = self.folder / "logs" / f"{task}.log"
@@ -352,6 +354,18 @@ class Run:
             time.sleep(0.02)
         self.cli.poll() is None and self.cli.kill()
         self.cli.wait(LIMIT_S)
+
+
+@contextlib.contextmanager
+def without_host(run: Run, host: str) -> Iterator[None]:
+    """The agent of this host and its tasks are dead, and nothing replaces them meanwhile."""
+    keeper = run.keeper(host)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        os.kill(run.agent(host), signal.SIGKILL)
+        yield
+    finally:
+        os.kill(keeper, signal.SIGCONT)
 
 
 def last_step(state: Path, ahead: int = 10) -> None:

@@ -23,6 +23,7 @@ from paceline.agent.net import messages
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.spares import spare
+from paceline.agent.tasks import port_reservations
 from paceline.agent.tasks.host_tasks import HostTasks
 from paceline.agent.transfers import host_snapshots
 from paceline.agent.transfers import requests as req
@@ -33,6 +34,7 @@ from paceline.plan import Plan
 from support.worlds import make_plan
 
 GRACE = 20.0
+OWN_PID = 3001  # of the agent
 KILL, TERM, CONT, ABORT, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGCONT, signal.SIGABRT, signal.SIGINT
 TWO = make_plan(2, per_host=2)
 SHELL = replace(TWO, roles=tuple(replace(role, command=("sh", "train.sh")) for role in TWO.roles))
@@ -116,19 +118,22 @@ class Machine:
         self.log = False  # whether the kernel's log names the process
         self.spares: list[Spare] = []
         patch.setenv(amx.OVERRIDE, amx.ABSENT)  # the probe would start a process
+        patch.setattr(os, "getpid", lambda: OWN_PID)  # the real one may be that of a simulated process
         patch.setattr(os, "kill", self._kill)
         patch.setattr(os, "killpg", self._killpg)
         patch.setattr(spare, "start_cold", lambda python, *args: self._start(python.argv, *args))
         patch.setattr(spare, "start_plain", self._start)
         patch.setattr(spare, "read_record", lambda _: (spare.State({}, (), False, ("json",)),))
         patch.setattr(spare.Spare, "spawn", staticmethod(self._spawn))
-        patch.setattr(machine, "children", lambda _: [*self.alive, *self.adopted])
+        patch.setattr(machine, "children", self._children)
         patch.setattr(machine, "environment_of", self._environment_of)
         patch.setattr(machine, "descendants", lambda pid: self.below.get(pid, []))
         patch.setattr(machine, "state", lambda pid: self.states.get(pid, ("S", 0.0)))
         patch.setattr(machine, "waited_for_core", lambda pid: self.waits_for_core.get(pid, 0.0))
         patch.setattr(machine, "was_oom_killed", lambda _: self.log)
         patch.setattr(machine, "free_port", lambda: next(self.ports))
+        # Other processes that run tests use the same numbers.
+        patch.setattr(port_reservations, "reserved_name", lambda _: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         patch.setattr(machine, "Memory", lambda _: self)
         patch.setattr(host_snapshots, "PorterClient", Porter)
 
@@ -181,6 +186,9 @@ class Machine:
     def _environment_of(self, pid: int, name: str) -> str | None:
         assert name == "PACELINE_TASK"
         return self.alive[pid].task if pid in self.alive else self.adopted.get(pid)
+
+    def _children(self, pid: int) -> list[int]:
+        return [*self.alive, *self.adopted] if pid == OWN_PID else self.below.get(pid, [])
 
     def _kill(self, pid: int, number: int) -> None:
         assert pid > 1, "a signal to the agent's own process group, or to all processes"
@@ -335,12 +343,16 @@ class Host:
         [process] = self.start(name, **more)
         return process
 
+    def trains(self, process: Process) -> None:
+        """It reports its first step: its host may start a spare."""
+        process.reports(step=1)
+        self.clock.run_ready()
+        self.tasks.look()
+
     def request_from_spare(self, *names: str) -> Spare:
         """The first task makes the host keep a spare, which is asked to start `names`; their PIDs are not known yet."""
         first = self.start_one("worker-0")
-        first.reports(step=1)
-        self.clock.run_ready()
-        self.tasks.look()
+        self.trains(first)
         [warm_spare] = self.machine.spares
         warm_spare.send(spare.Ready(1, 1, 0.1))
         self.clock.run_ready()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.agent.machine import free_port
 from support.runs import PROGRAMS, TENSORFLOW_PATH
 
 LIMIT_S = 180.0
@@ -47,12 +47,10 @@ def snapshots(folder: Path, restore: Path | None) -> dict[str, str]:
 
 def group(program: str, *arguments: object, folders: Sequence[Path]) -> list[subprocess.Popen[str]]:
     """Starts one worker for each of these snapshot folders."""
-    sockets = [socket.socket() for _ in folders]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    cluster = {"worker": [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]}
-    for each in sockets:
-        each.close()
+    ports: set[int] = set()
+    while len(ports) < len(folders):
+        ports.add(free_port())
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     processes = []
     for rank, folder in enumerate(folders):
         env = {

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from paceline.cli.app import VERBS
-from paceline.cli.verb import load
+from paceline.cli.typer_commands import load
 
 
 def read(command_line: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,30 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.ledger import OVER
 from paceline.agent.captain.state_machine import Captain
+from paceline.agent.captain_process.saved_notes import SAVE_EVERY
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter import Porter
-from paceline.plan import ALONE, GROUP, INGEST, LEAD, VERSION, WARN, Host, Ingest, Limits, Plan, Restart, Role, Task
+from paceline.frameworks.environment import task_variables
+from paceline.plan import (
+    ALONE,
+    GROUP,
+    HOST,
+    INGEST,
+    LEAD,
+    VERSION,
+    WARN,
+    Elastic,
+    ElasticHosts,
+    Host,
+    Ingest,
+    Limits,
+    Plan,
+    Restart,
+    Role,
+    Task,
+    cluster,
+)
 from paceline.plan import Snapshots as Settings
 from paceline.storage.snapshots.manifest import File, SnapshotId, parse, parse_id
 from paceline.storage.snapshots.repository import SnapshotRepository
@@ -40,8 +61,14 @@ def make_plan(
     ingest: bool = False,
     ingest_limit: float = 3600.0,
     on_nan: str = WARN,
+    least: int | None = None,
+    first: int | None = None,
+    wait: float = 30.0,
+    every: float = 120.0,
+    scope: str = GROUP,
 ) -> Plan:
-    """Builds a plan directly: tests of the captain do not need a job file."""
+    """Builds a plan directly: tests of the captain do not need a job file. `least`: the number of worker hosts that are
+    needed, if the job is elastic. `first`: the number with which it starts, if it can be scaled to more."""
     roles, hosts, tasks = [], [], []
     counts = {"chief": int(chief), "worker": workers, "ps": ps, "evaluator": evaluator}
     rank = 0
@@ -49,7 +76,7 @@ def make_plan(
         if not count:
             continue
         alone = name == "evaluator" or (ps and name == "worker")
-        restarts = ALONE if alone else LEAD if ps else GROUP
+        restarts = ALONE if alone else LEAD if ps else scope
         decides = name == ("chief" if chief else "worker")
         roles.append(Role(name, ("python", "train.py"), {}, restarts, name in ("chief", "worker"), decides))
         for index in range(0, count, per_host):
@@ -57,14 +84,16 @@ def make_plan(
             host = f"{name}-host-{index // per_host}"
             hosts.append(Host(host, name, index // per_host, 0, 0, None, None, names))
             for local, task in enumerate(names):
-                tasks.append(Task(task, name, index + local, host, local, rank if restarts == GROUP else -1))
+                tasks.append(Task(task, name, index + local, host, local, rank if restarts == scope else -1))
                 rank += 1
-    strategy = "parameter-server" if ps else "multi-worker"
+    framework = "tensorflow" if scope == GROUP else "none"
+    strategy = "" if scope != GROUP else "parameter-server" if ps else "multi-worker"
     limits = Limits(start, runtime, 5.0)
     return Plan(
-        VERSION, "job", "tensorflow", strategy, "/", tuple(roles), tuple(hosts), tuple(tasks),
+        VERSION, "job", framework, strategy, "/", tuple(roles), tuple(hosts), tuple(tasks),
         Restart(limit, hang_after, True, on_nan=on_nan), limits, Settings(watch=watch),
         Ingest(("python", "ingest.py"), "/data", limit=ingest_limit) if ingest else None,
+        elastic=None if least is None else Elastic(wait, every, (ElasticHosts("worker", 0, least, first),)),
     )  # fmt: skip
 
 
@@ -157,8 +186,11 @@ class Machine:
     stored: set[tuple[str, SnapshotId]] = field(
         default_factory=set
     )  # parts that this agent has sent and does not send again
+    prefetching: ins.PrefetchSnapshot | None = None
+    prefetched: SnapshotId | None = None  # the snapshot of which it has the parts of other hosts
     restored: SnapshotId | None = None
     prepared: int = 0  # the generation that the host is prepared for
+    sources: dict[str, str] = field(default_factory=dict)  # tasks and the hosts that had their parts
     shown: SnapshotId | None = None  # the newest committed snapshot, shown to evaluators
     follows: dict[str, SnapshotId | None] = field(
         default_factory=dict
@@ -216,11 +248,18 @@ class World:
         self.place = Place()
         self.place.origin = plan.snapshots.origin
         self.told_committed: list[SnapshotId] = []
+        self.prefetches: dict[str, SnapshotId] = {}  # host -> what this captain waits for
         self.evaluated: list[SnapshotId] = []  # in the order in which they were finished
         self.no_more: list[str] = []  # evaluators that have received the last snapshot
+        self.released: list[str] = []  # hosts that shut down and need not wait for their group any more
         self.data_is_there = False
-        self._instances = 0
+        self._instances = self._offers = 0
+        self.known_addresses: dict[
+            str, dict[str, str]
+        ] = {}  # of all tasks, as each task received them, if `restart.scope` is set
         self.started: list[tuple[str, int]] = []  # tasks and their generations in start order
+        self.taking_part: set[str] | None = None  # the tasks that train now; None: a captain has lost its notes
+        self._saved = self._saved_notes()
         # Tasks that agree on a step (support.polling): when the captain sends a message, when it arrives, and which
         # tasks of a host take part.
         self.on_agreement: Callable[[ins.AgreeOnStep], None] = lambda instruction: None
@@ -229,8 +268,18 @@ class World:
 
     # ---- the captain
 
+    def _saved_notes(self) -> tuple[str, tuple[object, ...], float]:
+        """The captain's notes, why they were saved, and when: as `CaptainNotes` does."""
+        return json.dumps(self.captain.to_notes()), self.captain.milestone(), self.now
+
     def tell(self, event: ev.Event) -> None:
-        for instruction in self.captain.handle(event, self.now):
+        instructions = self.captain.handle(event, self.now)
+        _, milestone, at = self._saved
+        is_due = isinstance(event, ev.Tick) and self.now - at > SAVE_EVERY
+        is_starting = any(isinstance(each, ins.StartTasks) for each in instructions)
+        if is_due or is_starting or self.captain.milestone() != milestone:
+            self._saved = self._saved_notes()
+        for instruction in instructions:
             if isinstance(instruction, ins.EmitEvent):
                 self.events.append((instruction.kind, instruction.generation, dict(instruction.fields)))
                 if instruction.kind == "committed":
@@ -242,6 +291,8 @@ class World:
             elif isinstance(instruction, ins.AskStore):
                 self.place.asked.append((instruction.request, instruction.ticket))
             elif isinstance(instruction, ins.StartTasks):
+                self._check_group(instruction)
+                self._check_variables(instruction)
                 for host, tasks in instruction.hosts.items():
                     start = Start(
                         instruction.generation, tasks, instruction.restore, instruction.data, instruction.records
@@ -250,23 +301,130 @@ class World:
             else:
                 if isinstance(instruction, ins.AgreeOnStep):
                     self.on_agreement(instruction)
-                self.machines[instruction.host].inbox.append(instruction)
+                if isinstance(instruction, ins.PrefetchSnapshot) and not instruction.sources:
+                    del self.prefetches[instruction.host]
+                elif isinstance(instruction, ins.PrefetchSnapshot):
+                    assert not self.prefetches, "two hosts fetch in advance at the same time"
+                    self.prefetches[instruction.host] = instruction.snapshot
+                machine = self.machines[instruction.host]
+                machine.inbox.append(instruction)
+                if isinstance(instruction, ins.PrepareHost):
+                    machine.sources = {task: self._machine_of(task).instance for task in instruction.sources}
+
+    def _check_group(self, start: ins.StartTasks) -> None:
+        """Tasks that train together all start at once, on enough hosts, and the roster says which ones they are."""
+        started = {name for tasks in start.hosts.values() for name in tasks}
+        if self.plan.restart_scope != GROUP:
+            self._check_units(started, start)
+            return
+        if self.plan.strategy == "parameter-server":
+            self._check_servers(started, start)
+        group = [task for task in self.plan.tasks if task.rank >= 0]
+        taking_part = [task for task in group if task.name in started]
+        if not taking_part:
+            return
+        assert [task.name for task in taking_part] == [task.name for task in group if task.name in start.roster]
+        dealt = [task for task in self.plan.of_generation(start.roster).tasks if task.rank >= 0]
+        assert [task.name for task in dealt] == [task.name for task in taking_part]
+        assert [task.rank for task in dealt] == list(range(len(dealt)))
+        least = {each.role: each.min for each in self.plan.elastic.hosts} if self.plan.elastic else {}
+        for role in {task.role for task in group}:
+            hosts = {task.host for task in group if task.role == role}
+            count = len({task.host for task in taking_part if task.role == role})
+            assert least.get(role, len(hosts)) <= count <= len(hosts)
+        assert {task.host for task in taking_part}.isdisjoint(self.captain.ledger.unwanted_hosts)
+        for host in {task.host for task in taking_part}:
+            assert set(self.plan.host(host).tasks) <= started, "only a part of a host takes part"
+
+    def _check_variables(self, start: ins.StartTasks) -> None:
+        """Each task can be given its variables. An evaluator, too, is told which tasks train now."""
+        started = [name for tasks in start.hosts.values() for name in tasks if name != INGEST]
+        if not started:
+            return
+        plan = self.plan.of_generation(start.roster)
+        variables = {name: task_variables(plan, plan.task(name), start.roster, "run", 1, 0) for name in started}
+        training = {task.name for _, tasks in cluster(plan) for task in tasks}
+        is_group = any(self.plan.role(plan.task(name).role).restarts in (GROUP, LEAD) for name in started)
+        if is_group:
+            self.taking_part = training
+        assert self.taking_part in (None, training), "the tasks that train are others"
+        if self.plan.world_size:
+            world_size = sum(self.plan.task(name).rank >= 0 for name in training)
+            assert {each["PACELINE_WORLD_SIZE"] for each in variables.values()} <= {str(world_size)} != {"0"}
+
+    def _check_servers(self, started: set[str], start: ins.StartTasks) -> None:
+        """The addresses of a whole cluster are known, and those that running tasks were told are still true."""
+        tasks = {task.name for _, tasks in cluster(self.plan.of_generation(start.roster)) for task in tasks}
+        if started.isdisjoint(tasks):
+            return  # an evaluator
+        addresses = {name: start.roster[name] for name in tasks}
+        assert started & {task.name for task in self.plan.tasks if task.role != "evaluator"} <= tasks
+        continues = {name for machine in self.machines.values() for name in machine.processes} - started
+        for name in continues & tasks:
+            assert self.known_addresses[name] == addresses, "a task that continues received other addresses"
+        self.known_addresses.update(dict.fromkeys(started, addresses))
+
+    def _check_units(self, started: set[str], start: ins.StartTasks) -> None:
+        """Whole units start, know the addresses of all tasks, and what other tasks were told is still true."""
+        training = [task for task in self.plan.tasks if task.rank >= 0]
+        if started.isdisjoint(task.name for task in training):
+            return  # an evaluator
+        addresses = {task.name: start.roster[task.name] for task in training}
+        if self.plan.restart_scope == HOST:
+            for host in {task.host for task in training if task.name in started}:
+                assert set(self.plan.host(host).tasks) <= started, "only a part of a host starts"
+        continues = {name for machine in self.machines.values() for name in machine.processes} - started
+        for name in continues & addresses.keys():
+            assert self.known_addresses[name] == addresses, "a task that continues received other addresses"
+        self.known_addresses.update(dict.fromkeys(started, addresses))
 
     def restart_captain(
-        self, with_notes: bool = True, wall: float = 0.0, ahead: float = 0.0, answers_are_lost: bool = False
+        self,
+        with_notes: bool = True,
+        wall: float = 0.0,
+        ahead: float = 0.0,
+        answers_are_lost: bool = False,
+        stale: bool = False,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         """`wall`: the new time of the wall clock. `ahead`: the machine was rebooted, and the monotonic clock differs by
-        this much. `answers_are_lost`: the store carries out what the previous captain has requested."""
+        this much. `answers_are_lost`: the store carries out what the previous captain has requested. `stale`: the notes
+        are those that the previous captain had saved, some seconds ago. `notes`: others."""
         self.now += ahead
-        saved = self.captain.to_notes() if with_notes else None
+        newest = json.loads(self._saved[0]) if stale else self.captain.to_notes()
+        saved = dict(notes or newest) if with_notes else None
+        self.taking_part = self.taking_part if with_notes else None
         for machine in self.machines.values():
             machine.connected = False
             machine.inbox.clear()
         for request, _ in self.place.asked if answers_are_lost else ():
             self.place.answer(request)
         self.place.asked.clear()
+        self.prefetches.clear()
         self.place.by += "+"
         self.captain = Captain(self.plan, "run", LEASE, self.now, wall or self.now, saved, ahead, self.place.by)
+        self._saved = self._saved_notes()
+
+    def scale(self, hosts: int) -> None:
+        """A user requests this many worker hosts, and the backend starts those that have left."""
+        self.tell(ev.ScaleRequested("worker", hosts))
+        self._start_wanted_hosts()
+
+    def _start_wanted_hosts(self) -> None:
+        for host, machine in list(self.machines.items()):
+            is_wanted = host not in self.captain.ledger.unwanted_hosts and not self.captain.ledger.is_held
+            if machine.finished and is_wanted and not self.is_over:
+                self.host_is_replaced(host, dead=True)
+
+    def pause(self, within: float = 600.0, now: bool = False, releases: bool = True) -> None:
+        """A user requests that the run is paused. `releases`: as on one machine; otherwise as on a cluster, which ends
+        the hosts."""
+        self.tell(ev.PauseRequested(within, now, releases))
+
+    def resume(self) -> None:
+        """A user requests that it continues, and the backend starts the hosts that have left."""
+        self.tell(ev.ResumeRequested())
+        self._start_wanted_hosts()
 
     def place_is_lost(self) -> None:
         self.place = Place()
@@ -280,6 +438,7 @@ class World:
             return
         machine.connected = True
         machine.inbox.clear()
+        self.prefetches.pop(host, None)
         machine.lease_from = self.now
         running = {name: process.attempt for name, process in machine.processes.items()}
         idle = [name for name in self._tasks_of(host) if name not in running]
@@ -293,7 +452,7 @@ class World:
                 machine.generation,
                 running,
                 tuple(e for n, e in machine.exits.items() if n in idle),
-                {name: f"h:{name}" for name in idle},
+                {name: self._offer(name) for name in idle},
                 tuple(saved for _, saved in sorted(machine.held.items())),
                 dict(machine.follows),
                 tuple(machine.unnoted.values()),
@@ -308,11 +467,17 @@ class World:
         for host in self.machines:
             self.join(host)
 
+    def _offer(self, task: str) -> str:
+        """The address at which the host would start the task next: another each time."""
+        self._offers += self.plan.restart_scope != GROUP
+        return f"h:{task}:{self._offers}" if self._offers else f"h:{task}"
+
     def disconnect(self, host: str) -> None:
         machine = self.machines[host]
         if machine.connected:
             machine.connected = False
             machine.inbox.clear()
+            self.prefetches.pop(host, None)
             self.tell(ev.MemberDisconnected(host))
 
     def agent_dies(self, host: str) -> None:
@@ -322,6 +487,7 @@ class World:
         machine.stored.clear()
         machine.follows.clear()
         machine.not_finite.clear()
+        machine.prefetching = machine.prefetched = None
         machine.agent += 1
         self.disconnect(host)
 
@@ -362,6 +528,25 @@ class World:
             self.answer()
             for host in list(self.machines):
                 self.deliver(host)
+                self.finish_prefetch(host)
+
+    def finish_prefetch(self, host: str) -> None:
+        """The host has what it was told to fetch in advance, unless those that had it have deleted it meanwhile."""
+        machine = self.machines[host]
+        message, machine.prefetching = machine.prefetching, None
+        if message is None:
+            return
+        is_gone = any((task, message.snapshot) not in self._machine_of(task).held for task in message.sources)
+        gone = req.Failure(req.DAMAGED, "does not have it", False) if is_gone else None
+        error = self.peers_fail or gone
+        machine.prefetched = message.snapshot if error is None else None
+        self._report_prefetched(machine, message.snapshot, error)
+
+    def _report_prefetched(self, machine: Machine, snapshot: SnapshotId, error: req.Failure | None) -> None:
+        if machine.connected:
+            if self.prefetches.get(machine.host) == snapshot:
+                del self.prefetches[machine.host]
+            self.tell(ev.SnapshotPrefetched(machine.host, snapshot, error))
 
     def answer(self) -> None:
         """The store answers all queued requests."""
@@ -454,24 +639,59 @@ class World:
             machine.held.pop((message.task, message.snapshot), None)
             machine.stored.discard((message.task, message.snapshot))
         elif isinstance(message, ins.PrepareHost):
+            is_fetched = machine.prefetched == message.snapshot  # then no other host is asked
             is_remote = any(message.sources.values())
-            error = self.peers_fail if is_remote else None if message.sources else self.place.fails
-            for task, address in message.sources.items():
+            peers_fail = self.peers_fail if is_remote and not is_fetched else None
+            error = peers_fail if message.sources else self.place.fails
+            are_there = all(self._is_still_there(task, instance) for task, instance in machine.sources.items())
+            if not is_fetched and not are_there:
+                error = req.Failure(req.STORE, "a host that has a part is gone", True)  # since this was sent
+            for task, address in message.sources.items() if error is None else ():
                 self._check_source(machine, task, address, message.snapshot)
             if message.snapshot in self.place.damaged and not message.sources:
                 error = req.Failure(self.place.damage, f"{message.snapshot} is damaged", False)
+            if machine.prefetching is not None and machine.prefetching.snapshot != message.snapshot:
+                self._cancel_prefetch(machine)
             machine.restored = None if error else message.snapshot
             machine.prepared = 0 if error else message.generation
+            if not message.sources:
+                machine.prefetched = None
+            elif is_remote and error is None:
+                machine.prefetched = message.snapshot
             self.tell(ev.HostPrepared(machine.host, message.snapshot, error, bool(message.sources)))
+        elif isinstance(message, ins.PrefetchSnapshot):
+            self._prefetch(machine, message)
         elif isinstance(message, ins.AnnounceCommit):
             machine.shown = message.snapshot
         elif isinstance(message, ins.AgreeOnStep):
             self.on_agreement_delivered(machine, message)
+        elif isinstance(message, ins.ReleaseHost):
+            self.released.append(machine.host)
+
+    def _prefetch(self, machine: Machine, message: ins.PrefetchSnapshot) -> None:
+        assert self.serves not in ("", SHARED_FOLDER), "there is nothing to fetch"
+        for task, address in message.sources.items():
+            assert self._machine_of(task) is not machine and address == self.serves, "the address of another host"
+        if machine.prefetching is None or machine.prefetching.snapshot != message.snapshot:
+            self._cancel_prefetch(machine)
+            machine.prefetching = message if message.sources else None
+            if message.sources:
+                machine.prefetched = None
+
+    def _cancel_prefetch(self, machine: Machine) -> None:
+        message, machine.prefetching = machine.prefetching, None
+        if message is not None:
+            self._report_prefetched(machine, message.snapshot, req.Failure(req.UNWANTED, "canceled", False))
+
+    def _is_still_there(self, task: str, instance: str) -> bool:
+        holder = self._machine_of(task)
+        return holder.connected and holder.instance == instance
 
     def _check_source(self, machine: Machine, task: str, address: str, snapshot: SnapshotId) -> None:
-        """A host gets a part from itself, or from a host that serves its parts."""
+        """A host gets a part from itself, or from a host that serves its parts, unless it has fetched that already."""
         holder = self._machine_of(task)
-        assert (task, snapshot) in holder.held, f"{holder.host} does not have its part of {snapshot}"
+        is_fetched = holder is not machine and machine.prefetched == snapshot
+        assert is_fetched or (task, snapshot) in holder.held, f"{holder.host} does not have its part of {snapshot}"
         is_shared = self.serves == SHARED_FOLDER or holder is machine
         assert address == ("" if is_shared else self.serves), "the address of another host"
 
@@ -519,6 +739,8 @@ class World:
         inventory = self.place.snapshots.inventory()
         if generation not in inventory.records:
             return
+        if self.plan.restart_scope != GROUP:
+            return  # a unit that restarts while others continue begins no generation
         earlier = [id for id in inventory.current() if id.generation < generation]
         newest = next((id for id in earlier if id not in self.place.damaged), None)
         if restore is None or restore in earlier:
@@ -532,7 +754,7 @@ class World:
                 del machine.processes[name]
                 machine.follows.pop(name, None)
                 machine.exits[name] = ev.TaskExit(name, attempt, expected=True)
-        offers = {name: f"h:{name}" for name in self._tasks_of(machine.host) if name not in machine.processes}
+        offers = {name: self._offer(name) for name in self._tasks_of(machine.host) if name not in machine.processes}
         self.tell(ev.TasksEnded(machine.host, end.tasks, offers))
 
     def exit(
@@ -564,7 +786,7 @@ class World:
         machine.exits[task] = task_exit
         if machine.connected:
             self.tell(ev.TaskExited(host, task_exit))
-            offers = {name: f"h:{name}" for name in self._tasks_of(host) if name not in machine.processes}
+            offers = {name: self._offer(name) for name in self._tasks_of(host) if name not in machine.processes}
             self.tell(ev.TasksEnded(host, {}, offers))
 
     def step(self, step: int, tasks: list[str] | None = None) -> None:

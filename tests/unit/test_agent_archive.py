@@ -58,11 +58,16 @@ def test_the_archive_contains_only_what_agents_and_programs_need() -> None:
 
 def test_a_new_subfolder_is_included_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "paceline"
-    for name in (*MODULES, *(f"{folder}/__init__.py" for folder in FOLDERS), "agent/net/tls.py", "view/run_state.py"):
+    for name in (
+        *MODULES,
+        *(f"{folder}/__init__.py" for folder in FOLDERS),
+        "agent/net/tls.py",
+        "view/state/run_state.py",
+    ):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).touch()
     monkeypatch.setattr(paceline, "__file__", str(package / "__init__.py"))
-    assert "paceline/agent/net/tls.py" in sources() and "paceline/view/run_state.py" not in sources()
+    assert "paceline/agent/net/tls.py" in sources() and "paceline/view/state/run_state.py" not in sources()
 
 
 def statements(source: str) -> list[tuple[int, str]]:
@@ -86,8 +91,8 @@ def test_the_archive_contains_every_paceline_module_that_it_imports() -> None:
 
 def test_a_missing_module_is_detected_however_it_is_imported() -> None:
     lines = {
-        "import paceline.view.run_state": "paceline.view.run_state",
-        "from paceline.view.run_state import read": "paceline.view.run_state",
+        "import paceline.view.state.run_state": "paceline.view.state.run_state",
+        "from paceline.view.state.run_state import fold": "paceline.view.state.run_state",
         "from paceline.view import state": "paceline.view",
         "from paceline import view": "paceline.view",
         "from .. import view": "paceline.view",

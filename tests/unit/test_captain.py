@@ -101,6 +101,17 @@ def test_without_a_chief_all_workers_decide() -> None:
     assert world.over is not None and world.over.status == "succeeded"
 
 
+def test_workers_continue_when_parameter_servers_need_a_new_generation() -> None:
+    world = up(make_plan(2, ps=1, hang_after=None))
+    world.captain.commits.missed_newer = True  # the snapshot from which it has started is outdated
+    world.step(10, ["worker-0"])
+    for _ in range(10):
+        world.pass_time(1)
+        world.deliver_all()
+    assert world.captain.generation == 2
+    assert {name: process.attempt for name, process in world.running()} == {"ps-0": 2, "worker-0": 1, "worker-1": 1}
+
+
 def warnings(world: World) -> list[str]:
     return [fields["text"] for kind, _, fields in world.events if kind == "warning"]
 
@@ -357,6 +368,16 @@ def test_a_short_disconnection_does_not_affect_training() -> None:
     assert generations(world) == {1} and "restart" not in world.kinds()
 
 
+def test_a_host_that_leaves_at_the_end_is_not_lost_even_if_its_last_message_is() -> None:
+    world = up(make_plan(2))
+    for task in ("worker-0", "worker-1"):
+        world.exit(task, cause="")
+    assert isinstance(world.machines["worker-host-1"].inbox[-1], ins.DismissMember)
+    world.disconnect("worker-host-1")
+    world.deliver_all()
+    assert "member-lost" not in world.kinds() and world.last("run-ended")["status"] == "succeeded"
+
+
 def test_a_restarted_agent_has_lost_its_tasks() -> None:
     world = up(make_plan(2))
     world.agent_dies("worker-host-0")
@@ -597,6 +618,22 @@ def test_a_captain_that_dies_during_a_back_off_counts_no_restart_twice() -> None
     assert len(world.running()) == 2
 
 
+def test_a_failure_that_no_generation_has_followed_is_no_restart() -> None:
+    """The run is stopped while the second restart waits."""
+    world = up(make_plan(2, hang_after=None))
+    for _ in range(2):
+        world.exit("worker-0", "signal")
+        world.deliver_all()
+    assert len(world.captain.failures.restarts) == 2 and len(world.captain.failures.followed_restarts()) == 1
+    world.restart_captain()
+    world.join_all()
+    world.deliver_all()
+    assert len(world.captain.failures.followed_restarts()) == 1, "the next captain knows it, too"
+    world.pass_time(LEASE + 5)
+    world.deliver_all()
+    assert len(world.running()) == 2 and len(world.captain.failures.followed_restarts()) == 2
+
+
 def test_a_failure_while_the_captain_was_away_is_the_cause() -> None:
     world = up(make_plan(2))
     world.restart_captain()
@@ -712,8 +749,22 @@ def test_a_host_that_sends_notices_in_a_loop_does_not_fill_the_disk() -> None:
     for number in range(5000):
         world.tell(ev.Notice("worker-host-0", f"notice {number}"))
     world.tell(ev.Notice("worker-host-1", "another host"))
-    more = "worker-host-0 sent more than 100 messages within 10 minutes; the others of this time are not shown"
+    more = "worker-host-0 sent more than 100 messages within 10 minutes; the rest are not shown"
     assert notices(world) == [*(f"notice {number}" for number in range(100)), more, "another host"]
     world.now += 601
     world.tell(ev.Notice("worker-host-0", "ten minutes later"))
     assert notices(world)[-1] == "ten minutes later"
+
+
+def test_restarts_of_a_program_that_reports_no_steps_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.agent.captain.failures.RESTARTS_KEPT", 3)
+    world = up(make_plan(1, limit=100, hang_after=None))
+    for _ in range(5):
+        before = world.captain.milestone()
+        world.exit("worker-0", "signal")
+        world.pass_time(60)
+        world.deliver_all()
+        assert names(world) == ["worker-0"] and world.captain.milestone() != before
+    failures = world.captain.failures
+    assert failures.recovering == failures.restarts and len(failures.restarts) == 3
+    assert failures.to_notes()["recovering"] == [0, 1, 2]

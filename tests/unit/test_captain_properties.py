@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.agent.captain import events as ev
+from paceline.agent.captain.ledger import LIVE, OVER, PAUSED
+from paceline.agent.captain.snapshots import incomplete_snapshots
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers.requests import STORE, Failure
-from paceline.plan import GROUP, INGEST, LEAD, ON_NAN, ROLLBACK, WARN
+from paceline.plan import GROUP, HOST, INGEST, LEAD, ON_NAN, OWN, ROLLBACK, TASK, WARN
 from paceline.storage.snapshots.manifest import parse_id
 from support.polling import PollingTasks
 from support.worlds import LEASE, World, make_plan
 
 LIMIT = 4
+# The newest complete snapshot, the one that is being sent, the newest committed one, and incomplete ones.
+MOST_HELD = 3 + incomplete_snapshots.MOST
 
 
 class SavesTogether:
@@ -88,6 +92,10 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         serves=st.sampled_from([SHARED_FOLDER, "", "10.0.0.1:7000"]),
         has_begun=st.booleans(),
         on_nan=st.sampled_from(ON_NAN),
+        least=st.sampled_from([None, None, 1, 2]),
+        first=st.sampled_from([None, 1, 2]),
+        every=st.sampled_from([0.5, 20.0]),
+        scope=st.sampled_from([GROUP, GROUP, HOST, TASK]),
     )
     def begin(
         self,
@@ -100,12 +108,28 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         serves: str,
         has_begun: bool,
         on_nan: str,
+        least: int | None,
+        first: int | None,
+        every: float,
+        scope: str,
     ) -> None:
         """`has_begun`: all tasks run, and ask at each step whether to save."""
         ps, chief = servers
+        scope = GROUP if ps or chief else scope
         on_nan = on_nan if chief or not ps else WARN
         kinds = {"evaluator": evaluator, "ps": ps, "chief": chief, "per_host": per_host, "ingest": ingest}
-        plan = make_plan(workers, **kinds, limit=LIMIT, start=1e6, watch=watch, on_nan=on_nan)  # type: ignore[arg-type]
+        worker_hosts = -(-workers // per_host)
+        if (ps and not chief) or least is None or scope != GROUP:
+            elastic = {}
+        else:
+            least = min(least, worker_hosts)
+            first = None if first is None or ps else max(least, min(first, worker_hosts))
+            elastic = {"least": least, "first": first, "wait": 5.0, "every": every}
+        if scope != GROUP and on_nan == ROLLBACK:
+            on_nan = WARN
+        watch = "" if elastic or scope != GROUP else watch
+        settings = {"limit": LIMIT, "start": 1e6, "watch": watch, "on_nan": on_nan, "scope": scope, **elastic}
+        plan = make_plan(workers, **kinds, **settings)  # type: ignore[arg-type]
         self.world = World(plan, serves)
         self.polling = PollingTasks(self.world)
         self.step = 0
@@ -123,7 +147,7 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
 
     def _together(self) -> set[str]:
         plan = self.world.plan
-        return {task.name for task in plan.tasks if plan.role(task.role).restarts in (GROUP, LEAD)}
+        return {task.name for task in plan.tasks if plan.role(task.role).restarts in (GROUP, LEAD, *OWN)}
 
     def _running(self) -> list[str]:
         return sorted({name for m in self.world.machines.values() for name in m.processes})
@@ -150,6 +174,10 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
     @rule()
     def all_messages_arrive(self) -> None:
         self.world.deliver_all()
+
+    @rule(data=st.data())
+    def a_host_has_fetched_a_snapshot_in_advance(self, data: Any) -> None:
+        self.world.finish_prefetch(self._host(data))
 
     @rule(data=st.data())
     def agent_dies(self, data: Any) -> None:
@@ -187,6 +215,14 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         training_tasks = [name for name in self._running() if not name.startswith(("ps", "evaluator", "ingest"))]
         for task in training_tasks[:1] if whole else training_tasks:
             self.world.save(task, step, 1 if whole else len(training_tasks))
+
+    @precondition(lambda self: self._running())
+    @rule(data=st.data(), count=st.integers(1, 8))
+    def one_task_saves_parts_that_others_may_never_save(self, data: Any, count: int) -> None:
+        names = [name for name in self._running() if not name.startswith(("ps", "evaluator", "ingest"))]
+        for task in [data.draw(st.sampled_from(names))] if names else []:
+            for step in range(self.step + 1, self.step + 1 + count):
+                self.world.save(task, step, 2)
 
     @precondition(lambda self: self._running())
     @rule(data=st.data(), ahead=st.integers(-3, 1))
@@ -228,12 +264,33 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
     @rule(notes=st.booleans(), answers_are_lost=st.booleans())
     def captain_dies_and_returns(self, notes: bool, answers_are_lost: bool) -> None:
         if not self.world.is_over:
-            self.world.restart_captain(notes, answers_are_lost=answers_are_lost)
+            self.world.restart_captain(notes, answers_are_lost=answers_are_lost, stale=True)
 
     @rule(stop=st.integers(0, 9))
     def the_user_stops_it(self, stop: int) -> None:
         if stop == 0:
             self.world.tell(ev.StopRequested("stop"))
+
+    @precondition(lambda self: self.world.plan.scalable)
+    @rule(hosts=st.integers(1, 3))
+    def the_user_scales_it(self, hosts: int) -> None:
+        self.world.scale(hosts)
+
+    @rule(within=st.sampled_from([1.0, 600.0]), now=st.booleans(), releases=st.booleans(), pause=st.integers(0, 2))
+    def the_user_pauses_it(self, within: float, now: bool, releases: bool, pause: int) -> None:
+        if pause == 0:
+            self.world.pause(within, now, releases)
+
+    @rule()
+    def the_user_resumes_it(self) -> None:
+        self.world.resume()
+
+    @invariant()
+    def nothing_runs_while_it_is_paused(self) -> None:
+        """Unless the captain has lost its notes, and the members that run tasks have not joined yet."""
+        captain = self.world.captain if hasattr(self, "world") else None
+        if captain and captain.ledger.pause == PAUSED and captain.phase == LIVE and captain.generation:
+            assert not self.world.running()
 
     @invariant()
     def at_most_one_generation_lives(self) -> None:
@@ -302,6 +359,29 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         assert len(snapshot_ids) == len(set(snapshot_ids)), snapshot_ids
 
     @invariant()
+    def hosts_are_wanted_within_limits(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for role, elastic in self.world.plan.scalable.items():
+            most = sum(host.role == role for host in self.world.plan.hosts)
+            assert elastic.min <= self.world.captain.ledger.sizes[role] <= most
+
+    @invariant()
+    def hosts_hold_few_snapshots(self) -> None:
+        """What a host holds once it has received all instructions, while the captain knows what all hosts and the store
+        have."""
+        captain = self.world.captain if hasattr(self, "world") else None
+        if captain is None or captain.phase == OVER or not captain._have_all_joined():
+            return
+        if not captain.commits.contents.is_known or captain.commits._store_is_empty:
+            return
+        known = {*captain.commits._drafts, *captain.commits._copies}
+        assert len(known) <= MOST_HELD + len(captain.commits.contents.being_fetched()), known
+        for machine in self.world.machines.values():
+            if machine.connected and not machine.inbox and not machine.finished:
+                assert {snapshot for _, snapshot in machine.held} <= known
+
+    @invariant()
     def restart_budgets_are_respected(self) -> None:
         if not hasattr(self, "world"):
             return
@@ -315,6 +395,7 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
         world = self.world
         world.place.fails = world.place.read_only = world.peers_fail = None
         for _ in range(12):
+            world.resume()
             for host, machine in list(world.machines.items()):
                 if machine.finished and not world.is_over:
                     world.host_is_replaced(host, dead=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import json
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,17 +16,26 @@ from typing import Any
 import pytest
 
 from paceline import client
+from paceline import plan as plans
+from paceline.agent.net import messages
+from paceline.agent.profile_messages import FOLDER, ProfileTaken
+from paceline.agent.stack_messages import Frame, StacksTaken, ThreadSamples
 from paceline.backends.kubernetes.api.cluster import connect
 from paceline.backends.kubernetes.runs import local_folder
 from paceline.backends.local import detached_start
-from paceline.client import html, live_table, reference_page, run_store
+from paceline.client import reference_page
+from paceline.client.diagnosis import stacks
+from paceline.client.notebooks import html, live_table
+from paceline.client.snapshots import run_store
 from paceline.job import load as load_job
 from paceline.job import overrides, planning
 from paceline.storage.stores.bucket import BucketStore
 from paceline.storage.stores.folder import FolderStore
-from paceline.view.run_folders import Run
+from paceline.view.files.run_folders import Run
+from paceline.view.text import option_names
 from support import committed, recorded
 from support.recorded import LIFE, REPORT, at, call
+from support.worlds import make_plan
 
 RUN = "digits-3f9a"
 LOGS = {"worker-0": f"{at(1)} g1 | hello\n{at(3)} g2 | again\n", "worker-1": f"{at(2)} g1 | other\n"}
@@ -63,7 +74,7 @@ def test_a_job_is_loaded_with_changes(home: Path) -> None:
 
 
 def test_a_string_in_set_is_not_parsed(home: Path) -> None:
-    with pytest.raises(client.JobError, match=r'--set roles\.worker\.replicas="4".*got the string "4"'):
+    with pytest.raises(client.JobError, match=r'set: roles\.worker\.replicas="4".*got the string "4"'):
         client.load(home / "job.yaml", set={"roles.worker.replicas": "4"})
     with pytest.raises(client.UsageError, match="set: a field has a value that a job file cannot have"):
         client.load(home / "job.yaml", set={"env": object()})
@@ -137,6 +148,33 @@ def test_what_is_read_of_a_run_equals_the_command_line(home: Path, capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
+def test_parts_of_results_have_the_form_of_the_command_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, name = client.get(RUN), f"{FOLDER}/worker-0.xplane.pb"
+    plan = dataclasses.replace(make_plan(1), framework="torch")
+    (run.folder / "plan.json").write_text(plans.to_json(plan))
+    frames = (Frame("train.py", 3, "step"), Frame("train.py", 9, "<module>"))
+    taken = StacksTaken("", 1, "worker-0", "", 7, frames, ((0, 1),), (ThreadSamples(7, (0, 0), 1.0),), True)
+    monkeypatch.setattr(stacks, "ask", lambda *_: [messages.member_message(taken)])
+    profile = ProfileTaken("", 1, "worker-0", "", 5, {name: 4})
+    monkeypatch.setattr("paceline.client.diagnosis.profile.ask", lambda *_: [messages.member_message(profile)])
+    forms: list[tuple[Any, list[Any], dict[str, Any]]] = [
+        (run.stacks(), list(run.stacks().processes), printed(home, "stacks")),
+        (run.profile(steps=5), list(run.profile(steps=5).tasks), printed(home, "profile", "--steps", "5")),
+        (run.status(), list(run.status().tasks), printed(home, "status")),
+    ]
+    for whole, parts, expected in forms:
+        assert whole.to_dict() == expected and expected["schema_version"] == 1
+        assert parts and [part.to_dict() for part in parts] == [
+            {"schema_version": 1, **each} for each in expected["tasks"]
+        ]
+    thread = run.stacks("worker-0").processes[0].threads[0]
+    assert thread.to_dict() == {"schema_version": 1, **forms[0][2]["tasks"][0]["threads"][0]}
+    assert run.profile("worker", to=home / "to", timeout=1).folder == home / "to"
+    with pytest.raises(client.JobError) as mistake:
+        client.Job(name="digits", framework="torchh", command=["python", "train.py"])
+    assert mistake.value.problems[0].to_dict() == {"schema_version": 1, **mistake.value.fields()["problems"][0]}
+
+
 def test_the_fields_of_a_status(home: Path) -> None:
     status = client.get(RUN).status()
     assert (status.run, status.status, status.steps, status.generations) == (RUN, "succeeded", 161, 2)
@@ -185,7 +223,7 @@ def test_time_limits_are_typed(home: Path) -> None:
             with pytest.raises(client.WaitTimeout, match="slow-1 has not ended within 0 s") as limit:
                 wait()
             assert isinstance(limit.value, TimeoutError) and isinstance(limit.value, client.PacelineError)
-        with pytest.raises(client.UsageError, match="timeout -1"):
+        with pytest.raises(client.UsageError, match="timeout=-1"):
             run.wait(timeout=-1)
     with pytest.raises(client.EndedBefore):
         client.get(RUN).wait(until="step=1000")
@@ -218,6 +256,46 @@ def test_deleting_refuses_a_running_run(home: Path) -> None:
     assert run.delete().to_dict()["schema_version"] == 1 and not folder.exists()
     with pytest.raises(client.PacelineError, match="slow-1 was deleted"):
         run.status()
+
+
+def test_errors_name_what_their_reader_uses(home: Path) -> None:
+    """The same error names arguments in Python, and options on the command line."""
+    wrong: list[tuple[Callable[[], object], list[str], str, str]] = [
+        (lambda: client.get("x"), ["status", "x"], "`client.runs()` lists all; on='kubernetes' searches a cluster",
+         "`paceline ls` lists all; --on kubernetes searches a cluster"),
+        (lambda: client.runs(namespace="a"), ["ls", "-n", "a"], "namespace='a': is only for runs on a cluster; use on=",
+         "--namespace 'a': is only for runs on a cluster; use --on kubernetes"),
+        (lambda: client.get(on="kubernetes"), ["status", "--on", "kubernetes"], "`client.runs(on='kubernetes')` lists",
+         "`paceline ls --on kubernetes` lists the runs"),
+        (lambda: list(client.get(RUN).logs(since="ten")), ["logs", "--since", "ten"], "since='ten': invalid time",
+         "--since 'ten': invalid time"),
+        (lambda: client.get(RUN).wait(until="end"), ["wait", "--for", "end"], "until='end': invalid", "--for 'end':"),
+        (lambda: client.get(RUN).stacks(), ["stacks"], f"see: client.get('{RUN}').status()",
+         f"see: paceline status {RUN}"),
+        (lambda: client.submit(client.load("job.yaml"), rebuild_data=True), ["run", "--ingest"],
+         "rebuild_data=True: the job has no `ingest`", "--ingest: the job has no `ingest`"),
+    ]  # fmt: skip
+    for use, arguments, in_python, in_options in wrong:
+        with pytest.raises(client.PacelineError) as error:
+            use()
+        assert in_python in str(error.value)
+        shown = call(home, *arguments)
+        assert in_options in shown.stderr and "client." not in shown.stderr, shown.stderr
+        option_names.reword(error.value)
+        assert f"error: {error.value}\n" == shown.stderr
+
+
+def test_an_error_has_the_form_of_the_command_line(home: Path) -> None:
+    with pytest.raises(client.NoRun) as error:
+        client.get("none")
+    form = {"kind": "NoRun", "what": "no run 'none'", "where": "", "remedy": error.value.remedy}
+    assert error.value.to_dict() == {"schema_version": 1, "error": form}
+    option_names.reword(error.value)
+    assert error.value.to_dict() == printed(home, "status", "none")
+    (home / "bad.yaml").write_text("name: digits\nframework: torchh\ncommand: [python, train.py]\n")
+    with pytest.raises(client.JobError) as mistake:
+        client.load("bad.yaml")
+    assert mistake.value.to_dict() == printed(home, "plan", "bad.yaml")
 
 
 # ---- notebooks
@@ -353,6 +431,12 @@ def test_the_page_matches_the_docstrings() -> None:
     assert listed == set(client.__all__) <= set(dir(client))
 
 
+def test_the_page_says_what_everything_means() -> None:
+    page = reference_page.page()
+    assert re.findall(r"^\| `(\w+)` \|.*\|  \|$", page, re.MULTILINE) == [], "attributes without a text"
+    assert re.findall(r"^#+ `([\w.]+)`\n\n```python\n[^`]+```\n\s*(?:#|\Z)", page, re.MULTILINE) == [], "methods"
+
+
 def test_the_examples_of_docstrings() -> None:
-    for module in (detached_start, overrides):
+    for module in (detached_start, overrides, option_names):
         assert doctest.testmod(module).failed == 0

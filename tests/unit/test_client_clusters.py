@@ -4,10 +4,12 @@ closed, and what a notebook shows asks no cluster."""
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +29,14 @@ from paceline.backends import local
 from paceline.backends.kubernetes.api import cluster as clusters
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs import host_files, local_folder, snapshot_reader, task_request
-from paceline.client import kubernetes_submission, stop, submission
-from paceline.client.find import Target
-from paceline.view import events, run_folders
+from paceline.client.control import stop
+from paceline.client.notebooks import live_table
+from paceline.client.reading import refreshed_folder
+from paceline.client.reading.find_run import Target
+from paceline.client.submission import kubernetes_submission
+from paceline.client.submission import submit as submission
+from paceline.view.files import run_folders
+from paceline.view.state import events
 from support import recorded
 from support.recorded import LIFE, REPORT
 from support.worlds import make_plan
@@ -116,8 +123,10 @@ class World:
     def use(self, name: str) -> None:
         self._monkeypatch.setenv("KUBECONFIG", str(self.kubeconfig(name)))
 
-    def connect(self, context: str | None = None, namespace: str | None = None, files: Any = ()) -> clusters.Cluster:
-        real = CONNECT(context, namespace, files)
+    def connect(
+        self, context: str | None = None, namespace: str | None = None, files: Any = (), until: float = math.inf
+    ) -> clusters.Cluster:
+        real = CONNECT(context, namespace, files, until)
         fake: Any = {"https://a.invalid": self.a, "https://b.invalid": self.b}[real.server]
         transport: Any = Transport()
         self.transports.append(transport)
@@ -189,7 +198,7 @@ def test_a_deleted_run_with_snapshots_is_deleted_only_with_them(
     folder = recorded.write(tmp_path, RUN, report=REPORT)
     run = client.get(RUN)
     (folder / run_folders.DELETED).touch()
-    with pytest.raises(client.NoRun, match=r"except for its snapshots; delete\(snapshots=True\) deletes them"):
+    with pytest.raises(client.NoRun, match=r"except for its snapshots; `.*delete\(snapshots=True\)` deletes them"):
         run.delete()
     assert run.delete(snapshots=True).only_snapshots and not folder.exists()
 
@@ -222,7 +231,8 @@ def test_a_run_is_deleted_on_its_own_cluster(world: World, origin: str) -> None:
 def test_a_search_on_a_cluster_without_the_run_does_not_move_it_there(world: World) -> None:
     run = world.submitted()
     world.use("b")
-    client.get(RUN, on="kubernetes")
+    with pytest.raises(client.PacelineError, match="belongs to a different cluster: it was submitted to"):
+        client.get(RUN, on="kubernetes")
     world.b.requests.clear()
     run.delete(force=True)
     assert world.a.jobs == {} and world.b.requests == []
@@ -284,6 +294,52 @@ def test_a_target_keeps_the_cluster_that_was_current(world: World) -> None:
     cluster = target.cluster()
     assert (cluster.server, cluster.context, cluster.namespace) == ("https://a.invalid", "shared", "mine")
     assert Target("local").resolved() == Target("local")
+
+
+def test_a_later_process_uses_the_cluster_of_the_run(world: World, tmp_path: Path) -> None:
+    run = world.submitted()
+    local_folder._kubeconfigs.clear()  # of this process
+    world.use("b")
+    assert client.get(RUN).status().is_running
+    assert world.a.requests and world.b.requests == []
+    renewed = tmp_path / "renewed"
+    shutil.copy(world.kubeconfig("a"), renewed)
+    world._monkeypatch.setenv("KUBECONFIG", str(renewed))
+    assert local_folder.connect_for(run.folder).kubeconfig == (renewed,), "its credentials may be newer"
+    world.kubeconfig("a").unlink()
+    assert local_folder.connect_for(run.folder).server == "https://a.invalid"
+    world.use("b")
+    with pytest.raises(clusters.Unreachable, match="config-a, which no longer exists; set KUBECONFIG"):
+        local_folder.connect_for(run.folder)
+    assert world.b.requests == []
+
+
+def test_a_run_that_is_found_with_another_kubeconfig_uses_that_later(world: World, tmp_path: Path) -> None:
+    run = world.submitted()
+    shutil.copy(world.kubeconfig("a"), tmp_path / "renewed")
+    world._monkeypatch.setenv("KUBECONFIG", str(tmp_path / "renewed"))
+    client.get(RUN, on="kubernetes")
+    local_folder._kubeconfigs.clear()
+    world.use("b")
+    assert local_folder.connect_for(run.folder).kubeconfig == (tmp_path / "renewed",)
+
+
+def test_a_run_without_a_recorded_kubeconfig_uses_the_current_one(world: World) -> None:
+    """An older version of Paceline has submitted it."""
+    run = world.submitted()
+    local_folder._kubeconfigs.clear()
+    info = {name: value for name, value in run_folders.info(run.folder).items() if name not in ("kubeconfig", "server")}
+    (run.folder / "run.json").write_text(json.dumps(info))
+    world.use("b")
+    assert local_folder.connect_for(run.folder).server == "https://b.invalid"
+
+
+@pytest.mark.parametrize("action", [client.Run.pause, client.Run.resume])
+def test_a_request_to_a_captain_says_that_its_cluster_cannot_be_reached(world: World, action: Any) -> None:
+    run = world.submitted()
+    world.a.is_reachable = False
+    with pytest.raises(client.PacelineError, match="cannot connect to the cluster at https:"):
+        action(run)
 
 
 # ---- connections
@@ -378,6 +434,26 @@ def test_events_are_closed_if_a_stop_is_interrupted(tmp_path: Path, monkeypatch:
 # ---- notebooks
 
 
+def test_watch_sends_no_requests_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the folder, which is updated over one connection."""
+    run = world.submitted()
+    looks = iter([False, True])
+    monkeypatch.setattr(refreshed_folder, "followed", lambda *_, **__: nullcontext(lambda: next(looks)))
+    monkeypatch.setattr(live_table, "_in_notebook", lambda: True)
+    monkeypatch.setattr(live_table, "INTERVAL_S", 0.0)
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: SimpleNamespace(update=updates.append))
+    updates: list[Any] = []
+    connections = len(world.transports)
+
+    def end() -> None:
+        (run.folder / "report.json").write_text(json.dumps(REPORT))
+
+    monkeypatch.setattr(live_table.time, "sleep", lambda _: end())
+    run.watch()
+    assert len(updates) == 1 and "succeeded" in updates[0].data
+    assert list(looks) == [] and len(world.transports) == connections and world.a.requests == []
+
+
 def test_the_html_of_a_run_on_a_cluster_asks_no_cluster(world: World) -> None:
     run = world.submitted()
     listed = client.runs(on="kubernetes")[0]
@@ -398,7 +474,7 @@ def test_the_html_of_a_deleted_or_damaged_run_is_no_error(tmp_path: Path, monkey
     (folder / "run.json").mkdir()
     (folder / "plan.json").write_text("{")
     assert RUN in run._repr_html_()
-    monkeypatch.setattr("paceline.view.run_state.read", lambda *_: 1 / 0)
+    monkeypatch.setattr("paceline.view.state.status_reader.read", lambda *_: 1 / 0)
     assert run._repr_html_() == f"<div><b>{RUN}</b> </div>"
     shutil.rmtree(folder)
     assert run._repr_html_() == f"<div><b>{RUN}</b> was deleted</div>"

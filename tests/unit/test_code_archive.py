@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.agent.code_unpacking import MOST_BYTES, unpack
@@ -137,7 +137,6 @@ def contents(folder: Path) -> dict[str, object]:
     return entries
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(PLAIN, TREES, max_size=5), st.data(), st.integers(1, 4000))
 def test_the_unpacked_code_equals_the_source(tree: dict[str, object], data: st.DataObject, size: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:

@@ -372,7 +372,7 @@ def test_damage_is_noticed_before_anything_is_written(target: Path, tmp_path: Pa
 SMALL = raw(folder("lib"), entry("lib/a.py", b"a" * 600), link("lib/b", "a.py"), entry("ü" * 60, b"u"))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=12), st.booleans())
 def test_any_tar_is_unpacked_inside_its_folder_or_refused(changes: list[tuple[int, int]], fix_checksums: bool) -> None:
     data = bytearray(SMALL)
@@ -397,7 +397,6 @@ def test_any_tar_is_unpacked_inside_its_folder_or_refused(changes: list[tuple[in
             assert not path.lstat().st_mode & 0o7000 or path.is_symlink()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as temporary:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.snapshots.given_up_uploads import AT_ONCE, DOUBT_S
+from paceline.agent.captain.snapshots.given_up_uploads import AT_ONCE, DOUBT_S, GivenUpUploads
 from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.net.frames import MEMBER_LIMIT, Decoder, encode
 from paceline.agent.net.messages import FILES_AT_ONCE, member_message, read_member, stored_messages
@@ -85,7 +85,7 @@ def test_a_snapshot_that_is_never_complete_is_named_at_the_end() -> None:
     finish_training(world)
     world.deliver_all()
     [text] = warnings(world)
-    expected = "the snapshot of step 20 is not complete and cannot be used: it has 2 parts, and only worker-0 saved one"
+    expected = "the snapshot of step 20 is incomplete and cannot be used: it needs 2 parts, but only worker-0 saved one"
     assert text.startswith(expected)
 
 
@@ -395,6 +395,25 @@ def test_what_an_earlier_captain_may_have_committed_is_deleted_only_after_an_hou
     world.output()
     commit_both(world, 40)
     assert not world.place.has_part("worker-0", SnapshotId(10, 1))
+
+
+def test_a_parent_that_is_committed_late_does_not_end_the_doubt_about_other_commits() -> None:
+    """A manifest that is written after the parts were deleted would be of a snapshot that cannot be restored."""
+    instructions: list[ins.Instruction] = []
+    uploads = GivenUpUploads(instructions.append)
+    first, parent, doubtful, newer = (SnapshotId(*each) for each in ((10, 1), (20, 1), (30, 2), (40, 2)))
+    uploads.on_sending(first)
+    uploads.give_up(first)
+    uploads.on_saved(doubtful, is_doubtful=True, now=100.0)
+    uploads.on_committed(parent, 2, 110.0)
+    assert instructions == [ins.AskStore(req.DeleteUncommitted(first, 2))]
+    uploads.on_answered(first, req.Done())
+    uploads.on_sending(doubtful)  # fails
+    uploads.give_up(doubtful)
+    uploads.on_committed(newer, 2, 120.0)
+    assert len(instructions) == 1
+    uploads.on_committed(SnapshotId(50, 2), 2, 101.0 + DOUBT_S)
+    assert instructions[1:] == [ins.AskStore(req.DeleteUncommitted(doubtful, 2))]
 
 
 def test_remains_that_cannot_be_deleted_are_deleted_after_the_next_commit() -> None:

@@ -25,9 +25,9 @@ def variables(tmp_path: Path, text: str, environ: dict[str, str] | None = None, 
     fields = {"run": "a-1", "host": "worker-host-0", "plan": "", "folder": "", "tls": "", "captain": ""}
     chosen = Options(**{**fields, "compiled": str(tmp_path / "compiled"), **options})  # type: ignore[arg-type]
     notes: list[str] = []
-    found = compiled_folder.variables(plan, chosen, environ or {}, notes.append)
+    added = compiled_folder.variables(plan, chosen, environ or {}, notes.append)
     assert notes == []
-    return found
+    return added
 
 
 def test_jax_keeps_everything_that_it_compiles(tmp_path: Path) -> None:
@@ -49,10 +49,10 @@ def test_torch_keeps_what_inductor_and_triton_compile(tmp_path: Path) -> None:
 def test_the_users_own_folder_is_kept(value: str, tmp_path: Path) -> None:
     assert variables(tmp_path, "framework: jax", {"JAX_COMPILATION_CACHE_DIR": value}) == {}
     assert variables(tmp_path, "framework: torch", {"TORCHINDUCTOR_CACHE_DIR": value}) == {}
-    found = variables(tmp_path, "framework: torch", {"TRITON_CACHE_DIR": value})
-    assert found.keys() == {"TORCHINDUCTOR_CACHE_DIR"}
-    found = variables(tmp_path, "framework: jax", {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5"})
-    assert found.keys() == {"JAX_COMPILATION_CACHE_DIR", "PACELINE_COMPILE_CACHE"}
+    added = variables(tmp_path, "framework: torch", {"TRITON_CACHE_DIR": value})
+    assert added.keys() == {"TORCHINDUCTOR_CACHE_DIR"}
+    added = variables(tmp_path, "framework: jax", {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5"})
+    assert added.keys() == {"JAX_COMPILATION_CACHE_DIR", "PACELINE_COMPILE_CACHE"}
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])

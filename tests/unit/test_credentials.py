@@ -22,8 +22,9 @@ from paceline.agent.run_files import replace
 from paceline.backends.kubernetes.api import credential_plugin, credential_renewal, raw_requests
 from paceline.backends.kubernetes.api.cluster import NoCredentials, Refused, Unreachable, connect
 from paceline.backends.kubernetes.runs import local_folder, mirror
-from paceline.client.refreshed_folder import followed
+from paceline.client.reading.refreshed_folder import followed
 from paceline.job import load_text, planning
+from paceline.view.files.run_folders import Run
 from support.api_server import RUN, UID, ApiServer, serving
 from support.loopback_server import LoopbackServer, SilentHandler
 from support.runs import eventually
@@ -64,8 +65,9 @@ class Plugin:
         monkeypatch.setattr(credential_plugin, "run", self._run)
         monkeypatch.setattr(credential_renewal, "PLUGIN_PAUSE_S", 0.0)
 
-    def _run(self, single: Any, plugin: Any) -> dict[str, Any]:
+    def _run(self, single: Any, plugin: Any, limit: float) -> dict[str, Any]:
         self.runs += 1
+        self.limit = limit
         if isinstance(self.status, Exception):
             raise self.status
         return self.status
@@ -346,7 +348,7 @@ def test_a_run_that_is_no_longer_followed_leaves_no_thread(
     before = {thread for thread in threading.enumerate() if not _is_of_server(thread)}
     for number in range(3):
         server.write(event(number))
-        with followed(folder, follow=True) as has_ended:
+        with followed(Run(RUN, folder), follow=True) as has_ended:
             eventually("the event", partial(_has_step, folder, number))
             assert not has_ended()
         assert {thread for thread in threading.enumerate() if not _is_of_server(thread)} == before

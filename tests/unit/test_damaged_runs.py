@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,18 +17,27 @@ from typing import Any
 import pytest
 
 from paceline.agent.captain_process.saved_notes import CaptainNotes
+from paceline.agent.deliveries.event_reader import EventReader
+from paceline.agent.deliveries.saved_state import saved_mlflow_run
+from paceline.agent.deliveries.series_reader import SeriesReader
+from paceline.agent.tasks.host_notes import HostNotes
 from paceline.backends.local.lost_captain_report import write_report
-from paceline.client.wait import EndedBefore
+from paceline.cli import app
+from paceline.client.control.wait import EndedBefore
 from paceline.errors import PacelineError
+from paceline.storage.snapshots.manifest import Damaged
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.protocol import StoreError
-from paceline.view import plan_files, run_files, run_folders, run_state
-from support import mutations, recorded
+from paceline.view.files import plan_files, run_files, run_folders
+from paceline.view.state import status_reader
+from support import mutations, recorded, viewers, wire_examples
 from support.record_runs import RECORDED
 from support.recorded import Done, call
 from support.users import somebody
+from support.worlds import make_plan, up
 
 SOURCE = RECORDED / "0.1.0"
+VERSIONS = sorted(path.name for path in RECORDED.iterdir())
 VERBS = (
     ("ls",), ("ls", "-o", "json"), ("ls", "-o", "wide"), ("status", "{run}"), ("status", "{run}", "-o", "json"),
     ("logs", "{run}"), ("logs", "{run}", "-o", "json", "--since", "1h"), ("logs", "-f", "{run}"), ("events", "{run}"),
@@ -35,10 +45,15 @@ VERBS = (
     ("events", "{run}", "-o", "json"), ("snapshots", "ls", "{run}"), ("snapshots", "ls", "{run}", "-o", "json"),
     ("snapshots", "ls", "{run}", "--all"), ("snapshots", "show", "{run}"), ("snapshots", "verify", "{run}"),
     ("snapshots", "show", "{run}", "best"), ("profile", "{run}"),
+    ("stacks", "{run}"), ("metrics", "{run}"), ("metrics",), ("scale", "{run}", "worker=1"), ("pause", "{run}"),
+    ("resume", "{run}"), ("serve", "{run}", "--port", "0"),
     ("stop", "{run}"), ("tensorboard", "{run}"), ("try", "{run}"), ("export", "{run}", "--to", "{run}-model"),
     ("delete", "-y", "{run}"),
 )  # fmt: skip
+VIEWERS = ("watch", "page")  # they show runs until they are closed: see support/viewers.py
+NO_READERS = ("init", "validate", "plan", "render", "schema", "run", "doctor")  # verbs that read no files of runs
 RUNS = ("recorded-done", "recorded-lost")
+HOST = "worker-host-0"
 
 
 class Started(BaseException):
@@ -46,19 +61,22 @@ class Started(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: Any, **__: Any) -> Any:
         raise Started
 
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr("os.execv", started)
     monkeypatch.setattr("os.execve", started)
-    monkeypatch.setattr("paceline.client.model_export._run", started)
-    monkeypatch.setattr("paceline.cli.tensorboard._python", lambda: "python")
+    monkeypatch.setattr("paceline.client.models.model_export._run", started)
+    for module in ("tensorboard", "serve"):
+        monkeypatch.setattr(f"paceline.cli.{module}._python", lambda: "python")
 
 
-def copy(home: Path, run: str) -> Path:
+def copy(home: Path, run: str, version: str = SOURCE.name) -> Path:
     folder = home / "runs" / run
-    shutil.copytree(SOURCE / run, folder)
+    shutil.copytree(RECORDED / version / run, folder)
     (folder / "lock").touch()
     return folder
 
@@ -80,6 +98,10 @@ def assert_clear(done: Done, context: object) -> None:
         assert text not in done.stderr + done.stdout, (context, done)
     if done.returncode:  # `snapshots verify` prints what is damaged to stdout
         assert done.stdout or done.stderr.startswith(("error: ", "note: ")), (context, done)
+
+
+def test_every_verb_is_tested_or_reads_no_run() -> None:
+    assert sorted({*(verb[0] for verb in VERBS), *VIEWERS, *NO_READERS}) == sorted(app.VERBS)
 
 
 # ---- what users see
@@ -150,13 +172,20 @@ DAMAGES = {
 def test_a_damaged_run_is_named_and_the_others_are_listed(tmp_path: Path, name: str) -> None:
     damage, problem = DAMAGES[name]
     healthy(tmp_path)
-    damage(copy(tmp_path, "recorded-lost"))
+    damaged = copy(tmp_path, "recorded-lost")
+    damage(damaged)
     done = call(tmp_path, "ls", "-o", "wide")
     rows = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert done.returncode == 0 and "succeeded" in rows["digits-3f9a"], done
     assert problem in rows["recorded-lost"], done
     listed = {each["run"]: each for each in json.loads(call(tmp_path, "ls", "-o", "json").stdout)}
     assert problem in "; ".join(listed["recorded-lost"]["problems"]) and "problems" not in listed["digits-3f9a"]
+    watched, shown = viewers.watch_all(), viewers.page("recorded-lost")
+    assert problem in watched["recorded-lost"].reason and watched["digits-3f9a"].status == "succeeded"
+    assert "problem" not in watched["digits-3f9a"].reason and viewers.watch("recorded-lost", damaged)
+    listed = viewers.page_runs(shown)
+    assert problem in "; ".join(listed["recorded-lost"]["problems"]) and not listed["digits-3f9a"]["problems"]
+    assert problem in "; ".join(json.loads(shown["api/runs/{key}"])["problems"])
     for verb in VERBS:
         arguments = [word.format(run="recorded-lost") for word in verb]
         assert_clear(use(tmp_path, *arguments), (name, verb))
@@ -181,6 +210,14 @@ def test_the_outcome_of_a_run_is_shown_even_if_its_events_are_damaged(tmp_path: 
     assert any(line.startswith("  damaged ") and "`step` is not a number" in line for line in lines)
     events = call(tmp_path, "events")
     assert events.returncode == 0 and "`step` is not a number" in events.stderr and "ending" in events.stdout
+
+
+def test_the_list_of_watch_names_what_is_damaged_of_a_run_that_has_succeeded(tmp_path: Path) -> None:
+    folder = copy(tmp_path, "recorded-done")
+    assert viewers.watch_all()["recorded-done"].reason == ""
+    (folder / "plan.json").write_text("[]")
+    run = viewers.watch_all()["recorded-done"]
+    assert run.status == "succeeded" and "plan.json: is damaged" in run.reason
 
 
 def test_a_run_of_another_user_is_named_and_the_others_are_listed(open_folder: Path) -> None:
@@ -234,6 +271,19 @@ def test_a_supervisor_reports_the_end_even_if_the_notes_of_its_captain_are_damag
         assert run_files.report(folder).fields is not None and not run_files.report(folder).problem
 
 
+def test_a_supervisor_counts_no_restart_that_its_captain_had_only_announced(tmp_path: Path) -> None:
+    world = up(make_plan(2, hang_after=None))
+    for number in range(2):
+        world.exit("worker-0", "signal")
+        world.deliver_all()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "captain.json").write_text(json.dumps({"captain": world.captain.to_notes()}))
+        write_report(folder, "recorded-lost", "stopped", "killed")
+        report = run_files.report(folder).fields
+        assert report is not None and len(report["restarts"]) == 1, "the first one was followed by a generation"
+
+
 @pytest.mark.parametrize("name", ["run.json", "plan.json", "report.json", "events.jsonl", "lock", "logs/worker-0.log"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "large"])
 def test_a_file_that_is_none_blocks_no_verb(
@@ -263,8 +313,8 @@ def test_a_store_reads_only_files(tmp_path: Path, kind: str) -> None:
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     store, name = FolderStore(str(tmp_path)), "manifest.json"
     reads: tuple[Callable[[], object], ...] = (
-        lambda: store.read(name, 1000), lambda: store.digest(name, lambda _: True), lambda: store.give(name),
-        lambda: store.fetch(name, str(tmp_path / "copy"), lambda _: True),
+        lambda: store.read(name, 1000), lambda: store.digest(name, lambda _: True),
+        lambda: store.give(name).__enter__(), lambda: store.fetch(name, str(tmp_path / "copy"), lambda _: True),
     )  # fmt: skip
     for read in reads:
         with pytest.raises(StoreError, match="not a regular file"):
@@ -277,6 +327,37 @@ def test_a_captain_starts_anew_if_the_time_in_its_notes_is_impossible(tmp_path: 
     notes = CaptainNotes(str(tmp_path), 100.0)
     assert (notes.is_new, notes.clock_offset, notes.captain) == (True, 0.0, None)
     assert notes.problem.startswith("captain.json is damaged")
+
+
+LARGE = f'{{"offset": {10**30}, "at": 1, "path": "x", "before": "", "last": ""}}'
+INFINITE = '{"offset": 1e400, "at": 1, "path": "x", "before": "", "last": ""}'
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, INFINITE, LARGE], ids=["nested", "infinite", "large"])
+def test_deliveries_begin_anew_if_their_notes_are_damaged(tmp_path: Path, value: str) -> None:
+    (tmp_path / "state.json").write_text(value)
+    (tmp_path / "deliveries").mkdir()
+    (tmp_path / "deliveries/mlflow.json").write_text(value)
+    assert EventReader(str(tmp_path), str(tmp_path / "state.json")).position.offset == 0
+    assert SeriesReader(str(tmp_path), set(), str(tmp_path / "state.json")).position.offset == 0
+    assert saved_mlflow_run(str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("generation", "99999999999"), ("generation", "-1"), ("generation", "1" * 5000), ("data", "x" * 100_000),
+        ("records", "[" * 100_000), ("records", '[{"generation": 0, "parent": null, "by": ""}]'),
+        ("records", '[{"generation": 99999999999, "parent": null, "by": ""}]'),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_a_host_can_join_whatever_its_notes_contain(tmp_path: Path, name: str, text: str) -> None:
+    """A captain rejects such values: the host would try to join again and again."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f".worker-host-0.{name}").write_text(text)
+    notes = HostNotes(str(tmp_path), "worker-host-0")
+    assert (notes.generation, notes.data, notes.records) == (0, "", ())
 
 
 # ---- fuzzing
@@ -299,7 +380,7 @@ def fuzz(limit: float, one: Callable[[random.Random], None]) -> None:
 
 def one_run(home: Path, rng: random.Random) -> None:
     run = rng.choice(RUNS)
-    folder = copy(home, run)
+    folder = copy(home, run, rng.choice(VERSIONS))
     try:
         changed = rng.sample(files_of(folder), rng.choice((1, 1, 2, 3)))
         done = [(str(path.relative_to(folder)), mutations.damage(path, rng)) for path in changed]
@@ -307,6 +388,10 @@ def one_run(home: Path, rng: random.Random) -> None:
             result = use(home, *(word.format(run=run) for word in verb))
             assert_clear(result, (done, verb))
             assert verb[0] != "ls" or "digits-3f9a" in result.stdout, (done, verb, result)
+        if rng.random() < 0.3:
+            assert "digits-3f9a" in viewers.watch_all() and viewers.watch(run, folder)
+        elif rng.random() < 0.1:
+            assert "digits-3f9a" in viewers.page_runs(viewers.page(run))
     finally:
         for path in (home / "runs").iterdir():
             if path.name != "digits-3f9a":
@@ -333,15 +418,16 @@ def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
     """Each kind of file, and its reader."""
     from paceline.agent import state_events
     from paceline.agent.net import messages
-    from paceline.agent.net.frames import Decoder, WireError, encode
-    from paceline.agent.series import read_part, summed_up
+    from paceline.agent.net.frames import Decoder, WireError
+    from paceline.agent.series_files import read_part, summed_up
+    from paceline.agent.spares import spare
     from paceline.agent.tensorboard.generation_notes import GenerationNotes
     from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
     from paceline.backends.kubernetes.runs import pod_records
     from paceline.storage.ingested import dataset, lease
     from paceline.storage.snapshots import chain, evaluation, manifest
     from paceline.storage.watched import restore
-    from paceline.view import series
+    from paceline.view.series import points as series
 
     done = SOURCE / "recorded-done"
     snapshot = done / "snapshots/recorded-done/step-4-g1"
@@ -396,17 +482,86 @@ def readers(scratch: Path) -> Iterator[tuple[bytes, Callable[[bytes], object]]]:
         {"signatures": {"serving_default": {"inputs": {"x": {"dtype": "f", "shape": [-1]}}, "outputs": {}}}}
     )
     yield about.encode(), in_file("paceline.json", _signatures)
-    wire = json.loads((SOURCE / "wire.json").read_text())
+    (scratch / "logs").mkdir()
+    records = [{"generation": 2, "parent": [4, 1], "by": "captain"}, {"generation": 1, "parent": None, "by": "captain"}]
+    for name, text in (("generation", "7"), ("data", "/data/3f9a"), ("records", json.dumps(records))):
+        yield (
+            text.encode(),
+            in_file(f"logs/.worker-host-0.{name}", lambda folder: _joined(HostNotes(str(folder), HOST))),
+        )
+    offset = json.dumps({"offset": 10, "before": "", "last": "", "path": "x", "at": 1.5}).encode()
+    yield offset, in_file("state.json", lambda folder: EventReader(str(folder), str(folder / "state.json")).read())
+    yield (
+        offset,
+        in_file("state.json", lambda folder: SeriesReader(str(folder), set(), str(folder / "state.json")).read()),
+    )
+    yield (SOURCE / "recorded-lost/captain.json").read_bytes(), in_file("captain.json", _hosts)
+    state = {"environment": {"A": "b", "C": None}, "path": ["/x"], "late": True}
+    imports = f'{json.dumps(state)}\n"torch"\n"numpy"\n'.encode()
+    yield imports, in_file("imports", lambda folder: spare.read_record(folder / "imports"))
+    signatures = json.dumps({"a/b": [1, 2, 3, 4]}).encode()
+    yield signatures, in_file(".step-1-g1.shared", lambda folder: _signatures_of(folder / "step-1-g1"))
+    for message in wire_examples.FROM_USERS:
+        yield json.dumps(message).encode(), _request
 
     def receive(data: bytes) -> None:
-        with contextlib.suppress(WireError, ValueError, RecursionError):
-            for message in Decoder().feed(encode(json.loads(data))):
+        with contextlib.suppress(WireError):
+            for message in Decoder().feed(struct.pack(">I", len(data)) + data):
                 (messages.read_join(message, "recorded-done") if message["type"] == "join" else None)
                 messages.read_member(message, "host")
                 messages.read_captain(message, "host")
 
-    for message in (wire["join"], *wire["members"], *wire["captain"]):
-        yield json.dumps(message).encode(), receive
+    yield json.dumps(messages.join_message("recorded-done", wire_examples.JOINED)).encode(), receive
+    for event in wire_examples.FROM_MEMBERS:
+        yield json.dumps(messages.member_message(event)).encode(), receive
+    for instruction in wire_examples.FROM_CAPTAIN:
+        yield json.dumps(messages.captain_message(instruction)).encode(), receive
+
+
+def _joined(notes: HostNotes) -> object:
+    """A captain accepts what a member with these notes sends."""
+    from paceline.agent.captain.events import MemberJoined
+    from paceline.agent.net import messages
+    from paceline.agent.net.frames import Decoder, encode
+
+    joined = MemberJoined(
+        HOST, "a", 1, False, "place", notes.generation, {}, (), {}, (), {}, (), notes.data, records=notes.records
+    )
+    (message,) = Decoder().feed(encode(messages.join_message("run", joined)))
+    return messages.read_join(message, "run")
+
+
+def _hosts(folder: Path) -> object:
+    from paceline.backends.local import supervisor
+
+    return supervisor._requested_hosts(plan_files.read_plan(SOURCE / "recorded-lost"), folder)
+
+
+def _signatures_of(part: Path) -> object:
+    from paceline.storage.snapshots import shared_parts
+
+    with contextlib.suppress(Damaged):
+        return shared_parts._read_signatures(str(part))
+    return None
+
+
+def _request(data: bytes) -> None:
+    """A request of a user, as the captain's process carries it out."""
+    from paceline.agent.captain_process import pause_requests, scale_requests
+    from paceline.agent.captain_process.task_requests import KINDS as TASK_KINDS
+    from paceline.agent.captain_process.task_requests import TaskRequests
+    from paceline.agent.net.frames import Decoder, WireError
+
+    captain = up(make_plan(2)).captain
+    loop: Any = SimpleNamespace(after=lambda seconds, call: None)
+    with contextlib.suppress(WireError):
+        for message in Decoder().feed(struct.pack(">I", len(data)) + data):
+            if message["type"] in TASK_KINDS:
+                TaskRequests(captain.plan, loop, lambda host, message: True).begin(message, lambda data: None)
+            elif message["type"] == scale_requests.SCALE:
+                scale_requests.reply_to(message, captain, lambda event: None)
+            elif message["type"] in pause_requests.KINDS:
+                pause_requests.reply_to(message, captain, lambda event: None)
 
 
 def _signatures(folder: Path) -> object:
@@ -446,4 +601,4 @@ def test_state_and_summary_agree_on_damage(tmp_path: Path) -> None:
     folder = copy(tmp_path, "recorded-done")
     (folder / "run.json").write_text("[]")
     run = run_folders.Run("recorded-done", folder)
-    assert run_state.summary(run)["problems"] == run_state.read(run).report["problems"]
+    assert status_reader.summary(run)["problems"] == status_reader.read(run).report["problems"]

@@ -76,6 +76,21 @@ def test_workers_compare_initial_values_if_all_run_the_same_command(tmp_path: Pa
     )
 
 
+def test_all_tasks_of_a_group_but_the_first_know_at_which_address_that_one_listens(tmp_path: Path) -> None:
+    def leaders(text: str) -> list[str | None]:
+        job_plan = plan_of(tmp_path, text)
+        return [variables_of(job_plan, task.name).get("PACELINE_LEADER") for task in job_plan.tasks]
+
+    jax = "{name: a, framework: jax, command: [python, train.py], roles: {worker: {replicas: 2}, evaluator: {}}}"
+    assert leaders(jax) == [None, "10.0.0.0:5000", None]
+    with_chief = "{name: a, framework: tensorflow, command: [python, train.py], roles: {chief: {}, worker: {}}}"
+    assert leaders(with_chief) == [None, "10.0.0.0:5000"]
+    assert not any(leaders("{name: a, framework: torch, command: [python, train.py], roles: {worker: {replicas: 2}}}"))
+    roles = "roles: {chief: {}, worker: {}, ps: {}}"
+    parameter_server = "{name: a, framework: tensorflow, strategy: parameter-server, command: [python, train.py], "
+    assert not any(leaders(parameter_server + roles + "}"))
+
+
 def test_the_contract_of_any_image(tmp_path: Path) -> None:
     text = "{name: a, framework: tensorflow, strategy: parameter-server, command: [python, train.py],"
     job_plan = plan_of(tmp_path, text + " roles: {worker: {replicas: 2}, ps: {}}}")
@@ -183,6 +198,53 @@ def test_tasks_that_run_torchrun_themselves_form_one_world(tmp_path: Path) -> No
     ]
 
 
+def scoped(tmp_path: Path, scope: str, framework: str = "torch") -> plan.Plan:
+    worker = "{replicas: 2, tasks_per_host: 2, gpus: 2}"
+    text = f"{{name: a, framework: {framework}, command: [python, train.py], roles: {{worker: {worker}}}"
+    return plan_of(tmp_path, f"{text}, restart: {{scope: {scope}}}}}")
+
+
+GROUP_OF_TORCH = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", *LOCAL)
+
+
+def test_torch_tasks_can_form_a_group_with_those_that_restart_with_them(tmp_path: Path) -> None:
+    """Others would have to join it again."""
+    machine = {"worker-host-0": ("0", "1"), "worker-host-1": ("2", "3")}
+
+    def variables(scope: str) -> list[str]:
+        environment = variables_of(scoped(tmp_path, scope), "worker-3", machine=machine)
+        assert (environment["PACELINE_RANK"], environment["PACELINE_WORLD_SIZE"]) == ("3", "4")
+        assert (environment["PACELINE_LOCAL_INDEX"], environment["PACELINE_LOCAL_WORLD_SIZE"]) == ("1", "2")
+        return [environment[name] for name in GROUP_OF_TORCH]
+
+    assert variables("group") == ["10.0.0.0", "5000", "3", "4", "3", "4", "0", "1"]
+    assert variables("host") == ["10.0.0.2", "5002", "1", "2", "1", "2", "0", "1"]
+    assert variables("task") == ["10.0.0.3", "5003", "0", "1", "0", "1", "0", "1"]
+
+
+def test_the_local_rank_is_the_index_of_a_gpu_if_hosts_or_tasks_restart_on_their_own(tmp_path: Path) -> None:
+    machine = {"worker-host-0": ("0", "1"), "worker-host-1": ("2", "3")}
+    assert visible_devices(scoped(tmp_path, "host"), machine) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+    assert visible_devices(scoped(tmp_path, "task"), machine) == [["0"], ["1"], ["2"], ["3"]]
+    alone = plan_of(
+        tmp_path,
+        "{name: a, framework: torch, command: [python, train.py], gpus: 2, restart: {scope: task}, "
+        "roles: {worker: {replicas: 2, tasks_per_host: 1}}}",
+    )
+    assert visible_devices(alone, machine) == [["0", "1"], ["2", "3"]]
+
+
+def test_each_torchrun_forms_a_world_of_its_own_if_hosts_restart_on_their_own(tmp_path: Path) -> None:
+    text = "{name: a, framework: torch, command: [torchrun, train.py], gpus: 4, roles: {worker: {replicas: 2}}"
+    job_plan = plan_of(tmp_path, f"{text}, restart: {{scope: host}}}}")
+    assert [variables_of(job_plan, "worker-1")[name] for name in PET] == ["1", "0", "4", "10.0.0.1", "5001"]
+
+
+def test_tasks_of_any_program_know_the_addresses_of_all(tmp_path: Path) -> None:
+    config = json.loads(variables_of(scoped(tmp_path, "task", "none"), "worker-3")["CLUSTER_CONFIG"])
+    assert config == {"worker": [f"10.0.0.{n}:{5000 + n}" for n in range(4)]}
+
+
 def test_jaxjob_variables_are_set_on_request(tmp_path: Path) -> None:
     text = "name: a\nframework: jax\ncommand: [python, train.py]\nroles: {worker: {replicas: 2}, evaluator: {}}\n"
     names = ("PROCESS_ID", "NUM_PROCESSES", "COORDINATOR_ADDRESS", "COORDINATOR_PORT")
@@ -191,6 +253,32 @@ def test_jaxjob_variables_are_set_on_request(tmp_path: Path) -> None:
     variables = variables_of(job_plan, "worker-1")
     assert [variables[name] for name in names] == ["1", "2", "10.0.0.0", "5000"]
     assert not set(names) & variables_of(job_plan, "evaluator-0").keys()
+
+
+SHARES = ("PACELINE_SHARE", "PACELINE_SHARE_OFFSET", "PACELINE_SHARE_TOTAL")
+
+
+def test_shares_are_counted_over_the_tasks_that_take_part(tmp_path: Path) -> None:
+    groups = "[{replicas: 2, min: 1, share: 3, tasks_per_host: 2}, {replicas: 2, min: 1}]"
+    text = f"{{name: a, framework: none, command: [python, train.py], roles: {{worker: {groups}, evaluator: {{}}}}}}"
+    job_plan = plan_of(tmp_path, text)
+    assert plan.from_data(plan.to_data(job_plan)) == job_plan
+
+    def shares(generation: plan.Plan) -> list[list[str | None]]:
+        variables = [variables_of(generation, task.name) for task in generation.tasks]
+        return [[values.get(name) for name in SHARES] for values in variables]
+
+    none = [None, None, None]  # of the evaluator
+    assert shares(job_plan) == [
+        ["3", "0", "14"], ["3", "3", "14"], ["3", "6", "14"], ["3", "9", "14"], ["1", "12", "14"], ["1", "13", "14"],
+        none,
+    ]  # fmt: skip
+    smaller = job_plan.of_generation(["worker-2", "worker-3", "worker-5"])
+    assert shares(smaller) == [["3", "0", "7"], ["3", "3", "7"], ["1", "6", "7"], none]
+
+
+def test_without_shares_no_variable_is_set(tmp_path: Path) -> None:
+    assert not variables_of(plan_of(tmp_path, MULTI_WORKER), "worker-0").keys() & set(SHARES)
 
 
 def test_jax_gets_the_address_of_the_first_task(tmp_path: Path) -> None:

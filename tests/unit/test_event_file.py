@@ -15,7 +15,7 @@ from paceline.agent import event_file, state_events
 from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.event_file import NAME, OLD, EventFile
 from paceline.agent.run_files import Echo
-from paceline.view import events, run_state
+from paceline.view.state import events, run_state
 from support import recorded
 from support.recorded import event
 
@@ -31,7 +31,7 @@ def shown(state: run_state.State) -> dict[str, Any]:
     data = {
         name: value
         for name, value in vars(state).items()
-        if name not in ("pace", "waiting", "speed", "goodput", "resources")
+        if name not in ("pace", "waiting", "speed", "goodput", "resources", "start_count")
     }
     return {**data, "waiting": state.waiting and state.waiting.data, "steps_per_s": state.steps_per_s}
 

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from paceline.agent.captain import start_times
-from paceline.view import events
+from paceline.view.state import events
 from support import recorded
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").read_text())

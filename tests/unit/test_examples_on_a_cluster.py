@@ -42,4 +42,4 @@ def test_an_example_runs_on_a_cluster_as_its_page_says(job: Path, monkeypatch: p
     prepared = prepare.prepare(load(job, arguments["overrides"], cluster=True))
     objects = render(prepared.plan, "example-3f9a", b"agent", prepared.code, library=prepared.library)
     roles = {each["metadata"]["name"] for each in objects if each["kind"] == "Job"} - {"example-3f9a"}
-    assert roles == {names.job_of("example-3f9a", group) for group in names.groups(prepared.plan)}
+    assert roles == {names.job_of("example-3f9a", pool) for pool in names.pools(prepared.plan)}

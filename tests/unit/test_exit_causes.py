@@ -215,6 +215,10 @@ def test_the_loss_of_a_peer_is_recognized() -> None:
 
 def test_a_port_in_use() -> None:
     assert exit_causes.classify(exited(1), PORT).kind == "port-in-use"
+    raised = tracebacks.Raised(
+        "tensorflow.python.framework.errors_impl.UnknownError", "Could not start gRPC server", "train.py:3"
+    )
+    assert exit_causes.classify(exited(1), [], raised=raised).kind == "port-in-use"
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ from paceline.backends.kubernetes.runs import listing, local_folder, running, sn
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.job import load_text, planning
 from paceline.plan import Plan
-from paceline.view import run_folders, run_state
-from paceline.view.snapshot_locations import NoClaim
+from paceline.view.files import run_folders
+from paceline.view.snapshots.snapshot_locations import NoClaim
+from paceline.view.state import status_reader
+from support import recorded
 
 RUN, UID = "digits-3f9a", "the-captains-job"
 JOB = "name: digits\nframework: none\ncommand: [python, -V]\nroles: {worker: {replicas: 2}}\nkubernetes: {image: any}\n"
@@ -311,6 +313,17 @@ def test_the_end_of_a_run_is_not_taken_from_a_pod_that_its_job_has_not_created(m
     assert json.loads((folder / "report.json").read_text())["status"] == "failed"
 
 
+def test_a_run_that_was_killed_has_not_restarted(mirror: Mirror, folder: Path) -> None:
+    """Its captain may outlive other hosts for a moment, and announce a restart."""
+    with (folder / "events.jsonl").open("a") as events:
+        events.write("".join(json.dumps(each) + "\n" for each in (recorded.STARTED, recorded.KILLED, recorded.RESTART)))
+    (folder / running.STOP_REASON).write_text("killed immediately")
+    run, _ = running_with(mirror, folder, labelled("c", UID))
+    run.write_report()
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["status"], report["restarts"]) == ("stopped", [])
+
+
 def test_only_the_captain_of_the_run_is_asked_to_stop(mirror: Mirror, folder: Path) -> None:
     """A pod of another user could accept the request, and the run would continue."""
     run, client = running_with(mirror, folder, labelled("x", "another-job"), labelled("c", UID))
@@ -334,7 +347,7 @@ def test_the_output_of_a_task_is_never_an_event(mirror: Mirror, folder: Path) ->
     for line in (end, f"worker-0 2026-11-17T12:00:00.000Z g1 | {end}", f"../events {end}", f"events.jsonl {end}"):
         reader.take(line)
     assert not (folder / "events.jsonl").exists()
-    assert run_state.read(run_folders.Run(RUN, folder)).state.ended is None
+    assert status_reader.read(run_folders.Run(RUN, folder)).state.ended is None
 
 
 def test_the_output_of_a_captain_that_is_asked_to_stop_is_not_kept(

@@ -17,21 +17,26 @@ from typing import Any
 
 import pytest
 
+from paceline import client
 from paceline import plan as plans
 from paceline.backends import archive_import, snapshot_origin
 from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.runs import local_folder, snapshot_reader
 from paceline.cli import app
-from paceline.client import job_programs
-from paceline.client.stop import grace_of
+from paceline.client.control.stop import grace_of
+from paceline.client.models import job_programs
+from paceline.errors import UsageError
 from paceline.job import load_text, planning
 from paceline.plan import Plan, Program, Snapshots
-from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged
+from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.protocol import StoreError
-from paceline.view import run_files, run_folders, snapshot_locations
-from paceline.view.run_folders import NoRun, Run
+from paceline.view.files import run_files, run_folders
+from paceline.view.files.run_folders import NoRun, Run
+from paceline.view.snapshots import snapshot_locations
+from paceline.watch.run_screen_model import RunData
+from support import viewers
 from support.recording_server import Recorder, recording
 from support.worlds import make_plan
 
@@ -140,7 +145,15 @@ VERBS = [
     ["events", RUN], ["wait", RUN], ["ls"], ["ls", "-o", "wide"], ["tensorboard", RUN], ["try", RUN],
     ["export", RUN, "--to", "model"],
     ["serve", RUN, "--port", "0"], ["delete", RUN, "--snapshots", "--yes"], ["delete", RUN, "--yes"],
+    ["stacks", RUN], ["profile", RUN], ["metrics", RUN], ["metrics"], ["scale", RUN, "worker=1"], ["pause", RUN],
+    ["resume", RUN], ["stop", RUN], ["stop", RUN, "--now"], ["doctor"],
 ]  # fmt: skip
+VIEWERS = ("watch", "page")  # they show runs until they are closed: see support/viewers.py
+NO_READERS = ("init", "validate", "plan", "render", "schema", "run")  # they read the files of this user's jobs
+
+
+def test_every_verb_is_tested_or_reads_no_run() -> None:
+    assert sorted({*(verb[0] for verb in VERBS), *VIEWERS, *NO_READERS}) == sorted(app.VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
@@ -156,6 +169,18 @@ def test_no_verb_contacts_the_server_that_the_plan_of_another_user_names(
     for module in ("tensorboard", "serve"):
         monkeypatch.setattr(f"paceline.cli.{module}._python", lambda: "python")
     app.main(verb)
+    assert theirs.requests == []
+
+
+def test_no_viewer_contacts_the_server_that_the_plan_of_another_user_names(
+    adopted: Callable[..., Run], theirs: Recorder
+) -> None:
+    run = adopted({"AWS_ENDPOINT_URL": theirs.url, "AWS_REGION": "eu-central-1"})
+    assert RUN in viewers.watch_all()
+    data = viewers.watch(RUN, run.folder)
+    assert isinstance(data, RunData) and "your credentials are not sent there" in "; ".join(data.notes)
+    answers = viewers.page(RUN)
+    assert b"your credentials are not sent there" in answers["api/runs/{key}/snapshots"]
     assert theirs.requests == []
 
 
@@ -191,9 +216,6 @@ def test_requests_go_to_the_store_of_the_readers_own_environment(
 def test_an_endpoint_is_used_if_the_reader_trusts_it(
     trust: str, adopted: Callable[..., Run], theirs: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.view import store_settings
-
-    monkeypatch.setattr(store_settings, "_endpoint", "")
     adopted(hostile(theirs, tmp_path / "token"))
     if trust == "list":
         monkeypatch.setenv("PACELINE_ENDPOINTS", f"https://store.example, {theirs.url}/")
@@ -209,9 +231,6 @@ def test_an_endpoint_option_overrides_the_plan_and_the_environment(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from paceline.view import store_settings
-
-    monkeypatch.setattr(store_settings, "_endpoint", "")
     monkeypatch.setenv("AWS_ENDPOINT_URL", theirs.url)
     run = adopted({"AWS_ENDPOINT_URL": theirs.url})
     for mark in (True, False):  # another user's run, then one of the reader
@@ -220,6 +239,25 @@ def test_an_endpoint_option_overrides_the_plan_and_the_environment(
     app.main(["snapshots", "ls", f"{BUCKET}/{RUN}", "--endpoint", mine.url])
     assert len(mine.requests) >= 3 and theirs.requests == []
     assert app.main(["snapshots", "ls", RUN, "--endpoint", "store.example"]) == 2
+
+
+def test_each_run_of_the_python_api_has_its_own_endpoint(
+    adopted: Callable[..., Run], theirs: Recorder, mine: Recorder
+) -> None:
+    adopted({"AWS_ENDPOINT_URL": "https://store.invalid"})
+    before = dict(os.environ)
+    with pytest.raises(StoreError, match=r"use endpoint='https://store.invalid', or add it to PACELINE_ENDPOINTS"):
+        client.get(RUN).snapshots()
+    runs = {server: client.get(RUN, endpoint=server.url) for server in (theirs, mine)}
+    runs[theirs].snapshots()  # asks the cluster first, and finds that the run has ended
+    for server, other in ((mine, theirs), (theirs, mine), (mine, theirs)):
+        for each in (theirs, mine):
+            each.requests.clear()
+        assert runs[server].snapshots() == []
+        assert server.requests and not other.requests
+    assert dict(os.environ) == before
+    with pytest.raises(UsageError, match=r"endpoint='store.example': invalid endpoint"):
+        client.get(RUN, endpoint="store.example")
 
 
 def test_a_run_that_was_submitted_here_uses_its_own_settings(
@@ -252,7 +290,7 @@ def test_a_run_that_was_submitted_here_uses_its_own_settings(
 def test_of_another_users_plan_only_a_well_formed_region_is_used(
     env: dict[str, str], adopted: Callable[..., Run]
 ) -> None:
-    from paceline.view.store_settings import settings_of
+    from paceline.view.snapshots.store_settings import settings_of
 
     run = adopted(env)
     assert settings_of(run.folder, BUCKET) == {}
@@ -262,7 +300,7 @@ def test_of_another_users_plan_only_a_well_formed_region_is_used(
 def test_the_same_holds_for_the_other_kinds_of_buckets(
     scheme: str, adopted: Callable[..., Run], theirs: Recorder, tmp_path: Path
 ) -> None:
-    from paceline.view.store_settings import settings_of
+    from paceline.view.snapshots.store_settings import settings_of
 
     run = adopted(hostile(theirs, tmp_path / "token"), snapshots=Snapshots(f"{scheme}://training/digits"))
     with pytest.raises(StoreError, match="your credentials are not sent there"):
@@ -330,7 +368,7 @@ def test_uploaded_files_do_not_change_whose_run_it_is(name: str, adopted: Callab
     path.write_bytes(piece)
     before = (run.folder / "run.json").read_bytes()
     with pytest.raises(Damaged, match="is damaged"):
-        archive_import.import_hosts(RunArchive(FolderStore(str(tmp_path / "store")), RUN), run.folder, ["captain"])
+        archive_import.import_hosts(StoredRunFiles(FolderStore(str(tmp_path / "store")), RUN), run.folder, ["captain"])
     assert (run.folder / "run.json").read_bytes() == before and not (run.folder / "job.yaml").exists()
     assert not run_folders.is_own(run.folder)
 
@@ -351,17 +389,17 @@ def test_uploaded_output_that_is_too_large_is_downloaded_once(
         path.write_text(f"{json.dumps(head)}\n{log}")
     opened = []
 
-    def open_source(run: Run) -> Any:
+    def open_source(run: Run, patience: float) -> Any:
         opened.append(run)
-        return SimpleNamespace(archive=RunArchive(FolderStore(str(tmp_path / "store")), RUN))
+        return SimpleNamespace(archive=StoredRunFiles(FolderStore(str(tmp_path / "store")), RUN))
 
     monkeypatch.setattr(snapshot_locations, "open_source", open_source)
     for _ in range(3):
         with pytest.raises(archive_import.TooLarge, match="select tasks with"):
-            local_folder.refresh(run.folder, set(names))
+            local_folder.refresh(run, set(names))
     assert len(opened) == 1
     assert [path.name for path in (run.folder / "logs").iterdir()] == ["worker-0.log"]
-    local_folder.refresh(run.folder, {names[1]})
+    local_folder.refresh(run, {names[1]})
     assert len(opened) == 2 and (run.folder / "logs" / "worker-1.log").exists()
 
 
@@ -409,12 +447,46 @@ def test_a_plan_that_cannot_be_read_is_an_error_and_leaves_nothing(data: dict[st
 
     with pytest.raises(NoRun, match="cannot read the plan of theirs-3f9a"):
         local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
-    assert run_folders.every() == []
+    assert run_folders.all_runs() == []
+
+
+def test_a_plan_that_readers_would_parse_for_long_is_rejected() -> None:
+    """Compressed, it fits into a ConfigMap; `watch` and the page would parse it every second."""
+    plan = plans.to_data(plan_with({"PADDING": "x" * (17 << 20)}))
+    packed = compressed(json.dumps(plan).encode())
+
+    class Large(Client):
+        def get(self, kind: Any, name: str) -> Any:
+            plan = SimpleNamespace(data={}, binaryData={"plan.json.gz": packed})
+            return super().get(kind, name) if kind.__name__ == "Job" else plan
+
+    with pytest.raises(NoRun, match="it is larger than 16 MiB"):
+        local_folder.adopt(cluster_with(make_plan(1), Large(make_plan(1))), RUN)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "report.json"])
+def test_large_json_files_in_a_store_are_not_copied(
+    name: str, adopted: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folders, "JSON_LIMIT", 100)
+    run = adopted({})
+    run.folder.joinpath(name).unlink(missing_ok=True)
+    path = tmp_path / "store" / RUN / "logs" / "captain" / "life" / "00000001"
+    path.parent.mkdir(parents=True)
+    body = json.dumps({"status": "failed", "reason": "x" * 100})
+    path.write_text(f"{json.dumps({'version': 1, 'files': {name: len(body)}})}\n{body}")
+    archive = StoredRunFiles(FolderStore(str(tmp_path / "store")), RUN)
+    with pytest.raises(archive_import.TooLarge):
+        archive_import.import_hosts(archive, run.folder, ["captain"])
+    assert not run.folder.joinpath(name).exists()
+    monkeypatch.setattr(run_folders, "JSON_LIMIT", 1000)
+    archive_import.import_hosts(archive, run.folder, ["captain"])
+    assert run.folder.joinpath(name).exists()
 
 
 def test_a_plan_of_millions_of_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressed, it fits into a ConfigMap; parsed, it would take gigabytes."""
-    data = {"plan.json.gz": compressed(b'{"roles": [' + b"{}," * 7_000_000 + b"{}]}")}
+    data = {"plan.json.gz": compressed(b'{"roles": [' + b"{}," * 4_000_000 + b"{}]}")}
     assert len(data["plan.json.gz"]) < 1 << 20
 
     class Bad(Client):
@@ -470,7 +542,7 @@ def test_numbers_that_no_job_can_have_are_damage_and_their_field_is_named(
     label = ".".join(str(key) for key in field if isinstance(key, str))
     with pytest.raises(NoRun, match=re.escape(f"plan.json: is damaged: `{label}` cannot be {shown}")):
         local_folder.adopt(cluster_with(make_plan(1), Bad(make_plan(1))), RUN)
-    assert run_folders.every() == []
+    assert run_folders.all_runs() == []
 
 
 def test_a_negative_grace_period_in_a_folder_is_damage(adopted: Callable[..., Run]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.view.framework_noise import is_noise
+from paceline.view.output.framework_noise import is_noise
 
 FACTORY = "Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been"
 

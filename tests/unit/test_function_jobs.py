@@ -19,7 +19,7 @@ import cloudpickle
 import pytest
 
 from paceline import client
-from paceline.client import function_jobs, function_modules
+from paceline.client.functions import function_jobs, missing_modules
 
 RUN = "digits-3f9a"
 
@@ -301,7 +301,7 @@ def test_modules_of_editable_installations_are_installed(home: Path, monkeypatch
     with pytest.raises(client.UsageError, match="which is not an installed module"):
         note_of(uses)
     with monkeypatch.context() as context:
-        context.setattr(function_modules, "_folders_of_pth_files", lambda: {home})
+        context.setattr(missing_modules, "_folders_of_pth_files", lambda: {home})
         assert note_of(uses) == "uses is sent as source"
     info = home / "packages" / "developed-1.dist-info"
     info.mkdir(parents=True)
@@ -322,10 +322,10 @@ def test_folders_of_pth_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (home / "project").mkdir()
     (home / "editable.pth").write_text(f"# a comment\nimport nothing\n{home / 'project'}\n{home / 'missing'}\n")
     monkeypatch.setattr("site.getsitepackages", lambda: [str(home)])
-    function_modules._folders_of_pth_files.cache_clear()
-    assert home / "project" in function_modules._folders_of_pth_files()
-    assert home / "missing" not in function_modules._folders_of_pth_files()
-    function_modules._folders_of_pth_files.cache_clear()
+    missing_modules._folders_of_pth_files.cache_clear()
+    assert home / "project" in missing_modules._folders_of_pth_files()
+    assert home / "missing" not in missing_modules._folders_of_pth_files()
+    missing_modules._folders_of_pth_files.cache_clear()
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(home: Path) -> None:

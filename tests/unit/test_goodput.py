@@ -14,7 +14,9 @@ from paceline.agent.captain_process.event_log import EventLog
 from paceline.agent.event_file import NAME, EventFile
 from paceline.agent.goodput import KINDS, MOST_POINTS, Goodput, report_of, with_queue
 from paceline.agent.run_files import stamp
-from paceline.view import events, run_folders, run_state, usage
+from paceline.view.files import run_folders
+from paceline.view.report import usage
+from paceline.view.state import events, run_state, status_reader
 from support import recorded
 from support.recorded import FORMED, RESTART, STARTED, event
 
@@ -50,6 +52,21 @@ def exited(at: float, task: str = "worker-0", code: int | None = None, expected:
 
 
 BEGUN = [STARTED, *JOINED, FORMED, *started(2.5)]  # at 2.5 s
+
+
+def test_training_goes_on_if_only_the_tasks_that_failed_start_again() -> None:
+    begun = [{**STARTED, "restart_scope": "task"}, *BEGUN[1:], step(4.5, 1), step(10.5, 50)]
+    alone = event(11, "generation-formed", 1, tasks=["worker-1"], restore="step-20-g1")
+    lines = [*begun, exited(10.5, "worker-1"), {**RESTART, "at": recorded.at(10.5)}, alone, step(12.5, 60)]
+    assert spent(*lines)["training"] == spent(*begun, step(12.5, 60))["training"]
+    assert "lost" not in spent(*lines) and "restarting" not in spent(*lines)
+
+
+def test_nothing_trains_if_all_tasks_have_failed_whatever_restarts() -> None:
+    begun = [{**STARTED, "restart_scope": "task"}, *BEGUN[1:], step(4.5, 1), step(10.5, 50)]
+    all_exited = [exited(10.5, "worker-1"), exited(10.5, "worker-0")]
+    lines = [*begun, *all_exited, formed(11.5, 1, None), *started(11.5), step(13.5, 1)]
+    assert spent(*lines)["lost"] == 6 and spent(*lines)["restarting"] == 3
 
 
 def test_a_run_without_failures() -> None:
@@ -195,7 +212,7 @@ def written(home: Path, lines: list[dict[str, Any]], reported: dict[str, Any] | 
     folder = recorded.write(home, events=lines, report={"status": "failed", "goodput": reported} if reported else None)
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, **info}))
-    goodput: dict[str, Any] = run_state.read(run_folders.Run("digits-3f9a", folder), over=True).report["goodput"]
+    goodput: dict[str, Any] = status_reader.read(run_folders.Run("digits-3f9a", folder), over=True).report["goodput"]
     return goodput
 
 
@@ -322,6 +339,23 @@ def test_damaged_events_do_no_harm(life: list[tuple[dict[str, Any], str, Any]]) 
     assert json.dumps(goodput.to_json()) and sum(times.values()) <= 13_000
 
 
+HOSTS_CHANGE = [
+    *BEGUN, *(event(1, "member-lost", host=f"worker-host-{index}") for index in (0, 1)), exited(3, code=0),
+    exited(3, "worker-1", 0), event(2, "generation-formed", tasks=["worker-0"], absent=["worker-1"], restore=None),
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(HOSTS_CHANGE), max_size=40))
+def test_whether_hosts_are_missing_is_known_without_comparing_all(lines: list[dict[str, Any]]) -> None:
+    """Which would take a millisecond for each event if another user's run names thousands of them."""
+    goodput = Goodput()
+    for line in lines:
+        goodput.add(line)
+        known = goodput._missing_hosts, goodput._missing_needed, goodput._undecided
+        goodput._compare_sets()
+        assert known == (goodput._missing_hosts, goodput._missing_needed, goodput._undecided)
+
+
 @given(LIFE, st.integers(0, 60))
 def test_a_reader_continues_where_another_one_stopped(
     life: list[tuple[dict[str, Any], dict[str, Any], int]], number: int
@@ -390,3 +424,51 @@ def test_a_captain_that_restarts_continues(tmp_path: Path) -> None:
     second = EventLog(str(tmp_path), None, pytest.fail)
     assert second.goodput.to_json() == first.goodput.to_json()
     assert second.goodput.has_begun
+
+
+# ---- clocks
+
+
+@pytest.mark.parametrize("shift", [35.0, -12.0, 0.0])
+def test_a_clock_that_is_set_while_the_captain_runs_changes_nothing(shift: float) -> None:
+    changed = event(15 + shift, "clock-changed", shift_s=shift)
+    after = [step(16 + shift, 20), event(20 + shift, "run-ended", status="succeeded")]
+    assert spent(*BEGUN, step(3, 1), step(13, 10), changed, *after) == spent(
+        *BEGUN, step(3, 1), step(13, 10), step(16, 20), event(20, "run-ended", status="succeeded")
+    )
+
+
+@pytest.mark.parametrize("shift", [None, "7", float("nan"), float("inf"), 1e300, -1e15])
+def test_a_shift_that_is_not_valid_is_ignored(shift: Any) -> None:
+    assert spent(*BEGUN, step(3, 1), event(13, "clock-changed", shift_s=shift)) == spent(
+        *BEGUN, step(3, 1), step(13, 1)
+    )
+
+
+@pytest.mark.parametrize("shift", [3600.0, -3600.0])
+def test_the_captain_notes_that_its_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
+    clocks = {"time": 1_000_000.0, "monotonic": 500.0}
+    for name in clocks:
+        monkeypatch.setattr(f"time.{name}", lambda name=name: clocks[name])
+
+    def write(seconds: float, kind: str, **fields: Any) -> None:
+        for name in clocks:
+            clocks[name] += seconds
+        log.write(kind, 1, fields)
+
+    log = EventLog(str(tmp_path), None, print)
+    write(0, "run-started", tasks=GROUP, hosts=["host"], strategy="", framework="none")
+    write(1, "member-joined", host="host")
+    write(1, "generation-formed", tasks=GROUP, restore=None)
+    write(1, "step", task="worker-0", step=1, metrics={}, steps_per_s=None)
+    clocks["time"] += 0.2  # corrected gradually
+    write(1, "step", task="worker-0", step=2, metrics={}, steps_per_s=None)
+    clocks["time"] += shift
+    write(10, "step", task="worker-0", step=3, metrics={}, steps_per_s=None)
+    lines = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
+    assert [line["shift_s"] for line in lines if line["event"] == "clock-changed"] == [shift]
+    assert [line["event"] for line in lines[-2:]] == ["clock-changed", "step"]
+    assert log.goodput.seconds()["training"] == pytest.approx(11.2, abs=0.01)
+    assert log.goodput == Goodput().add_all(lines)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from paceline.agent.spares import fork_server
+from paceline.agent.spares import spare_process
 from paceline.agent.spares.spare import ContextOrder
 from paceline.agent.tasks.gpu_standbys import HOST_MEMORY, GpuStandbys, device_of
 from paceline.agent.tasks.tracebacks import Raised
@@ -32,7 +32,7 @@ def environ(rank: int, **more: str) -> dict[str, str]:
 
 def attempt(rank: int, **changes: Any) -> Any:
     task = SimpleNamespace(name=f"worker-{rank}")
-    fields = {"task": task, "pid": 100 + rank, "step": 1, "cuda_variables": {"CUDA_VISIBLE_DEVICES": "4,5"}}
+    fields = {"task": task, "pid": 100 + rank, "step": 1, "gpu_variables": {"CUDA_VISIBLE_DEVICES": "4,5"}}
     return SimpleNamespace(**{**fields, **changes})
 
 
@@ -54,8 +54,38 @@ def test_each_task_gets_its_own_standby_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reported", "nccl"),
+    [
+        ({"NCCL_ALGO": "Ring"}, True),
+        ({"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth1"}, False),
+        ({"NCCL_ALGO": "Ring", "FI_PROVIDER": "efa"}, False),
+        ({}, False),
+    ],
+    ids=["as it was started", "a variable is new", "a variable of the network is new", "a variable was removed"],
+)
+def test_nccl_is_loaded_only_with_the_variables_that_the_program_uses(reported: dict[str, str], nccl: bool) -> None:
+    """It reads them once."""
+    standbys, spare = GpuStandbys(), RecordingSpare()
+    standbys.take("worker-0", environ(0, NCCL_ALGO="Ring"))
+    variables = {"CUDA_VISIBLE_DEVICES": "4,5", **reported}
+    standbys.prepare(cast(Any, spare), [attempt(0, gpu_variables=variables)], PLENTY)
+    (order,) = spare.orders.values()
+    assert order.nccl == nccl
+    assert order.environment == {"CUDA_VISIBLE_DEVICES": "4,5", "NCCL_ALGO": "Ring"}
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_COMM_ID", "NCCL_TOPO_DUMP_FILE"])
+def test_nccl_is_not_loaded_if_it_would_write_to_the_files_of_the_running_task(name: str) -> None:
+    standbys, spare = GpuStandbys(), RecordingSpare()
+    standbys.take("worker-0", environ(0, **{name: "x"}))
+    variables = {"CUDA_VISIBLE_DEVICES": "4,5", name: "x"}
+    standbys.prepare(cast(Any, spare), [attempt(0, gpu_variables=variables)], PLENTY)
+    assert [order.nccl for order in spare.orders.values()] == [False]
+
+
+@pytest.mark.parametrize(
     "changes",
-    [{"step": None}, {"pid": 0}, {"cuda_variables": None}, {"cuda_variables": {"CUDA_VISIBLE_DEVICES": "5"}}],
+    [{"step": None}, {"pid": 0}, {"gpu_variables": None}, {"gpu_variables": {"CUDA_VISIBLE_DEVICES": "5"}}],
     ids=["no step yet", "no process yet", "the program reports no GPU", "the program has changed a variable"],
 )
 def test_a_task_that_must_create_its_own_context(changes: dict[str, Any]) -> None:
@@ -120,13 +150,13 @@ def test_the_device_of_a_task(variables: dict[str, str], device: int | None) -> 
 
 def test_once_a_standby_has_not_answered_others_get_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent gives up a spare that takes too long to start all tasks."""
-    monkeypatch.setattr(fork_server._Fork, "answers_within", 0.2)
+    monkeypatch.setattr(spare_process._Fork, "answers_within", 0.2)
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
-    dead, silent, ready = (fork_server._Fork(1, 1, -1, ours) for ours, _ in pairs)
+    dead, silent, ready = (spare_process._Fork(1, 1, -1, ours) for ours, _ in pairs)
     pairs[0][1].close()
     pairs[2][1].send(b"here")
-    assert not dead.becomes_task([0]) and fork_server._Fork.answers_within == 0.2
-    assert not silent.becomes_task([0]) and fork_server._Fork.answers_within == 0.1
+    assert not dead.becomes_task([0]) and spare_process._Fork.answers_within == 0.2
+    assert not silent.becomes_task([0]) and spare_process._Fork.answers_within == 0.1
     assert ready.becomes_task([0]) and ready.link.gettimeout() == 0.1
     for ours, theirs in pairs:
         ours.close()

@@ -197,7 +197,7 @@ class AnyOrder:
             self.act()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random=st.randoms(use_true_random=True))
 def test_all_tasks_save_at_the_same_steps_whatever_the_order_of_messages(random: Random) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -250,12 +250,12 @@ def test_the_fields_of_an_error_say_what_is_wrong_where_and_what_to_do(tmp_path:
     text = "name: line\nframework: none\ncomand: [sh]\ncommand: [sh]\n"
     with pytest.raises(job.JobError) as caught:
         job.load_text(text, "job.yaml", tmp_path)
-    fields = caught.value.to_dict()
+    fields = caught.value.to_dict()["error"]
     assert (fields["what"], fields["where"]) == ('comand: unknown key "comand"', "job.yaml:3")
     assert fields["remedy"].startswith('did you mean "command"?; allowed: ')
     with pytest.raises(job.JobError) as caught:
         job.load_text(text + "nam: a\n", "job.yaml", tmp_path)
-    fields = caught.value.to_dict()
+    fields = caught.value.to_dict()["error"]
     assert (fields["where"], len(fields["problems"])) == ("job.yaml", 2) and "job.yaml:5: nam: unknown" in fields[
         "what"
     ]

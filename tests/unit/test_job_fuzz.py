@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from paceline import job, plan
 from paceline.job import planning
 from paceline.job.kubernetes_section import ITEMS, Credentials, Kubernetes
-from paceline.job.models import Group, Job, Limits, Restart
+from paceline.job.models import HostPool, Job, Limits, Restart
 from paceline.job.yaml_writer import write
 
 pytestmark = pytest.mark.generated
@@ -80,7 +80,7 @@ JOBS: list[dict[str, Any]] = [
     CLUSTER,
 ]
 
-MODELS: tuple[type[BaseModel], ...] = (Job, Group, Limits, Restart, Credentials, Kubernetes, *ITEMS.values())
+MODELS: tuple[type[BaseModel], ...] = (Job, HostPool, Limits, Restart, Credentials, Kubernetes, *ITEMS.values())
 KEYS = sorted({name for model in MODELS for name in model.model_fields})
 WORDS = [*KEYS, "chief", "worker", "ps", "evaluator", "tensorflow", "torch", "jax", "none", "parameter-server", "a"]
 WORDS += ["python", "train.py", "8Gi", "10m", "500m", "", "yes", "0", "replics", "PATH", "RANK", "..", "image", "a/b"]

@@ -158,13 +158,13 @@ WRONG_OVERRIDES = {
     "unknown": (
         "roles.worker.replics=3",
         'roles.worker.replics: unknown key "replics"; did you mean "replicas"? '
-        "allowed: command, cpu, env, gpus, memory, replicas, tasks_per_host",
+        "allowed: command, cpu, env, gpus, max, memory, min, replicas, share, tasks_per_host",
     ),
     "unknown section": (
         "restrat.limit=3",
-        'restrat: unknown key "restrat"; did you mean "restart"? allowed: code, command, cpu, credentials, env, '
-        "env_of, export, framework, gpus, ingest, kubernetes, limits, memory, metrics, name, notify, restart, roles, "
-        "serve, snapshots, strategy, tensorboard, tensorflow, track, try",
+        'restrat: unknown key "restrat"; did you mean "restart"? allowed: code, command, cpu, credentials, elastic, '
+        "env, env_of, export, framework, gpus, ingest, kubernetes, limits, memory, metrics, name, notify, restart, "
+        "roles, serve, snapshots, strategy, tensorboard, tensorflow, track, try",
     ),
     "unknown role": (
         "roles.workr.replicas=3",
@@ -172,7 +172,7 @@ WRONG_OVERRIDES = {
     ),
     "no such group": (
         "roles.worker.1.replicas=3",
-        'roles.worker.1.replicas: "roles.worker" has one group: there is no group 1; the first group is 0',
+        'roles.worker.1.replicas: "roles.worker" has one host pool: there is no host pool 1; the first host pool is 0',
     ),
     "no such item": ("command.7=a", 'command.7: "command" has no item 7: its length is 2; the first item is 0'),
     "within a text": ("name.a=3", 'name.a: "name" is the single value digits: it has no keys to set'),

@@ -16,14 +16,15 @@ TIMES = 'allowed: a duration such as "90s", "10m", "6h", "1h30m" or "2d", or a n
 AMOUNTS = 'allowed: an amount such as "8Gi" or "512Mi" (1024), "8G" or "500M" (1000), or a number of bytes'
 CORES = 'allowed: a number of cores such as 4 or 0.5, or millicores such as "500m"'
 TOP = (
-    "allowed: code, command, cpu, credentials, env, env_of, export, framework, gpus, ingest, kubernetes, limits, "
-    "memory, metrics, name, notify, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, track, try"
+    "allowed: code, command, cpu, credentials, elastic, env, env_of, export, framework, gpus, ingest, kubernetes, "
+    "limits, memory, metrics, name, notify, restart, roles, serve, snapshots, strategy, tensorboard, tensorflow, "
+    "track, try"
 )
 LOCATIONS = (
     "allowed: a folder, a bucket (s3://bucket/path, gs://bucket/path, az://container/path), "
     "or on a cluster a volume claim (claim://name/path)"
 )
-GROUP = "allowed: command, cpu, env, gpus, memory, replicas, tasks_per_host"
+GROUP = "allowed: command, cpu, env, gpus, max, memory, min, replicas, share, tasks_per_host"
 NAMES = "allowed: a lowercase letter, then lowercase letters, digits and -, at most 40 characters"
 
 
@@ -65,9 +66,9 @@ FIELDS = {
     ),
     "unknown variable of Paceline in a value": (
         "env: {A: $PACELINE_TSK}\nroles:\n  worker: {env: {B: '${PACELINE_INDX}'}}\n",
-        'job.yaml:4: env.A: $PACELINE_TSK is not a variable of Paceline; did you mean "PACELINE_TASK"?\n'
+        'job.yaml:4: env.A: $PACELINE_TSK is not a Paceline variable; did you mean "PACELINE_TASK"?\n'
         "    env: {A: $PACELINE_TSK}\n"
-        'job.yaml:6: roles.worker.env.B: $PACELINE_INDX is not a variable of Paceline; did you mean "PACELINE_INDEX"?\n'
+        'job.yaml:6: roles.worker.env.B: $PACELINE_INDX is not a Paceline variable; did you mean "PACELINE_INDEX"?\n'
         "      worker: {env: {B: '${PACELINE_INDX}'}}",
     ),
     "torchrun on each host separately": (
@@ -98,7 +99,7 @@ FIELDS = {
     "key of the level above": (
         "restart: {memory: 8Gi}\n",
         'job.yaml:4: restart.memory: unknown key "memory"; did you mean "roles.worker.memory"? '
-        "allowed: compile_cache, hang_after, limit, on_nan, warm\n    restart: {memory: 8Gi}",
+        "allowed: compile_cache, hang_after, limit, on_nan, scope, warm\n    restart: {memory: 8Gi}",
     ),
     "an unknown choice for NaN": (
         "restart: {on_nan: rolback}\n",
@@ -277,7 +278,7 @@ FIELDS = {
     ),
     "too many tasks": (
         "roles: {worker: {replicas: 100000, tasks_per_host: 8}}\n",
-        "job.yaml:4: roles: makes 800000 tasks; a job can have at most 100000\n"
+        "job.yaml:4: roles: would create 800000 tasks; a job can have at most 100000\n"
         "    roles: {worker: {replicas: 100000, tasks_per_host: 8}}",
     ),
     "a role that is a number": (
@@ -287,7 +288,7 @@ FIELDS = {
     ),
     "a role without groups": (
         "roles: {worker: []}\n",
-        "job.yaml:4: roles.worker: is an empty list: a role needs at least one group\n    roles: {worker: []}",
+        "job.yaml:4: roles.worker: is an empty list: a role needs at least one host pool\n    roles: {worker: []}",
     ),
     "a group that is text": (
         "roles: {worker: [a]}\n",
@@ -327,13 +328,14 @@ FIELDS = {
     ),
     "groups with other commands": (
         "roles:\n  worker:\n    - {replicas: 1}\n    - {command: [python, train.py, -x]}\n",
-        "job.yaml:7: roles.worker.1.command: differs from the first group: all groups of a role must have the "
-        "same command; use the same command in every group of worker\n        - {command: [python, train.py, -x]}",
+        "job.yaml:7: roles.worker.1.command: differs from the first host pool: all host pools of a role must "
+        "have the same command; use the same command in every host pool of worker\n"
+        "        - {command: [python, train.py, -x]}",
     ),
     "groups with other variables": (
         "roles:\n  worker:\n    - {env: {A: b}}\n    - {replicas: 2}\n",
-        "job.yaml:7: roles.worker.1.env: differs from the first group: all groups of a role must have the same env; "
-        "use the same env in every group of worker\n        - {replicas: 2}",
+        "job.yaml:7: roles.worker.1.env: differs from the first host pool: all host pools of a role must have "
+        "the same env; use the same env in every host pool of worker\n        - {replicas: 2}",
     ),
     "memory": (
         "memory: 8G b\n",
@@ -618,11 +620,11 @@ COMMANDS = {
     ),
     "unknown variable": (
         "[python, train.py, --rank=$PACELINE_RNAK]",
-        'command.2: $PACELINE_RNAK is not a variable of Paceline; did you mean "PACELINE_RANK"?',
+        'command.2: $PACELINE_RNAK is not a Paceline variable; did you mean "PACELINE_RANK"?',
     ),
     "variable of one's own that looks like Paceline's": (
         "[python, train.py, '${PACELINE_NOTHING_LIKE_IT_AT_ALL}']",
-        "command.2: $PACELINE_NOTHING_LIKE_IT_AT_ALL is not a variable of Paceline; "
+        "command.2: $PACELINE_NOTHING_LIKE_IT_AT_ALL is not a Paceline variable; "
         "write $$PACELINE_NOTHING_LIKE_IT_AT_ALL for the text itself",
     ),
     "all words in one": (
@@ -687,7 +689,7 @@ JOBS = {
     ),
     "a chief on two GPUs": (
         TENSORFLOW + "gpus: 2\nroles: {worker: {}, chief: {}}\n",
-        "job.yaml:4: gpus: a job must have exactly one chief, but this makes 2 chief tasks, one per GPU; "
+        "job.yaml:4: gpus: a job must have exactly one chief, but this creates 2 chief tasks, one per GPU; "
         "write tasks_per_host: 1 in roles.chief\n    gpus: 2",
     ),
     "only an evaluator": (
@@ -832,6 +834,224 @@ def test_a_parameter_server_job_without_a_chief_cannot_go_back(folder: Path) -> 
     for choice, more in (("rollback", ", chief: {}"), ("stop", ""), ("warn", "")):
         text = SERVERS + roles.replace(", ps: {}", f", ps: {{}}{more}") + f"restart: {{on_nan: {choice}}}\n"
         assert job.load_text(text, "job.yaml", folder).job.restart.on_nan == choice
+
+
+WORKERS = "roles: {worker: {replicas: 3}}\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "fields", "message"),
+    [
+        (
+            HEAD,
+            WORKERS + "restart: {scope: tasks}\n",
+            'job.yaml:5: restart.scope: "tasks" is not a valid value; did you mean "task"? allowed: group, host, task\n'
+            "    restart: {scope: tasks}",
+        ),
+        (
+            HEAD,
+            WORKERS + "restart: {scope: pod}\n",
+            'job.yaml:5: restart.scope: "pod" is not a valid value; did you mean "host"? allowed: group, host, task\n'
+            "    restart: {scope: pod}",
+        ),
+        (
+            HEAD,
+            "restart: {scope: task}\n",
+            "job.yaml:4: restart.scope: has no effect: the job has only one worker; remove it\n"
+            "    restart: {scope: task}",
+        ),
+        (
+            HEAD,
+            "roles: {worker: {tasks_per_host: 4}}\nrestart: {scope: host}\n",
+            "job.yaml:5: restart.scope: has no effect: the job has only one worker host; remove it\n"
+            "    restart: {scope: host}",
+        ),
+        (
+            HEAD,
+            "roles: {worker: {replicas: 3, min: 2}}\nrestart: {scope: task}\n",
+            "job.yaml:5: restart.scope: cannot be task for workers with min or max: their number changes only if "
+            "the whole group restarts; remove it, or remove min and max\n    restart: {scope: task}",
+        ),
+        (
+            HEAD,
+            WORKERS + "restart: {scope: task, limit: 0}\n",
+            "job.yaml:5: restart.scope: has no effect with limit: 0, which allows no restart; remove it\n"
+            "    restart: {scope: task, limit: 0}",
+        ),
+        (
+            HEAD,
+            WORKERS + "restart: {scope: host, on_nan: rollback}\n",
+            "job.yaml:5: restart.scope: cannot be host with on_nan: rollback, which restarts the whole group; remove "
+            "it, or write on_nan: stop\n    restart: {scope: host, on_nan: rollback}",
+        ),
+        (
+            HEAD,
+            WORKERS + "restart: {scope: task}\nsnapshots: {watch: ckpt}\n",
+            "job.yaml:5: restart.scope: cannot be task with snapshots.watch: its folder can be restored only while "
+            "no task uses it; remove one of them\n    restart: {scope: task}",
+        ),
+        (
+            TENSORFLOW,
+            WORKERS + "restart: {scope: task}\n",
+            "job.yaml:5: restart.scope: cannot be task in a tensorflow job with strategy multi-worker: a task cannot "
+            "rejoin its collectives; remove it, or write framework: none if the tasks do not train together through "
+            "tf.distribute\n    restart: {scope: task}",
+        ),
+        (
+            SERVERS + "command: [python, train.py]\n",
+            "roles: {worker: {replicas: 3}, ps: {}}\nrestart: {scope: group}\n",
+            "job.yaml:6: restart.scope: has no effect in a tensorflow job with strategy parameter-server: its workers "
+            "always restart individually; remove it\n    restart: {scope: group}",
+        ),
+        (
+            HEAD.replace("torch", "jax"),
+            WORKERS + "restart: {scope: host}\n",
+            "job.yaml:5: restart.scope: cannot be host in a jax job: JAX ends all processes of a group if one of them "
+            "dies; remove it, or write framework: none if the tasks do not train together through jax.distributed\n"
+            "    restart: {scope: host}",
+        ),
+    ],
+)
+def test_mistakes_in_what_restarts(folder: Path, head: str, fields: str, message: str) -> None:
+    assert load_error(head + fields, folder) == message
+
+
+@pytest.mark.parametrize("framework", ["torch", "none"])
+@pytest.mark.parametrize("scope", ["group", "host", "task"])
+def test_what_restarts_can_be_chosen_if_the_program_may_tolerate_losses(
+    folder: Path, framework: str, scope: str
+) -> None:
+    text = HEAD.replace("torch", framework) + WORKERS + f"restart: {{scope: {scope}}}\n"
+    assert job.load_text(text, "job.yaml", folder).job.restart.scope == scope
+
+
+def test_each_torchrun_may_train_separately_if_hosts_restart_on_their_own(folder: Path) -> None:
+    text = HEAD.replace("[python,", "[torchrun, --standalone,") + WORKERS + "restart: {scope: host}\n"
+    assert job.load_text(text, "job.yaml", folder).job.restart.scope == "host"
+
+
+ELASTIC = "name: a\nframework: torch\ncommand: [python, train.py]\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            "roles: {worker: {replicas: 2, min: 3}}\n",
+            "job.yaml:4: roles.worker.min: is 3, but there are only 2 hosts (replicas); allowed: at most 2\n"
+            "    roles: {worker: {replicas: 2, min: 3}}",
+        ),
+        (
+            "roles: {worker: {}, evaluator: {min: 1}}\n",
+            "job.yaml:4: roles.evaluator.min: a job needs every evaluator: only workers can have min; remove it\n"
+            "    roles: {worker: {}, evaluator: {min: 1}}",
+        ),
+        (
+            "elastic: {every: 5m}\n",
+            "job.yaml:4: elastic: has no effect: no role has min or max, so every generation needs all hosts; "
+            "write roles: {worker: {replicas: 4, min: 2}}\n    elastic: {every: 5m}",
+        ),
+        (
+            "roles: {worker: {replicas: 2, min: 1}}\nsnapshots: {watch: ckpt}\n",
+            "job.yaml:4: roles.worker.min: cannot be combined with snapshots.watch: a program's own checkpoints "
+            "are captured on one host only; use Paceline's helpers for snapshots, or remove min\n"
+            "    roles: {worker: {replicas: 2, min: 1}}",
+        ),
+        (
+            "roles: {worker: {replicas: 2, min: 1}}\nelastic: {wait: 1h}\n",
+            "job.yaml:5: elastic.wait: must be less than limits.start (1800 s), after which the run fails\n"
+            "    elastic: {wait: 1h}",
+        ),
+        (
+            "roles: {worker: {replicas: 2, min: 0}}\n",
+            "job.yaml:4: roles.worker.min: must be at least 1, got 0; allowed: a whole number from 1 to 100000\n"
+            "    roles: {worker: {replicas: 2, min: 0}}",
+        ),
+        (
+            "roles: {worker: {replicas: 4, max: 3}}\n",
+            "job.yaml:4: roles.worker.max: is 3, but the run starts with 4 hosts (replicas); allowed: at least 4\n"
+            "    roles: {worker: {replicas: 4, max: 3}}",
+        ),
+        (
+            "roles: {worker: {}, evaluator: {max: 2}}\n",
+            "job.yaml:4: roles.evaluator.max: the number of hosts of evaluator cannot change: only workers can have "
+            "max; remove it\n    roles: {worker: {}, evaluator: {max: 2}}",
+        ),
+        (
+            "roles: {worker: [{replicas: 2, max: 3}, {replicas: 1, cpu: 2}]}\n",
+            "job.yaml:4: roles.worker.0.max: cannot be used if workers are in several host pools: `scale` could "
+            "not tell which pool to extend; remove it, or write one host pool\n"
+            "    roles: {worker: [{replicas: 2, max: 3}, {replicas: 1, cpu: 2}]}",
+        ),
+        (
+            "roles: {worker: {replicas: 2, max: 3}}\nsnapshots: {watch: ckpt}\n",
+            "job.yaml:4: roles.worker.max: cannot be combined with snapshots.watch: a program's own checkpoints "
+            "are captured on one host only; use Paceline's helpers for snapshots, or remove max\n"
+            "    roles: {worker: {replicas: 2, max: 3}}",
+        ),
+        (
+            "roles: {worker: {replicas: 2, max: many}}\n",
+            'job.yaml:4: roles.worker.max: must be a whole number, got the string "many"; '
+            "allowed: a whole number from 1 to 100000\n"
+            "    roles: {worker: {replicas: 2, max: many}}",
+        ),
+    ],
+)
+def test_mistakes_in_elastic_jobs(folder: Path, fields: str, message: str) -> None:
+    assert load_error(ELASTIC + fields, folder) == message
+
+
+def test_a_parameter_server_job_needs_a_chief_to_be_elastic_and_never_grows(folder: Path) -> None:
+    roles = "command: [python, train.py]\nroles: {worker: {replicas: 2, min: 1}, ps: {}}\n"
+    assert load_error(SERVERS + roles, folder) == (
+        "job.yaml:5: roles.worker.min: requires a chief in a parameter-server job: only a chief gives a lost worker's "
+        "work to the others; add a chief, or remove it\n    roles: {worker: {replicas: 2, min: 1}, ps: {}}"
+    )
+    assert load_error(SERVERS + roles.replace("min: 1", "max: 3"), folder) == (
+        "job.yaml:5: roles.worker.max: cannot be used in a parameter-server job: a chief cannot get more workers than "
+        "the run starts with; remove it\n    roles: {worker: {replicas: 2, max: 3}, ps: {}}"
+    )
+    job.load_text(SERVERS + roles.replace("ps: {}", "ps: {}, chief: {}"), "job.yaml", folder)
+
+
+SHARED = "name: a\ncommand: [python, train.py]\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            "framework: torch\nroles: {worker: [{share: 2}, {}]}\n",
+            "job.yaml:4: roles.worker.0.share: cannot be used in a torch job: DDP and FSDP average the gradients of "
+            "all tasks equally, so an example of a larger share would count less; remove it\n"
+            "    roles: {worker: [{share: 2}, {}]}",
+        ),
+        (
+            "framework: tensorflow\nstrategy: parameter-server\nroles: {worker: [{share: 2}, {}], ps: {}}\n",
+            "job.yaml:5: roles.worker.0.share: has no effect in a tensorflow job with strategy parameter-server: a "
+            "worker gets its next step when it has done the last one; remove it\n"
+            "    roles: {worker: [{share: 2}, {}], ps: {}}",
+        ),
+        (
+            "framework: none\nroles: {worker: {}, evaluator: {share: 3}}\n",
+            "job.yaml:4: roles.evaluator.share: has no effect: evaluator does not train; remove it\n"
+            "    roles: {worker: {}, evaluator: {share: 3}}",
+        ),
+        (
+            "framework: jax\nroles: {worker: {replicas: 2, share: 2}}\n",
+            "job.yaml:4: roles.worker.share: has no effect: all tasks that train have share 2; remove it, or write "
+            "host pools with different shares\n    roles: {worker: {replicas: 2, share: 2}}",
+        ),
+        (
+            "framework: none\nroles: {worker: [{share: 0}, {}]}\n",
+            "job.yaml:4: roles.worker.0.share: must be at least 1, got 0; allowed: a whole number from 1 to 1000\n"
+            "    roles: {worker: [{share: 0}, {}]}",
+        ),
+    ],
+    ids=["torch", "parameter servers", "evaluator", "equal", "zero"],
+)
+def test_mistakes_in_shares(folder: Path, fields: str, message: str) -> None:
+    assert load_error(SHARED + fields, folder) == message
 
 
 def test_a_variable_that_env_of_sets_cannot_be_set(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.client.job_programs import Program
+from paceline.client.models.job_programs import Program
 
 
 def test_references_are_expanded_once_the_snapshot_is_known_and_only_in_the_job_file() -> None:

@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from paceline import job, plan
-from paceline.agent.tasks import references
+from paceline.agent.tasks import variable_references
 from paceline.job import (
     file_checks,
     json_schema,
@@ -58,7 +58,7 @@ def test_every_field_has_a_description() -> None:
     schema = job.schema()
     models = [schema, *schema["$defs"].values()]
     fields = [(name, field) for model in models for name, field in model["properties"].items()]
-    assert len(fields) == 25 + 4 + 2 + 6 + 1 + 1 + 7 + 5 + 7 + 2 + 19 + 5 + 7 + 3 + 10 + 2 + 3 + 4 + 3 + 4 + 2
+    assert len(fields) == 26 + 4 + 2 + 2 + 6 + 1 + 1 + 10 + 6 + 7 + 2 + 19 + 5 + 7 + 3 + 10 + 2 + 3 + 4 + 3 + 4 + 2
     assert [name for name, field in fields if not field.get("description")] == []
     assert all("null" not in json.dumps(field) for _, field in fields)
 
@@ -226,7 +226,7 @@ def test_the_examples_are_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [kubernetes_values, file_checks, similar_names, yaml_tree, values, yaml_writer, plan, references],
+    [kubernetes_values, file_checks, similar_names, yaml_tree, values, yaml_writer, plan, variable_references],
     ids=lambda module: module.__name__,
 )
 def test_the_examples_in_the_code_are_correct(module: Any) -> None:

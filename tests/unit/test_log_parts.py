@@ -10,7 +10,7 @@ import pytest
 
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.tasks.task_log import TaskLog
-from paceline.storage.log_parts import LogReader, bounds, parts, read_range
+from paceline.storage.log_parts import LogReader, bounds, part_path, parts, read_range
 
 
 @pytest.fixture
@@ -154,3 +154,12 @@ def test_a_log_that_was_deleted_begins_again(path: str) -> None:
     for number in range(15, 50):
         log.write(line(number))
     assert Path(path).exists() and line(49) in read_all(LogReader(path))
+
+
+def test_folders_in_place_of_parts_do_not_lift_the_limit(path: str) -> None:
+    Path(part_path(path, 0), "not empty").mkdir(parents=True)
+    log = limited(path, 800)
+    for number in range(1000):
+        assert log.write(b"%099d\n" % number)
+        assert kept(path) <= 1000
+    assert Path(path).read_bytes().endswith(b"999\n")

@@ -12,9 +12,9 @@ import pytest
 
 from paceline.agent.limited_log import LimitedLog
 from paceline.storage.log_parts import LogReader
-from paceline.view import tail as tails
-from paceline.view.logs import Logs, deleted_reason, settle, stamp
-from paceline.view.wording import size
+from paceline.view.output import tail as tails
+from paceline.view.output.merged_logs import Logs, deleted_reason, settle, stamp
+from paceline.view.text.wording import size
 from support import recorded
 from support.recorded import at, call
 
@@ -232,15 +232,15 @@ def long(tmp_path: Path) -> Path:
 
 
 def test_what_was_deleted_is_mentioned_once(long: Path) -> None:
-    numbers, words = shown(long)
+    numbers, messages = shown(long)
     assert numbers == list(range(numbers[0], 400)) and 200 < numbers[0] < 300
     dropped = sum(len(line(number / 10, f"line {number}")) for number in range(numbers[0]))
-    assert words == (
+    assert messages == (
         f"note: not shown: {size(dropped)} of the output of worker-0, which was deleted: limits.log keeps the last "
         "1.0 GiB of each task\n"
     )
-    assert shown(long, "-f") == (numbers, words)
-    assert shown(long, "--grep", "9$") == ([number for number in numbers if number % 10 == 9], words)
+    assert shown(long, "-f") == (numbers, messages)
+    assert shown(long, "--grep", "9$") == ([number for number in numbers if number % 10 == 9], messages)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_what_was_deleted_is_not_mentioned_if_it_was_not_asked_for(
 
 @pytest.mark.parametrize("arguments", [["--tail", "350"], ["--since", at(5)]], ids=" ".join)
 def test_what_was_asked_for_may_have_been_deleted(long: Path, arguments: list[str]) -> None:
-    numbers, words = shown(long, *arguments)
-    assert numbers == shown(long)[0] and words.startswith("note: not shown: ")
+    numbers, messages = shown(long, *arguments)
+    assert numbers == shown(long)[0] and messages.startswith("note: not shown: ")
 
 
 def test_every_time_is_found_in_a_log_of_parts(long: Path) -> None:
@@ -309,7 +309,7 @@ def test_where_all_output_is(tmp_path: Path, to: str, where: str) -> None:
 def test_a_reader_that_is_always_too_slow_is_not_told_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.view.logs.time.monotonic", lambda: now)
+    monkeypatch.setattr("paceline.view.output.merged_logs.time.monotonic", lambda: now)
     folder = recorded.write(tmp_path, logs={})
     logs, messages = Logs(folder), []
     for now in range(1000, 1100):  # noqa: B007

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,25 @@ from hypothesis import strategies as st
 
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.options import Options
-from paceline.agent.transfers import log_upload
+from paceline.agent.transfers import log_upload, stored_events
 from paceline.agent.transfers.log_upload import LogUpload
 from paceline.agent.transfers.porter import Porter
-from paceline.agent.transfers.requests import STORE, Answer, Failure, UploadLogs, read_request, request_to_object
+from paceline.agent.transfers.requests import (
+    STORE,
+    Answer,
+    Failure,
+    FoldEvents,
+    UploadLogs,
+    read_request,
+    request_to_object,
+)
 from paceline.backends import archive_import
 from paceline.backends.archive_import import merged
 from paceline.job import load_text, planning
 from paceline.storage.log_parts import bounds, read_range
-from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.manifest import Damaged, Newer
 from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores.folder import FolderStore
 
 RUN = "digits-3f9a"
@@ -60,14 +69,14 @@ class LocalPorter:
     def __init__(self, location: Path, loop: Loop) -> None:
         store = FolderStore(str(location))
         snapshots = SnapshotRepository(store, RUN)
-        self._porter = Porter(snapshots, snapshots, lambda *_: None, lanes=(), archive=RunArchive(store, RUN))
+        self._porter = Porter(snapshots, snapshots, lambda *_: None, lanes=(), archive=StoredRunFiles(store, RUN))
         self._loop = loop
         self.unavailable = False
         self.failures = 0  # this many requests fail
         self.requested: list[str] = []
 
-    def ask(self, request: UploadLogs, answered: Callable[[Answer], None]) -> int:
-        self.requested.append(request.piece)
+    def ask(self, request: UploadLogs | FoldEvents, answered: Callable[[Answer], None]) -> int:
+        self.requested.append(request.piece if isinstance(request, UploadLogs) else request.host)
         decoded = read_request(json.loads(json.dumps(request_to_object(request))))
         self._loop.after(0.0, lambda: answered(UNAVAILABLE if self._fails() else self._porter.execute(decoded)))
         return 0
@@ -80,9 +89,11 @@ class LocalPorter:
 class Pod:
     """A run folder and its current agent."""
 
-    def __init__(self, location: Path, folder: Path, to: str = "s3://somewhere/kept", echo: bool = True) -> None:
+    def __init__(
+        self, location: Path, folder: Path, to: str = "s3://somewhere/kept", echo: bool = True, is_captain: bool = False
+    ) -> None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        self.location, self.folder = location, folder
+        self.location, self.folder, self.is_captain = location, folder, is_captain
         fields = {"name": "digits", "framework": "none", "command": ["true"], "kubernetes": {"image": "any"}}
         fields |= {"snapshots": {"to": to}} if to else {}
         self.plan = planning.make_plan(load_text(json.dumps(fields), "job.yaml", folder, cluster=True).job)
@@ -93,7 +104,8 @@ class Pod:
     def start(self) -> None:
         loop: Any = Loop()
         porter: Any = LocalPorter(self.location, loop)
-        files = {f"logs/{task}.log": str(self.folder / "logs" / f"{task}.log") for task in TASKS}
+        names = ["events.jsonl"] if self.is_captain else [f"logs/{task}.log" for task in TASKS]
+        files = {name: str(self.folder / name) for name in names}
         self.loop, self.porter = loop, porter
         self.upload = LogUpload(self.plan, self.options, files, porter, loop, self.warnings.append)
 
@@ -139,7 +151,7 @@ def some_output(pod: Pod, turns: int = 40) -> Iterator[None]:
 
 def import_logs(location: Path, folder: Path) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
-    archive_import.import_hosts(RunArchive(FolderStore(str(location)), RUN), folder, [HOST])
+    archive_import.import_hosts(StoredRunFiles(FolderStore(str(location)), RUN), folder, [HOST])
     assert not list(folder.glob(".*"))
     return {path.stem: path.read_text() for path in (folder / "logs").glob("*.log")}
 
@@ -153,7 +165,7 @@ def test_growing_output_is_stored_in_few_pieces(location: Path, tmp_path: Path) 
     names = FolderStore(str(location)).names(f"{RUN}/logs/{HOST}/")
     assert len(names) == len(set(pod.porter.requested)) < 12 < len(pod.porter.requested)
     assert sum(map(len, pod.log_texts().values())) / len(names) > 300
-    archive = RunArchive(FolderStore(str(location)), RUN)
+    archive = StoredRunFiles(FolderStore(str(location)), RUN)
     for piece in archive.pieces(HOST):
         assert all(
             data.endswith(b"\n") for data in archive.read(piece).values()
@@ -295,7 +307,7 @@ def test_a_file_that_appears_only_at_the_end_is_uploaded(location: Path, tmp_pat
 
 
 def test_the_plan_of_the_last_captain_is_used(location: Path, tmp_path: Path) -> None:
-    archive = RunArchive(FolderStore(str(location)), RUN)
+    archive = StoredRunFiles(FolderStore(str(location)), RUN)
     for life in ("1", "2"):
         files = {"events.jsonl": f'{{"at": "2026-11-15T10:00:0{life}.000Z"}}\n', "plan.json": f'{{"life": {life}}}'}
         for name, text in files.items():
@@ -316,14 +328,14 @@ def test_an_invalid_piece_is_damaged(location: Path, head: bytes) -> None:
     store = FolderStore(str(location))
     store.create(f"{RUN}/logs/{HOST}/1/00000001", head + b"\nx")
     with pytest.raises(Damaged, match=f"{RUN}/logs/{HOST}/1/00000001 is damaged"):
-        RunArchive(store, RUN).read(f"{HOST}/1/00000001")
+        StoredRunFiles(store, RUN).read(f"{HOST}/1/00000001")
 
 
 def test_a_piece_of_a_newer_version_is_reported_as_newer(location: Path) -> None:
     store = FolderStore(str(location))
     store.create(f"{RUN}/logs/{HOST}/1/00000001", b'{"version": 2}\n')
     with pytest.raises(Newer):
-        RunArchive(store, RUN).read(f"{HOST}/1/00000001")
+        StoredRunFiles(store, RUN).read(f"{HOST}/1/00000001")
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=60))
@@ -369,7 +381,7 @@ def test_the_last_output_is_imported_into_a_folder_that_keeps_little(location: P
     pod.close()
     folder = tmp_path / "here"
     (folder / "logs").mkdir(parents=True)
-    archive, path = RunArchive(FolderStore(str(location)), RUN), str(folder / "logs" / "worker-0.log")
+    archive, path = StoredRunFiles(FolderStore(str(location)), RUN), str(folder / "logs" / "worker-0.log")
     for _ in range(3):
         archive_import.import_hosts(archive, folder, [HOST], log_limit=4000)
         assert [each.name for each in folder.iterdir()] == ["logs"]
@@ -405,6 +417,39 @@ def test_output_that_was_deleted_before_it_was_uploaded_is_a_gap(
     assert len(deleted) == 1 and len(pod.warnings) == 2
 
 
+def test_of_the_output_of_tasks_everything_is_stored_but_of_events_a_limited_number(
+    location: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in (
+        (stored_events, "MOST", 6), (stored_events, "KEPT", 3), (log_upload, "CHECK_EVERY", 2),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    archive = StoredRunFiles(FolderStore(str(location)), RUN)
+    pod, captain = Pod(location, tmp_path / "pod"), Pod(location, tmp_path / "captain", is_captain=True)
+    captain.options = replace(captain.options, host="captain")
+    captain.start()
+    counts = []
+    for number in range(100):
+        pod.write("worker-0", line(number) * 2)
+        with (captain.folder / "events.jsonl").open("a") as file:
+            at = line(number).split()[0]
+            file.write(json.dumps({"at": at, "event": "note", "generation": 1, "text": "x" * 200}) + "\n")
+        if number == 50:
+            captain.start()  # it is restarted
+        for each in (pod, captain):
+            each.loop.turn()
+            each.loop.turn()
+        counts.append(len(archive.pieces("captain")))
+    pod.close()
+    captain.close()
+    assert max(counts) == 8 and counts[-1] <= 8 and len(archive.pieces(HOST)) > 15
+    assert import_logs(location, tmp_path / "here") == pod.log_texts()
+    archive_import.import_hosts(archive, tmp_path / "here", ["captain"])
+    events = [json.loads(each) for each in (tmp_path / "here" / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events[:1]] == ["rotated"] and len(events) > 4
+    assert [each for each in pod.porter.requested if each == HOST] == [], "only the captain has events"
+
+
 @pytest.mark.parametrize("state", ["", "[]", "{}", '{"life": "a/b", "number": 1e400, "begins": {}}', "[" * 100_000])
 def test_a_damaged_state_starts_a_new_upload(tmp_path: Path, location: Path, state: str) -> None:
     folder = tmp_path / "run"
@@ -413,6 +458,25 @@ def test_a_damaged_state_starts_a_new_upload(tmp_path: Path, location: Path, sta
     pod = Pod(location, folder)
     pod.write(TASKS[0], line(1))
     pod.close()
-    archive = RunArchive(FolderStore(str(location)), RUN)
+    archive = StoredRunFiles(FolderStore(str(location)), RUN)
+    [piece] = archive.pieces(HOST)
+    assert archive.read(piece) == {f"logs/{TASKS[0]}.log": line(1).encode()}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"life": "other-host/x"}, {"life": f"{HOST}/.."}, {"life": f"../{HOST}"}, {"number": 10**8}, {"number": 10**400}],
+    ids=["host", "up", "out", "number", "large"],
+)
+def test_an_upload_that_no_store_accepts_is_not_continued(
+    tmp_path: Path, location: Path, fields: dict[str, object]
+) -> None:
+    pod = Pod(location, tmp_path / "run")
+    state_file = tmp_path / "run" / f".{HOST}.kept"
+    state_file.write_text(json.dumps({**json.loads(state_file.read_text()), **fields}))
+    pod.start()
+    pod.write(TASKS[0], line(1))
+    pod.close()
+    archive = StoredRunFiles(FolderStore(str(location)), RUN)
     [piece] = archive.pieces(HOST)
     assert archive.read(piece) == {f"logs/{TASKS[0]}.log": line(1).encode()}

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.agent.captain_process.event_log import EventLog
 from paceline.agent.run_files import Appender, stamp
-from paceline.agent.tasks import task_log
+from paceline.agent.tasks import overwritten_lines, task_log
 from paceline.agent.tasks.task_log import TaskLog
 
 
@@ -45,7 +45,7 @@ def test_a_new_generation_starts_a_new_tail(log: TaskLog, tmp_path: Path) -> Non
 
 
 def test_a_progress_bar_keeps_its_latest_state(log: TaskLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_log, "BAR_EVERY", 1e9)
+    monkeypatch.setattr(overwritten_lines, "STATE_EVERY", 1e9)
     for percent in range(0, 100, 10):
         log.feed(f"\r{percent}%".encode())
     log.feed(b"\rdone\n")

@@ -14,8 +14,8 @@ from paceline.agent.captain import events as ev
 from paceline.agent.goodput import KINDS, Goodput
 from paceline.agent.metrics import families as fam
 from paceline.agent.metrics.captain_samples import CaptainSamples
+from paceline.agent.metrics.openmetrics_text import MOST_IN_FAMILY, Samples, render
 from paceline.agent.metrics.run_samples import MOST_NAMES, add_resources
-from paceline.agent.metrics.text import MOST_IN_FAMILY, Samples, render
 from paceline.agent.resources import Resources
 from support import recorded
 from support.committing import AWAY, a_plan, committed
@@ -301,8 +301,8 @@ def test_the_verb_without_runs_prints_nothing(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["-o", "text"], "-o 'text': invalid value; use one of prometheus, openmetrics"),
-        (["--listen", "here"], "--listen 'here': not a port, or a host and a port; use 9464 or 127.0.0.1:9464"),
-        (["--listen", "70000"], "--listen '70000': not a port, or a host and a port; use 9464 or 127.0.0.1:9464"),
+        (["--listen", "here"], "--listen 'here': invalid address; use 9464 or 127.0.0.1:9464"),
+        (["--listen", "70000"], "--listen '70000': invalid address; use 9464 or 127.0.0.1:9464"),
         (["--listen", "1", "-o", "openmetrics"], "-o cannot be used with --listen: the client chooses the format"),
     ],
 )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.agent.metrics import server as module
+from paceline.agent.metrics.openmetrics_text import OPENMETRICS, PROMETHEUS
 from paceline.agent.metrics.server import MOST, MetricsServer
-from paceline.agent.metrics.text import OPENMETRICS, PROMETHEUS
 from paceline.agent.net.loop import Loop
 from support.fuzz import reset
 from support.metrics_text import ask

@@ -328,7 +328,7 @@ def test_the_same_step_again_ends_the_run() -> None:
     settle(world)
     assert world.over is not None and (world.over.status, world.over.cause) == ("failed", "nan")
     assert world.over.reason == (
-        "worker-1: loss is NaN at step 25 again: going back to a snapshot did not help (the last time, it "
+        "worker-1: loss is NaN at step 25 again: rolling back to a snapshot did not help (the last time, it "
         "happened at step 25); lower the learning rate, or skip the data that leads to it"
     )
     assert counted(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
@@ -377,7 +377,7 @@ def test_without_steps_the_newest_snapshot_is_the_one_before() -> None:
     world.report("worker-0", None)
     settle(world)
     assert world.over is not None
-    assert world.over.reason.startswith("worker-0: loss is NaN again: going back to a snapshot did not help")
+    assert world.over.reason.startswith("worker-0: loss is NaN again: rolling back to a snapshot did not help")
 
 
 def test_without_steps_and_snapshots_training_starts_from_the_beginning() -> None:
@@ -458,7 +458,7 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.generated
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ACTIONS)
 def test_no_snapshot_from_the_step_on_is_restored(actions: list[tuple[str, int]]) -> None:
     """The store and the captain may fail meanwhile; a captain has the notes of its predecessor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -43,19 +44,19 @@ RESTART = event(
 HANG = event("hang", tasks=["worker-0", "worker-1"], silent_s=601.2, limit_s=600, progress="step")
 
 
-# ---- what is told
+# ---- what a notification says
 
 
-def told(of: Mapping[str, Any]) -> Notification:
-    found = notification(of, "digits-3f9a", "digits")
-    assert found is not None
-    return found
+def notice_of(of: Mapping[str, Any]) -> Notification:
+    sent = notification(of, "digits-3f9a", "digits")
+    assert sent is not None
+    return sent
 
 
 def test_the_body_says_what_happened_to_which_run() -> None:
-    assert told(RESTART).body == {
+    assert notice_of(RESTART).body == {
         "version": 1,
-        "id": told(RESTART).id,
+        "id": notice_of(RESTART).id,
         "run": "digits-3f9a",
         "job": "digits",
         "event": "restart",
@@ -76,7 +77,7 @@ def test_the_body_says_what_happened_to_which_run() -> None:
     ],
 )
 def test_each_kind_has_a_text(of: dict[str, Any], kind: str, text: str) -> None:
-    assert (told(of).kind, told(of).body["text"]) == (kind, text)
+    assert (notice_of(of).kind, notice_of(of).body["text"]) == (kind, text)
 
 
 def test_other_events_are_not_told() -> None:
@@ -84,19 +85,31 @@ def test_other_events_are_not_told() -> None:
         assert notification(other, "digits-3f9a", "digits") is None
 
 
+@pytest.mark.parametrize(
+    "mention", ["@channel", "@here", "@all", "@everyone", "<!channel>", "<!here|here>", "<@U0123>"]
+)
+def test_a_program_cannot_call_everybody_in_a_channel(mention: str) -> None:
+    sent = notice_of({**ENDED, "reason": f"worker-0 failed: ValueError: ({mention}) no"})
+    text = json.loads(sent.encoded("slack"))["text"]
+    assert mention not in text and not re.search(r"@\w|<", text)
+    assert mention in json.loads(sent.encoded("json"))["text"], "programs read this"
+
+
 def test_slack_gets_a_text_without_markup() -> None:
-    assert json.loads(told(ENDED).encoded("slack")) == {"text": "digits-3f9a failed: worker-0 failed: a &lt; b &amp; c"}
+    assert json.loads(notice_of(ENDED).encoded("slack")) == {
+        "text": "digits-3f9a failed: worker-0 failed: a &lt; b &amp; c"
+    }
 
 
 def test_the_id_differs_between_events_and_runs() -> None:
     other_run = notification(RESTART, "digits-3f9b", "digits")
     assert other_run is not None
-    later = told({**RESTART, "at": "2026-11-15T04:30:11.124Z"})
-    assert len({told(RESTART).id, told(ENDED).id, later.id, other_run.id}) == 4
+    later = notice_of({**RESTART, "at": "2026-11-15T04:30:11.124Z"})
+    assert len({notice_of(RESTART).id, notice_of(ENDED).id, later.id, other_run.id}) == 4
 
 
 def test_long_texts_are_shortened() -> None:
-    body = told({**ENDED, "reason": "a" * 10_000}).body
+    body = notice_of({**ENDED, "reason": "a" * 10_000}).body
     assert len(body["text"]) == len(body["details"]["reason"]) == 4000
 
 
@@ -431,12 +444,12 @@ def test_a_wrong_receiver(text: str, tmp_path: Path) -> None:
 
 
 def test_the_plan_names_the_receivers_and_can_be_read_again(tmp_path: Path) -> None:
-    made = load("notify: [{url_from: HOOK, on: [hang, hang], format: slack}, {url: http://a/}]\n", tmp_path)
-    assert made.notify == (
+    loaded = load("notify: [{url_from: HOOK, on: [hang, hang], format: slack}, {url: http://a/}]\n", tmp_path)
+    assert loaded.notify == (
         plan.Webhook("", "HOOK", ("hang",), "slack"),
         plan.Webhook("http://a/", "", ("failed", "succeeded", "stopped"), "json"),
     )
-    assert plan.from_data(json.loads(plan.to_json(made))) == made
+    assert plan.from_data(json.loads(plan.to_json(loaded))) == loaded
     assert "notify" not in plan.to_data(load("", tmp_path)), "plans without receivers look as they always have"
 
 
@@ -454,30 +467,30 @@ def test_on_a_cluster_the_address_comes_from_a_secret(tmp_path: Path) -> None:
 def test_the_captain_gets_the_secret(tmp_path: Path) -> None:
     text = "kubernetes: {image: a, env_from: [{secret: hooks}]}\n"
     for more, expected in (("", None), ("notify: [{url_from: HOOK}]\n", [{"secretRef": {"name": "hooks"}}])):
-        made = load(text + more, tmp_path, cluster=True)
-        objects = render(made, "digits-3f9a", b"agent")
+        loaded = load(text + more, tmp_path, cluster=True)
+        objects = render(loaded, "digits-3f9a", b"agent")
         captain = next(each for each in objects if each["metadata"]["name"] == "digits-3f9a" and each["kind"] == "Job")
         container = captain["spec"]["template"]["spec"]["containers"][0]
         assert container.get("envFrom") == expected
 
 
 def test_a_run_on_this_machine_needs_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = load("notify: [{url_from: HOOK}]\n", tmp_path)
+    loaded = load("notify: [{url_from: HOOK}]\n", tmp_path)
     monkeypatch.delenv("HOOK", raising=False)
     with pytest.raises(CannotRun, match=r"notify\[0\].url_from: the variable HOOK is not set"):
-        check_addresses(made)
+        check_addresses(loaded)
     monkeypatch.setenv("HOOK", "hooks.example.com/secret-part")
     with pytest.raises(CannotRun, match="the address in HOOK must begin with https:// or http://") as caught:
-        check_addresses(made)
+        check_addresses(loaded)
     assert "secret-part" not in str(caught.value)
     monkeypatch.setenv("HOOK", "https://hooks.example.com/secret-part")
-    check_addresses(made)
+    check_addresses(loaded)
 
 
 def test_a_placeholder_in_place_of_an_address_is_not_redacted(tmp_path: Path) -> None:
-    made = load("notify: [{url_from: HOOK}, {url_from: OTHER}, {url_from: NONE}]\n", tmp_path)
+    loaded = load("notify: [{url_from: HOOK}, {url_from: OTHER}, {url_from: NONE}]\n", tmp_path)
     environment = {"HOOK": "x", "OTHER": "https://hooks.example.com/secret-part"}
-    assert addresses_of(made, environment) == ["https://hooks.example.com/secret-part"]
+    assert addresses_of(loaded, environment) == ["https://hooks.example.com/secret-part"]
 
 
 def test_addresses_are_redacted_whatever_their_variable_is_called() -> None:

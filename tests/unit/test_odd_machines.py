@@ -22,7 +22,8 @@ from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.storage.snapshots.repository import SnapshotRepository
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.protocol import StoreError
-from paceline.view import machine_info, terminal
+from paceline.view import machine_info
+from paceline.view.text import terminal
 from support.recorded import Done, call
 
 JOB = """\
@@ -83,7 +84,7 @@ def test_a_machine_without_loopback_is_named(code: Path, monkeypatch: pytest.Mon
 def test_a_path_that_is_too_long_is_named(code: Path) -> None:
     home = "/tmp/" + "x/" * 1950
     error = refused(code, "run", "job.yaml", PACELINE_HOME=home)
-    assert "the path of the folder for runs is too long: 3909 bytes, and 3696 are possible" in error
+    assert "the path of the folder for runs is too long: 3909 bytes; at most 3696 are allowed" in error
     assert not Path("/tmp/x").exists()
     done = in_code(code, "validate", "x" * 4000)
     assert done.returncode == 2 and "file name too long" in done.stderr
@@ -155,7 +156,7 @@ def test_a_machine_that_allows_no_more_threads_stops_no_snapshots_for_good(
         Porter(snapshots, snapshots, lambda *_: None)
     assert failed.value.is_transient
     for thread in allowed.started:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     send = req.SendPart(SnapshotId(1, 1), "worker-0", str(saved))
     answer = Porter(snapshots, snapshots, lambda *_: None, lanes=()).execute(send)
@@ -187,7 +188,7 @@ def test_exhausted_threads_and_memory_are_no_bug(
     def exhausted(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("paceline.view.run_folders.every", exhausted)
+    monkeypatch.setattr("paceline.view.files.run_folders.all_runs", exhausted)
     done = call(tmp_path, "ls")
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "bug" not in done.stderr
 
@@ -197,7 +198,7 @@ def test_an_exhausted_limit_is_no_bug(tmp_path: Path, monkeypatch: pytest.Monkey
     def exhausted(*_: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("paceline.view.run_folders.every", exhausted)
+    monkeypatch.setattr("paceline.view.files.run_folders.all_runs", exhausted)
     done = call(tmp_path, "ls")
     assert (
         done.returncode == 1 and done.stderr.startswith(f"error: {os.strerror(number)}; ") and "bug" not in done.stderr

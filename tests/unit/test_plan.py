@@ -75,6 +75,36 @@ def test_a_plan_has_the_choice_for_nan_only_if_it_is_not_the_default(tmp_path: P
     assert plan.from_data(plan.to_data(job_plan)) == job_plan
 
 
+def test_what_restarts_is_part_of_the_roles_that_train(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    head = "{name: a, framework: none, command: [python, train.py], roles: {worker: {replicas: 2}, evaluator: {}}"
+    scopes = {
+        more: planning.make_plan(load_text(f"{head}{more}}}", "job.yaml", tmp_path).job)
+        for more in ("", ", restart: {scope: group}", ", restart: {scope: host}", ", restart: {scope: task}")
+    }
+    default, *others = scopes.values()
+    assert [each.role("worker").restarts for each in scopes.values()] == [plan.GROUP, plan.GROUP, plan.HOST, plan.TASK]
+    assert [each.restart_scope for each in scopes.values()] == [plan.GROUP, plan.GROUP, plan.HOST, plan.TASK]
+    assert [each.keeps_addresses for each in scopes.values()] == [False, False, True, True]
+    assert {each.role("evaluator").restarts for each in scopes.values()} == {plan.ALONE}
+    assert others[0] == default
+    assert all(plan.from_data(plan.to_data(each)) == each for each in others)
+    assert all(each.tasks == default.tasks for each in others), "ranks count over all tasks"
+
+
+def test_tasks_that_restart_together_are_a_group_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    text = "{name: a, framework: torch, command: [python, train.py], roles: {worker: {replicas: 2, tasks_per_host: 2}}"
+
+    def ranks(scope: str) -> dict[str, int]:
+        job_plan = planning.make_plan(load_text(f"{text}, restart: {{scope: {scope}}}}}", "job.yaml", tmp_path).job)
+        return {task.name: task.rank for task in job_plan.of_unit(job_plan.task("worker-3")).tasks}
+
+    assert ranks("group") == {f"worker-{rank}": rank for rank in range(4)}
+    assert ranks("host") == {"worker-2": 0, "worker-3": 1}
+    assert ranks("task") == {"worker-3": 0}
+
+
 def test_try_and_export_have_the_variables_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = JOB + "try: {command: [python, train.py, --try]}\nexport: {command: [python, train.py, --export]}\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.client import plan_cache
-from paceline.client.plan_cache import plan_of_file
+from paceline.client.submission import plan_cache
+from paceline.client.submission.plan_cache import plan_of_file
 
 JOB = "name: a\nframework: none\ncommand: [sh, -c, 'true']\nroles: {worker: {replicas: 1}}\n"
 

@@ -22,7 +22,7 @@ from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.backends.kubernetes.runs.running import Running
 from paceline.job import load_text, planning
-from paceline.view.logs import Logs
+from paceline.view.output.merged_logs import Logs
 
 RUN = "digits-3f9a"
 JOB = "name: digits\nframework: none\ncommand: [python, -V]\nkubernetes: {image: any}\n"

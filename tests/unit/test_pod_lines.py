@@ -10,7 +10,8 @@ import pytest
 
 from paceline.agent.run_files import replace
 from paceline.backends.kubernetes.runs.pod_lines import Inbox, try_lock
-from paceline.view import run_folders, run_state
+from paceline.view.files import run_folders
+from paceline.view.state import status_reader
 
 
 @pytest.fixture
@@ -105,10 +106,10 @@ def test_an_interrupted_submission_is_abandoned(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps({"on": "kubernetes", "submitted": False, "context": "c"}))
     run = run_folders.Run(folder.name, folder)
     with try_lock(folder) as locked:
-        assert locked and run_folders.alive(folder) and run_state.read(run).report["status"] == "starting"
+        assert locked and run_folders.alive(folder) and status_reader.read(run).report["status"] == "starting"
         with try_lock(folder) as locked_again:
             assert not locked_again
-    assert not run_folders.alive(folder) and run_state.read(run).report["status"] == "abandoned"
+    assert not run_folders.alive(folder) and status_reader.read(run).report["status"] == "abandoned"
 
 
 def test_the_output_of_another_users_run_does_not_fill_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,4 +178,4 @@ def test_whatever_a_captain_writes_its_next_events_are_copied(folder: Path, fiel
     inbox._events._rotate_at = 1  # rotate after every event
     take(inbox, json.dumps(hostile), event("run-started", 2), json.dumps(hostile), event("saved", 3), captain=True)
     assert {"run-started", "saved"} <= set(kinds(folder))
-    run_state.read(run_folders.Run("r", folder))
+    status_reader.read(run_folders.Run("r", folder))

@@ -14,7 +14,7 @@ import pytest
 
 from paceline import plan as plans
 from paceline.backends.kubernetes.api.cluster import Cluster, connect
-from paceline.client.kubernetes_submission import monitor_metrics
+from paceline.client.submission.kubernetes_submission import monitor_metrics
 from paceline.job import load_text, planning
 
 RUN = "digits-3f9a"

@@ -317,7 +317,7 @@ def test_an_agent_that_cannot_find_its_captain_is_recognized_by_its_output() -> 
         ("Forbidden", 'services "loop-1" is forbidden: exceeded quota: small', "`kubectl describe quota -n team-a`"),
         ("Forbidden", "ValidatingAdmissionPolicy 'budget' denied request: no", "change the job file to comply"),
         ("InternalError", 'failed calling webhook "budget.example.com"', "that webhook must respond first"),
-        ("NotFound", 'namespaces "team-a" not found', "create it, or choose another with -n"),
+        ("NotFound", 'namespaces "team-a" not found', "create it, or choose another namespace"),
         ("Unauthorized", "Unauthorized", "log in to the cluster again"),
         ("Invalid", "spec: Invalid value", ""),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import threading
 import zlib
@@ -17,21 +18,21 @@ from typing import Any
 import pytest
 
 from paceline import plan as plans
-from paceline.agent import profiles
+from paceline.agent import profile_messages
 from paceline.agent.captain_process.task_requests import TaskRequests
 from paceline.agent.net import messages
 from paceline.agent.net.frames import Decoder, Message, WireError, encode
 from paceline.agent.net.loop import Timer
-from paceline.agent.profiles import ProfileTaken, TakeProfile, profiled_tasks
+from paceline.agent.profile_messages import ProfileTaken, TakeProfile, profiled_tasks
 from paceline.agent.tasks import profile_collector
 from paceline.agent.tasks.profile_collector import ProfileCollector, Refused, move_files
 from paceline.backends.kubernetes.runs import host_files
-from paceline.client import profile as client
+from paceline.client.diagnosis import profile as client
 from paceline.errors import PacelineError, UsageError
 from paceline.plan import Plan
 from paceline.runtime import group_save, profiling
 from paceline.runtime import report as reports
-from paceline.view.run_folders import Run
+from paceline.view.files.run_folders import Run
 from support.worlds import make_plan
 
 SESSION = "2026_01_02_03_04_05"
@@ -70,7 +71,14 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     agent_end, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     agent_end.setblocking(False)
     task_end.setblocking(False)
-    values = {"_descriptor": task_end.fileno(), "_pending": {}, "_due": 0.0, "_sent": 0, "polls": True, "on_step": None}
+    values = {
+        "_descriptor": task_end.fileno(),
+        "_pending": {},
+        "_due": 0.0,
+        "_sent": 0,
+        "polls": True,
+        "on_report": None,
+    }
     for name, value in {**values, "_POLL_EVERY": 0.0, "_poll_at": 0.0}.items():
         monkeypatch.setattr(reports, name, value)
     monkeypatch.setattr(profiling, "_current", None)
@@ -82,8 +90,11 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     task_end.close()
 
 
-def ask(agent: socket.socket, steps: int = 2, until: float = 1e12, request: int = 1) -> None:
-    fields = {"request": request, "framework": "torch", "steps": steps, "until": until, "folder": "/f"}
+def ask(
+    agent: socket.socket, steps: int = 2, until: float = 1e12, request: int = 1, folder: str = "/f", late: float = 5.0
+) -> None:
+    fields = {"request": request, "framework": "torch", "steps": steps, "folder": folder}
+    fields.update(until=until, discard_after=until + late)
     agent.send(json.dumps({"say": "profile", **fields}).encode())
 
 
@@ -105,7 +116,7 @@ def test_the_steps_after_the_next_one_are_profiled(agent: socket.socket) -> None
         reports.report(step=step)
     assert Profiler.log == [("start", "/f"), ("step", 5), ("step", 6), ("stop",)]
     assert replies(agent) == [("started", 0, ""), ("done", 2, "")]
-    assert reports.on_step is None
+    assert reports.on_report is None
 
 
 def test_a_program_that_asks_whether_to_save_reads_the_request_there(
@@ -155,7 +166,7 @@ def test_a_profiler_that_fails_is_reported_and_the_program_goes_on(
         reports.report(step=step)
     assert Profiler.log == log
     assert replies(agent)[-1][::2] == ("failed", "OSError: [Errno 28] No space left on device")
-    assert reports.on_step is None
+    assert reports.on_report is None
 
 
 def test_steps_that_take_too_long_end_the_profile_early(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,10 +180,79 @@ def test_steps_that_take_too_long_end_the_profile_early(agent: socket.socket, mo
     assert replies(agent)[-1] == ("done", 2, "")
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [10.0]
+    monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_report_without_a_step_ends_a_profile_whose_time_is_over(agent: socket.socket, clock: list[float]) -> None:
+    ask(agent, steps=5, until=12.0)
+    reports.report(step=1)
+    reports.report(step=2)
+    reports.report(loss=0.5)
+    assert Profiler.log[-1] == ("step", 2)
+    clock[0] = 12.0
+    reports.report(loss=0.5)
+    assert Profiler.log == [("start", "/f"), ("step", 1), ("step", 2), ("stop",)]
+    assert replies(agent) == [("started", 0, ""), ("done", 1, "")] and reports.on_report is None
+
+
+def test_a_report_without_a_step_starts_nothing(agent: socket.socket) -> None:
+    ask(agent)
+    reports.report(loss=0.5)
+    assert Profiler.log == []
+
+
+@pytest.mark.parametrize("fields", [{"step": 2}, {"loss": 0.5}])
+def test_a_profile_that_the_agent_has_given_up_is_discarded_with_its_folder(
+    agent: socket.socket, clock: list[float], tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """Profilers create the folder again that the agent has removed."""
+    folder = tmp_path / "profile"
+    ask(agent, steps=5, until=12.0, folder=str(folder))
+    reports.report(step=1)
+    clock[0], _ = 17.0, folder.mkdir()
+    reports.report(**fields)
+    assert Profiler.log[-1] == ("discard",) and not folder.exists()
+    assert replies(agent)[-1][0] == "discarded" and reports.on_report is None
+
+
+def test_files_that_take_too_long_to_write_are_discarded(
+    agent: socket.socket, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "profile"
+
+    def stop(_: Profiler) -> None:
+        folder.mkdir()
+        clock[0] = 17.0
+
+    monkeypatch.setattr(Profiler, "stop", stop)
+    ask(agent, steps=1, until=12.0, folder=str(folder))
+    reports.report(step=1)
+    reports.report(step=2)
+    assert replies(agent)[-1][0] == "discarded" and not folder.exists()
+
+
+def test_a_reply_for_which_the_agent_is_too_busy_is_sent_later(agent: socket.socket) -> None:
+    ask(agent)
+    for step in (1, 2):
+        reports.report(step=step)
+    filled = 0
+    while reports.send_to_agent({"_": "other"}):
+        filled += 1
+    reports.report(step=3)
+    assert Profiler.log[-1] == ("stop",) and reports.on_report is not None
+    assert filled and replies(agent) == [("started", 0, "")]
+    reports.report(loss=0.5)
+    assert replies(agent) == [("done", 2, "")] and reports.on_report is None
+
+
 def test_a_request_that_is_read_too_late_starts_nothing(agent: socket.socket) -> None:
     ask(agent, until=0.0)
     reports.report(step=1)
-    assert Profiler.log == [] and reports.on_step is None
+    assert Profiler.log == [] and reports.on_report is None
 
 
 def test_another_thread_does_not_count_steps(agent: socket.socket) -> None:
@@ -197,7 +277,7 @@ def test_a_new_request_replaces_one_that_was_not_completed(agent: socket.socket)
 def test_a_message_that_is_not_understood_changes_nothing(agent: socket.socket, data: bytes) -> None:
     agent.send(data)
     reports.report(step=1)
-    assert reports.on_step is None
+    assert reports.on_report is None
 
 
 def test_the_messages_of_an_evaluator_are_left_to_it(monkeypatch: pytest.MonkeyPatch, agent: socket.socket) -> None:
@@ -261,7 +341,7 @@ def test_links_and_pipes_are_not_taken(tmp_path: Path) -> None:
 
 def test_a_profile_that_is_too_large_is_refused(tmp_path: Path) -> None:
     task = Path(written(tmp_path, "a.xplane.pb"))
-    os.truncate(task / "a.xplane.pb", profiles.MOST_BYTES + 1)
+    os.truncate(task / "a.xplane.pb", profile_messages.MOST_BYTES + 1)
     with pytest.raises(Refused, match=r"1 files with 256 MiB, the limit is 16 with 256 MiB: use fewer steps"):
         move_files(str(task), str(tmp_path / "tb"), SESSION, "worker-0")
     assert not (tmp_path / "tb").exists()
@@ -308,8 +388,17 @@ class Host:
         self.folder, self.loop = folder, Loop()
         self.attempts = {attempt.task.name: attempt for attempt in attempts}
         self.sent: list[ProfileTaken] = []
-        arguments: Any = (self.loop, self.attempts, lambda text: text.replace("secret", "***"), self.sent.append)
+        self.removed: list[str] = []
+        arguments: Any = (
+            self.loop, self.attempts, lambda text: text.replace("secret", "***"), self.sent.append, self._remove,
+        )  # fmt: skip
         self.collector = ProfileCollector("host", "torch", str(folder), *arguments)
+
+    def _remove(self, folders: list[str]) -> None:
+        """As HostSnapshots does, with the porter."""
+        for folder in folders:
+            self.removed.append(Path(folder).name)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def take(self, *tasks: str, request: int = 1, seconds: float = 60.0) -> None:
         self.collector.take(TakeProfile(request, tasks or tuple(self.attempts), 20, seconds, SESSION))
@@ -398,10 +487,58 @@ def test_every_wait_has_a_limit(host: Host, worker: Attempt) -> None:
     host.sent.clear()
     host.take()
     worker.says("started")
-    host.loop.pass_time(60 + profiles.FINISH_WITHIN)
+    host.loop.pass_time(60 + profile_messages.FINISH_WITHIN)
     assert host.sent == []
     host.loop.pass_time(1)
     assert host.shown() == [("worker-0", "its profile was not complete 60 s after the limit", True)]
+
+
+@pytest.mark.parametrize("stage", ["done", "failed", "discarded"])
+def test_what_a_task_writes_after_it_was_given_up_is_removed(host: Host, worker: Attempt, stage: str) -> None:
+    host.take()
+    folder = Path(worker.sent[0]["folder"])
+    worker.says("started")
+    host.loop.pass_time(61 + profile_messages.FINISH_WITHIN)
+    assert len(host.sent) == 1 and not folder.exists()
+    folder.mkdir()
+    (folder / "node.xplane.pb").write_bytes(b"data")
+    worker.says("started")
+    assert folder.exists()
+    for _ in range(3):
+        worker.says(stage, steps=20)
+    assert list(host.folder.iterdir()) == [] and len(host.sent) == 1
+    assert len(host.removed) == 2, "not whenever a task says so"
+
+
+def test_a_discarded_profile_does_not_take_the_place_of_the_next(host: Host, worker: Attempt) -> None:
+    host.take()
+    late = worker.on_profile
+    host.loop.pass_time(62)
+    host.collector.take(TakeProfile(2, ("worker-0",), 20, 60.0, "2026_01_02_03_04_59"))
+    folder = Path(worker.sent[1]["folder"])
+    assert late is not None and folder.exists() and folder != Path(worker.sent[0]["folder"])
+    late({"_": "profile", "request": 1, "stage": "done", "steps": 20})
+    assert folder.exists() and len(host.sent) == 1
+
+
+def test_an_agent_that_leaves_removes_all_that_profiles_have_left(host: Host, worker: Attempt) -> None:
+    other = host.folder / ".profile-worker-10-x"  # of another host in the same folder
+    other.mkdir()
+    host.take()
+    folder = Path(worker.sent[0]["folder"])
+    (folder / "below").mkdir()
+    (host.folder / f".{folder.name}.1a2b.gone").mkdir()  # the porter has not removed it yet
+    (host.folder / ".profile-worker-0-link").symlink_to(other)
+    host.collector.close()
+    assert list(host.folder.iterdir()) == [other]
+    host.loop.pass_time(1)
+    assert host.sent == [] and host.loop.timers == []
+
+
+def test_the_folder_of_an_earlier_agent_is_removed(host: Host) -> None:
+    (host.folder / ".profile-worker-0-2026_01_01_00_00_00").mkdir()
+    host.take()
+    assert host.removed == [".profile-worker-0-2026_01_01_00_00_00"]
 
 
 def test_a_task_that_reports_no_steps_is_not_waited_for_until_the_limit(tmp_path: Path) -> None:
@@ -467,7 +604,7 @@ class Captain:
 
 def test_all_tasks_that_train_get_the_same_request() -> None:
     captain = Captain(make_plan(2, evaluator=1))
-    assert captain.begin() == 60 + profiles.FINISH_WITHIN + profiles.ANSWER_WITHIN
+    assert captain.begin() == 60 + profile_messages.FINISH_WITHIN + profile_messages.ANSWER_WITHIN
     (first, one), (second, two) = captain.sent
     assert (first, second) == ("worker-host-0", "worker-host-1")
     assert (one.steps, one.seconds, one.session) == (two.steps, two.seconds, two.session) == (3, 60.0, one.session)
@@ -512,6 +649,25 @@ def test_a_host_that_is_away_or_is_lost_meanwhile_is_named() -> None:
     ]
 
 
+def test_a_host_that_replies_without_end_is_given_up() -> None:
+    captain = Captain(make_plan(2, per_host=2))
+    captain.begin()
+    ((host, message),) = captain.sent
+    for _ in range(3):
+        captain.reply(ProfileTaken(host, message.request, "worker-0"))
+    assert captain.shown() == [
+        ("worker-0", ""), ("worker-1", "its host has sent too many replies"), ("profile-end", ""),
+    ]  # fmt: skip
+
+
+def test_a_reply_for_a_task_that_was_not_requested_is_not_sent_on() -> None:
+    captain = Captain(make_plan(2, per_host=2))
+    captain.begin(tasks=["worker-0"])
+    ((host, message),) = captain.sent
+    captain.reply(ProfileTaken(host, message.request, "worker-1", "other"))
+    assert captain.shown() == [("worker-0", "its host has sent too many replies"), ("profile-end", "")]
+
+
 @pytest.mark.parametrize(
     "fields", [{"steps": 0}, {"steps": 1001}, {"steps": "3"}, {"steps": True}, {"seconds": 0}, {"tasks": ["other-0"]}]
 )
@@ -539,11 +695,11 @@ def run(tmp_path: Path) -> Run:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, r"--steps 0: invalid value; use 1 to 1000"),
-        ({"seconds": 0.5}, r"--timeout 0.5: invalid value; use 1s to 60m"),
+        ({"steps": 0}, "steps=0: invalid value; use 1 to 1000"),
+        ({"seconds": 0.5}, "timeout=0.5: invalid value; use 1 to 3600 s"),
         (
             {"tasks": ["evaluator-0"]},
-            "evaluator-0 cannot be profiled: it does no steps of training; the tasks that train",
+            "evaluator-0 cannot be profiled: it runs no training steps; the tasks that train",
         ),
         ({"tasks": ["evaluator"]}, "evaluator cannot be profiled"),
         ({"tasks": ["worker-9"]}, "digits-1 has no task 'worker-9'; did you mean"),
@@ -556,8 +712,9 @@ def test_wrong_usage_is_explained(run: Run, options: dict[str, Any], message: st
 
 def test_a_run_without_a_framework_has_no_profiler(run: Run) -> None:
     (run.folder / "plan.json").write_text(plans.to_json(replace(make_plan(1), framework="none")))
-    with pytest.raises(PacelineError, match=r"digits-1 uses no framework.*paceline stacks digits-1 --seconds 10"):
+    with pytest.raises(PacelineError, match="digits-1 cannot be profiled: it uses no framework") as error:
         client.take(run)
+    assert error.value.remedy == "to see what its tasks are doing: client.get('digits-1').stacks(seconds=10)"
 
 
 def test_profiles_are_copied_and_missing_ones_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,6 +752,9 @@ class Program:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
+    def settimeout(self, seconds: float) -> None:
+        assert 0 < seconds <= host_files.SILENCE_S
+
     def recv_into(self, buffer: memoryview, most: int) -> int:
         if not self._data:
             raise ConnectionError("the program ended")
@@ -606,7 +766,7 @@ class Program:
 def test_a_file_from_a_pod_has_the_size_that_was_stated(tmp_path: Path) -> None:
     def receive(data: bytes, size: int) -> bytes:
         program: Any = Program(data)
-        host_files._receive(program, tmp_path / ".file.partial", size)
+        host_files._receive(program, tmp_path / ".file.partial", size, host_files.Deadline(60))
         return (tmp_path / ".file.partial").read_bytes()
 
     content = os.urandom(200_000)
@@ -615,3 +775,39 @@ def test_a_file_from_a_pod_has_the_size_that_was_stated(tmp_path: Path) -> None:
         with pytest.raises(PacelineError):
             receive(data, size)
     assert (tmp_path / ".file.partial").stat().st_size <= 200_000
+
+
+def test_a_pod_that_sends_a_little_at_a_time_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(host_files.time, "monotonic", lambda: now[0])
+
+    class Slow(Program):
+        def recv_into(self, buffer: memoryview, most: int) -> int:
+            now[0] += 30
+            return super().recv_into(buffer, 1)
+
+    program: Any = Slow(zlib.compress(os.urandom(1000)))
+    with pytest.raises(PacelineError, match=r"^file: its pod did not send the files of its host within 100 s$"):
+        host_files._receive(program, tmp_path / ".file.partial", 1000, host_files.Deadline(100))
+    assert now == [120.0]
+
+
+def test_a_pod_that_is_silent_is_not_waited_for_until_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, waits = [0.0], list[float]()
+    monkeypatch.setattr(host_files.time, "monotonic", lambda: now[0])
+
+    class Silent(Program):
+        def settimeout(self, seconds: float) -> None:
+            waits.append(seconds)
+
+        def recv_into(self, buffer: memoryview, most: int) -> int:
+            now[0] += waits[-1]
+            raise TimeoutError("timed out")
+
+    program: Any = Silent(b"")
+    for seconds, message in ((600, "sent nothing for 60 s"), (20, "did not send the files of its host within 20 s")):
+        with pytest.raises(PacelineError, match=message):
+            host_files._receive(program, tmp_path / ".file.partial", 1000, host_files.Deadline(seconds))
+    assert waits == [60.0, 20.0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.records import record
+from paceline.agent.fast_dataclass import record
 
 
 @record

@@ -19,7 +19,7 @@ from paceline.backends import certificates
 from paceline.backends.kubernetes.objects import names, pods, run_objects
 from paceline.backends.kubernetes.objects.pod_patch import merge
 from paceline.job import load_text, planning
-from paceline.view.yaml_output import dump
+from paceline.view.text.yaml_output import dump
 
 GOLDEN = Path(__file__).parent / "rendered"
 VERSION = "1.36"
@@ -209,6 +209,18 @@ def test_gpus_go_to_the_roles_that_request_them_and_unequal_hosts_get_their_own_
     assert settings["first"] == 1  # the second group continues the numbers of the first
 
 
+def test_a_job_with_max_starts_with_its_replicas_and_its_plan_has_all_hosts(tmp_path: Path) -> None:
+    more = "roles: {worker: {replicas: 2, min: 1, max: 4}, evaluator: {}}"
+    plan = plan_of(JOBS["data"].replace("roles: {worker: {replicas: 2}, evaluator: {}}", more), tmp_path)
+    objects = run_objects.render(plan, "digits-3f9a", AGENT)
+    for name, count in (("digits-3f9a-worker", 2), ("digits-3f9a-evaluator", 1)):
+        spec = find_object(objects, "Job", name)["spec"]
+        kubernetes_validate.validate(find_object(objects, "Job", name), VERSION, strict=True)
+        assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (count, count, "Indexed")
+    sent = plans.from_data(json.loads(find_object(objects, "ConfigMap", "digits-3f9a-plan")["data"]["plan.json"]))
+    assert len([host for host in sent.hosts if host.role == "worker"]) == 4 and sent.sizes == {"worker": 2}
+
+
 def test_memory_for_snapshots_is_added_to_that_of_hosts_that_save(tmp_path: Path) -> None:
     """/dev/shm of programs keeps its size. A container without a limit gets none."""
 
@@ -241,13 +253,13 @@ def test_memory_for_snapshots_is_added_to_that_of_hosts_that_save(tmp_path: Path
 def test_logs_have_a_volume_that_is_larger_than_they_can_be(tmp_path: Path, limit: str, per_task: int) -> None:
     """Logs that exceed its size would evict the pod. The disk that it needs is requested; other files have no limit."""
     plan = plan_of(f"{JOBS['servers'].rstrip()}\n        {limit}", tmp_path)
-    for group in names.groups(plan):
-        spec = pods.member(plan, "servers-0001", group, [], [])
+    for pool in names.pools(plan):
+        spec = pods.member(plan, "servers-0001", pool, [], [])
         [container] = spec["containers"]
         [mount] = [each for each in container["volumeMounts"] if each["name"] == "paceline-logs"]
         [volume] = [each for each in spec["volumes"] if each["name"] == mount["name"]]
         size = int(volume["emptyDir"]["sizeLimit"])
-        assert round(0.8 * size) == len(group.hosts[0].tasks) * per_task
+        assert round(0.8 * size) == len(pool.hosts[0].tasks) * per_task
         assert mount["mountPath"] == "/paceline/run/logs"
         assert container["resources"]["requests"]["ephemeral-storage"] == str(size)
         assert "ephemeral-storage" not in container["resources"].get("limits", {})
@@ -266,8 +278,8 @@ def test_no_name_is_cut_or_too_long(tmp_path: Path) -> None:
     run = f"{name}-3f9a"
     for each in run_objects.render(plan, run, AGENT, [b"x"]):
         assert each["metadata"]["name"].startswith(run) and LABEL.fullmatch(each["metadata"]["name"])
-    for group in names.groups(plan):
-        assert LABEL.fullmatch(f"{names.job_of(run, group)}-{len(group.hosts) - 1}")
+    for pool in names.pools(plan):
+        assert LABEL.fullmatch(f"{names.job_of(run, pool)}-{len(pool.hosts) - 1}")
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -146,14 +146,15 @@ def test_a_step_that_is_reported_twice_is_one_step(agent: socket.socket) -> None
     assert received(agent) == [{"step": 7, "loss": 0.5}, {"step": 7, "accuracy": 0.9}]
 
 
-def test_the_first_report_of_a_task_with_a_gpu_tells_what_cuda_reads(
+def test_the_first_report_of_a_task_with_a_gpu_tells_what_cuda_and_nccl_read(
     agent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in os.environ if name.startswith("CUDA_")]:
+    for name in [name for name in os.environ if name.startswith(("CUDA_", "NCCL_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as a program sets it
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
     reports.report(step=1)
     reports.report(step=2)
-    variables = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    variables = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_DEBUG": "WARN"}
     assert received(agent) == [{"_": "gpu", "environment": variables}, {"step": 1}, {"step": 2}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 from pathlib import Path
@@ -19,11 +18,11 @@ from paceline.agent.event_file import NAME, OLD, EventFile
 from paceline.agent.net import messages
 from paceline.agent.resources import Resources, event_fields
 from paceline.agent.run_files import Echo, stamp
-from paceline.agent.series import Series, parts, read_part, summed_up
-from paceline.agent.tasks import gpus, resource_sampler
+from paceline.agent.series_files import Series, parts, read_part, summed_up
+from paceline.agent.tasks import resource_sampler
 from paceline.agent.tasks.resource_sampler import SEND_EVERY, ResourceSampler, network_totals, totals_of
-from paceline.view import events, run_state
-from paceline.view import series as reader
+from paceline.view.series import points as reader
+from paceline.view.state import events, run_state
 from support import recorded
 from support.recorded import RESOURCES, event
 from support.worlds import make_plan, up
@@ -58,7 +57,7 @@ class FakeMemory(machine.Memory):
 def this_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and without the processes that other tests in this process may have started."""
     monkeypatch.setattr(resource_sampler, "FIRST_AFTER", 0.0)
-    monkeypatch.setattr(machine, "descendants", lambda _: [])
+    monkeypatch.setattr(machine, "descendants", lambda *_: [])
 
 
 def test_a_task_that_has_just_started_is_not_measured_yet(
@@ -175,59 +174,6 @@ def test_the_loopback_is_not_network(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert network_totals() == (111, 55)
     monkeypatch.setattr(resource_sampler, "NETWORK", str(tmp_path / "none"))
     assert network_totals() == (0, 0)
-
-
-# ---- GPUs
-
-
-class FakeLibrary:
-    """NVML with two GPUs, the second of which does not know its utilization."""
-
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 2
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, device: Any) -> int:
-        device._obj.value = index.value + 1
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.total, memory._obj.used = 16 * GIB, GIB * (device.value or 0)
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, device: ctypes.c_void_p, rates: Any) -> int:
-        rates._obj.gpu = 85 if device.value == 1 else 0
-        return 0 if device.value == 1 else 3
-
-
-def test_gpus_are_measured_by_the_library_of_the_driver() -> None:
-    assert gpus.Nvml(FakeLibrary()).measure() == (
-        ev.GpuResources(0.85, GIB, 16 * GIB),
-        ev.GpuResources(0, 2 * GIB, 16 * GIB),
-    )
-
-
-def test_a_library_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeLibrary, "nvmlInit_v2", lambda self: 9)
-    with pytest.raises(OSError, match="nvmlInit_v2: NVML error 9"):
-        gpus.Nvml(FakeLibrary())
-    monkeypatch.setattr(gpus, "LIBRARY", "libnone.so.1")
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    assert gpus.choose() is None
-
-
-@pytest.mark.parametrize("text", ["", "No devices were found\n", "1, 2\n", "x, y, z\n", ", ,\n" * 1000])
-def test_what_nvidia_smi_prints_may_be_anything(text: str) -> None:
-    assert gpus.parse_smi(text) == ()
-
-
-def test_without_a_driver_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "DEVICES", ("/dev/none",))
-    monkeypatch.setattr("threading.Thread.start", lambda *_: pytest.fail("a thread was started"))
-    assert gpus.GpuMonitor().last() == ()
 
 
 # ---- messages

@@ -22,12 +22,12 @@ class Clock:
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    made: list[str] = []
-    monkeypatch.setattr(save_schedule, "save_now", lambda: made.append("request"))
+    saves: list[str] = []
+    monkeypatch.setattr(save_schedule, "save_now", lambda: saves.append("request"))
     monkeypatch.setattr(report, "_descriptor", 0)  # there is a connection to the agent
     monkeypatch.setenv("PACELINE_RANK", "0")
     monkeypatch.setenv("PACELINE_WORLD_SIZE", "2")
-    return made
+    return saves
 
 
 def test_every_n_steps() -> None:

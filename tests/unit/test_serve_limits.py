@@ -9,7 +9,7 @@ import pytest
 
 from paceline.serve import listening
 from paceline.serve.app import Limits
-from paceline.serve.connections import ConnectionLimits
+from paceline.serve.connections import ConnectionLimits, LimitedProtocol
 from paceline.serve.memory import Memory, OutOfMemory
 from paceline.serve.signatures import Arrays
 from support.in_process_server import ANSWER, BODY, head, is_closed, response, running
@@ -92,10 +92,25 @@ def test_half_sent_requests_make_room_for_others(part: bytes) -> None:
         for number in range(60):
             attackers.append(server.connect(part))
             if number % 10 == 0:
-                assert server.predict(connection=healthy).endswith(ANSWER)
+                # The second request is sent when all that connected earlier have been accepted.
                 assert server.predict(connection=server.connect()).endswith(ANSWER)
+                assert server.predict(connection=healthy).endswith(ANSWER)
                 assert server.open_connections() <= 20
         assert is_closed(attackers[0])
+
+
+def test_clients_that_take_no_responses_make_room_for_others() -> None:
+    with running(connection_limits=ConnectionLimits(connections=3)) as server:
+        requests = 1000 * b"GET /v1/models/toy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for _ in range(3):
+            server.connect(requests, receive_buffer=1)
+
+        def are_stuck() -> bool:
+            connections = [each for each in server.server.server_state.connections if isinstance(each, LimitedProtocol)]
+            return len(connections) == 3 and all(each._unsent is not None for each in connections)
+
+        eventually("the clients are stuck", are_stuck)
+        assert server.predict().endswith(ANSWER)
 
 
 def test_if_all_connections_are_in_use_others_are_refused() -> None:

@@ -17,13 +17,13 @@ from paceline.backends.kubernetes.api.cluster import Cluster, Unreachable, conne
 from paceline.backends.kubernetes.payload import prepare
 from paceline.backends.kubernetes.serving import deployment, unready_reasons
 from paceline.cli import serve_on_kubernetes as serving
-from paceline.client import job_programs, kubernetes_serving
+from paceline.client.models import job_programs, kubernetes_serving
 from paceline.errors import PacelineError
-from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots.repository import SnapshotRepository
+from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores.folder import FolderStore
-from paceline.view import run_folders
-from paceline.view.snapshot_locations import Source
+from paceline.view.files import run_folders
+from paceline.view.snapshots.snapshot_locations import Source
 from support import committed, recorded
 from support.recorded import call
 from support.served import HEAD, JOBS, RUN, rendered
@@ -419,14 +419,14 @@ def test_serve_serves_the_newest_snapshot_and_prints_its_address(
     store = FolderStore(str(tmp_path / "store"))
     committed.life(store, tmp_path / "scratch", RUN)
     snapshots = SnapshotRepository(store, RUN)
-    source = Source(RUN, "s3://training/digits", snapshots, snapshots, RunArchive(store, RUN))
+    source = Source(RUN, "s3://training/digits", snapshots, snapshots, StoredRunFiles(store, RUN))
     monkeypatch.setattr(kubernetes_serving, "_source", lambda *_: source)
     monkeypatch.setattr(prepare, "library_parts", lambda: (b"a book",))
     (tmp_path / "train.py").touch()
     job = tmp_path / "job.yaml"
     text, _ = JOBS["tensorflow-serving"]
     job.write_text(HEAD + text.replace("NodePort", "LoadBalancer"))
-    assert serving.serve_on_kubernetes(RUN, None, "", str(job), "", None, None) == 0
+    assert serving.serve_on_kubernetes(RUN, None, "", str(job), "", None, None, "") == 0
     output = capsys.readouterr()
     assert output.out == f"http://{RUN}-serve.team-a:8501/v1/models/digits:predict\n"
     assert "step-40-g2 is served inside the cluster, and at the address of the Service" in output.err
@@ -437,8 +437,8 @@ def test_serve_serves_the_newest_snapshot_and_prints_its_address(
     job.write_text(HEAD + text.replace("10m", "1s"))
     for note in ("the previous model is still served; ", ""):
         with pytest.raises(PacelineError) as failed:
-            serving.serve_on_kubernetes(RUN, "10", "", str(job), "", None, None)
-        stop = f"paceline serve {RUN} --on kubernetes --context test -n team-a --stop"
+            serving.serve_on_kubernetes(RUN, "10", "", str(job), "", None, None, "")
+        stop = f"paceline serve {RUN} --on kubernetes --context test --namespace team-a --stop"
         assert str(failed.value) == (
             f"step-10-g1 is not served: no progress within 1 s: its pods are not ready; {note}`{stop}` removes it"
         )
@@ -446,7 +446,7 @@ def test_serve_serves_the_newest_snapshot_and_prints_its_address(
     assert serving.stop_on_kubernetes(RUN, None, "team-a") == 0 and api.objects == {}
     job.write_text(HEAD + text.replace("serve: {replicas: 2, memory: 2Gi, service: NodePort}\n", ""))
     with pytest.raises(job_programs.NoProgram, match="has no `serve`; add `serve: "):
-        serving.serve_on_kubernetes(RUN, None, "", str(job), "", None, None)
+        serving.serve_on_kubernetes(RUN, None, "", str(job), "", None, None, "")
 
 
 def test_a_prefix_of_several_runs_does_not_select_a_run_to_stop(
@@ -461,7 +461,7 @@ def test_a_prefix_of_several_runs_does_not_select_a_run_to_stop(
     with pytest.raises(run_folders.NoRun, match="'digits' matches 2 runs: "):
         serving.stop_on_kubernetes("digits", None, None)
     with pytest.raises(run_folders.NoRun, match="'digits' matches 2 runs: "):
-        kubernetes_serving._source("digits", None, None, lambda text: None)
+        kubernetes_serving._source("digits", None, None, lambda text: None, "")
     with pytest.raises(deployment.NotServed, match=r"other is not served in namespace team-a \(context test\)"):
         serving.stop_on_kubernetes("other", None, None)
     with pytest.raises(deployment.NotServed, match=r"digits-77aa is not served in namespace team-b \(context test\)"):

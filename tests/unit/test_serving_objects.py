@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 
 from paceline.backends.kubernetes.objects import names
-from paceline.view.yaml_output import dump
+from paceline.view.text.yaml_output import dump
 from support.served import JOBS, RUN, Object, rendered
 
 GOLDEN = Path(__file__).parent / "rendered"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import paceline
 from paceline.runtime.shards import Shards, permutation
 
 sizes, batches, worlds = st.integers(0, 200), st.integers(1, 40), st.integers(1, 9)
@@ -108,6 +109,41 @@ def test_rank_and_world_are_those_of_the_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PACELINE_RANK", "1")
     monkeypatch.setenv("PACELINE_WORLD_SIZE", "3")
     assert (Shards(10, 4).rank, Shards(10, 4).world) == (1, 3)
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.booleans())
+def test_shares_of_a_batch_add_up_and_are_in_proportion(batch: int, shares: list[int], is_set: bool) -> None:
+    """`is_set`: host pools of the job have a `share`; otherwise, shares are even."""
+    shares = shares if is_set else [1] * len(shares)
+    sizes, indices = [], []
+    for rank, share in enumerate(shares):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PACELINE_RANK", str(rank))
+            patch.setenv("PACELINE_WORLD_SIZE", str(len(shares)))
+            if is_set:
+                patch.setenv("PACELINE_SHARE", str(share))
+                patch.setenv("PACELINE_SHARE_OFFSET", str(sum(shares[:rank])))
+                patch.setenv("PACELINE_SHARE_TOTAL", str(sum(shares)))
+            sizes.append(paceline.batch_share(batch))
+            steps = list(Shards(50, 20))
+            assert list(map(len, steps)) == [paceline.batch_share(count) for count in (20, 20, 10)]
+            indices += [index for step in steps for index in step]
+    assert sum(sizes) == batch and sorted(indices) == list(range(50))
+    assert all(abs(size - batch * share / sum(shares)) < 1 for size, share in zip(sizes, shares, strict=True))
+    assert sizes[0] > 0 or batch == 0
+
+
+def test_a_task_that_names_its_group_gets_an_even_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("", "2"), ("_OFFSET", "0"), ("_TOTAL", "3")):
+        monkeypatch.setenv(f"PACELINE_SHARE{name}", value)
+    assert [len(step) for step in Shards(12, 12)] == [8]
+    assert [len(step) for step in Shards(12, 12, rank=1, world=2)] == [6]
+
+
+def test_outside_a_run_a_program_gets_the_whole_batch() -> None:
+    assert paceline.batch_share(64) == 64
+    with pytest.raises(ValueError, match="batch must be at least 0, got -1"):
+        paceline.batch_share(-1)
 
 
 def test_a_coordinator_gets_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -24,19 +25,19 @@ from paceline.agent.net import messages, task_request
 from paceline.agent.net.frames import LIMIT, MEMBER_LIMIT, Decoder, Message, WireError, encode
 from paceline.agent.net.loop import SLICE, Timer
 from paceline.agent.net.loop import Loop as RealLoop
-from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
+from paceline.agent.stack_messages import MOST_PROCESSES, Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.tasks import stack_reader, stack_sampler
 from paceline.agent.tasks.stack_reader import CannotRead, Stacks, parse_dump, parse_sample
 from paceline.backends.kubernetes.runs import task_request as cluster_request
 from paceline.backends.kubernetes.runs.task_request import command
 from paceline.cli import stacks as cli_stacks
-from paceline.client.stacks import read_reply
-from paceline.client.task_requests import select
+from paceline.client.diagnosis.stacks import read_reply
+from paceline.client.diagnosis.task_requests import select
 from paceline.errors import UsageError
 from paceline.frameworks import stack_signal
 from paceline.plan import Plan
-from paceline.view import flame_graph
-from paceline.view.stacks import ProcessStacks, ThreadStacks, describe, groups, read, task_ranges
+from paceline.view.diagnosis import flame_graph
+from paceline.view.diagnosis.stacks import ProcessStacks, ThreadStacks, describe, groups, read, task_ranges
 from support.worlds import make_plan
 
 STEP = Frame("/home/me/train.py", 41, "step")
@@ -339,6 +340,28 @@ def test_a_reply_that_names_no_task_of_its_host_is_rejected(fields: dict[str, An
     with pytest.raises(WireError):
         captain.requests.on_reply("worker-host-0", {"type": "stacks", "request": 1, "task": "worker-0", **fields})
     assert captain.replies == []
+
+
+@pytest.mark.parametrize("depth", [60, 900, 940])
+def test_a_reply_that_is_nested_too_deeply_is_rejected(depth: int) -> None:
+    """It can be read, but not always be sent on, or read by the command line among the replies of others."""
+    captain = CaptainOfTwo(make_plan(2))
+    captain.begin()
+    frames = "[" * depth + "]" * depth
+    data = f'{{"type":"stacks","request":1,"task":"worker-0","last":true,"frames":{frames}}}'.encode()
+    with pytest.raises(WireError):
+        for message in Decoder().feed(struct.pack(">I", len(data)) + data):
+            captain.requests.on_reply("worker-host-0", message)
+    assert captain.replies == []
+
+
+def test_a_host_replies_once_per_process_up_to_a_limit() -> None:
+    captain = CaptainOfTwo(make_plan(1))
+    captain.begin()
+    request = captain.sent[0][1].request
+    for pid in range(3 * MOST_PROCESSES):
+        captain.reply(StacksTaken("worker-host-0", request, "worker-0", pid=pid))
+    assert captain.shown() == [*[("worker-0", "")] * MOST_PROCESSES, ("stacks-end", "")]
 
 
 def test_an_invalid_reply_is_a_problem_of_its_task() -> None:

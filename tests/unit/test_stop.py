@@ -18,8 +18,8 @@ from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.runs import local_folder
 from paceline.backends.kubernetes.runs.running import STOP_REASON
 from paceline.cli import app
-from paceline.client import stop
-from paceline.view import run_folders
+from paceline.client.control import stop
+from paceline.view.files import run_folders
 from support.worlds import make_plan
 
 RUN = "digits-3f9a"
@@ -63,7 +63,7 @@ def run_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCli
     def make(client: FakeClient) -> Path:
         cluster = Cluster(cast(Client, client), "shared", "team", "https://127.0.0.1:1")
         monkeypatch.setattr(local_folder, "connect", lambda *_: cluster)
-        monkeypatch.setattr("paceline.client.find.refresh", lambda *_, **__: None)
+        monkeypatch.setattr("paceline.client.reading.find_run.refresh", lambda *_, **__: None)
         monkeypatch.setattr(stop, "followed", followed)
         folder = local_folder.make_folder(make_plan(1), "name: digits\n", cluster, RUN)
         local_folder.mark_submitted(folder)
@@ -94,7 +94,8 @@ def test_stop_now_fails_if_the_cluster_does_not_accept_it(
 ) -> None:
     run_on(FakeClient(**methods))
     assert app.main(["stop", RUN, "--now"]) == 1
-    assert f"{RUN} was not killed: the cluster cannot be reached, or rejects it; try again" in capsys.readouterr().err
+    expected = f"{RUN} was not killed: the cluster cannot be reached, or it refused the request; try again"
+    assert expected in capsys.readouterr().err
 
 
 def test_a_run_that_was_not_stopped_is_not_marked_as_stopped(run_on: Callable[[FakeClient], Path]) -> None:
@@ -125,6 +126,6 @@ def test_a_run_that_notifies_others_has_time_for_that(
 ) -> None:
     limits: list[float] = []
     replace(str(tmp_path / "plan.json"), {"limits": {"grace": 30.0}, **fields})
-    monkeypatch.setattr(stop, "_request_stop", lambda _, seconds, __: limits.append(seconds) or True)
+    monkeypatch.setattr(stop, "_request_stop", lambda _, seconds, *__: limits.append(seconds) or True)
     assert stop.stop(run_folders.Run(RUN, tmp_path))
     assert limits == [limit]

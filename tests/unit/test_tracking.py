@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline import job, plan
-from paceline.agent import series
+from paceline.agent import series_files
 from paceline.agent.captain_process.event_log import EventLog
 from paceline.agent.deliveries import series_reader
 from paceline.agent.deliveries.mlflow_delivery import MlflowDelivery, new_metrics
@@ -23,11 +23,13 @@ from paceline.agent.deliveries.series_reader import SeriesReader
 from paceline.agent.options import Options
 from paceline.frameworks.tracking import tracking_variables
 from paceline.job import planning
-from paceline.view.plan_files import plan_of
+from paceline.storage.regular_files import open_regular
+from paceline.view.files.plan_files import plan_of
 from support.mlflow_servers import FakeServer, fake_server
 
 HEAD = "name: digits\nframework: torch\ncommand: [python, train.py, --rate, '0.1']\n"
 ROLES = "roles: {worker: {replicas: 2}, evaluator: {}}\n"
+ELASTIC = "roles: {worker: {replicas: 3, min: 1}, evaluator: {}}\n"
 
 
 @pytest.fixture
@@ -57,10 +59,10 @@ class Ended(Schedule):
 class Run:
     """The files of a run, and what is delivered of them."""
 
-    def __init__(self, folder: Path, server: FakeServer, text: str = "") -> None:
+    def __init__(self, folder: Path, server: FakeServer, roles: str = ROLES) -> None:
         self.folder = folder / "run"
         (self.folder / "deliveries").mkdir(parents=True)
-        self.plan = load(f"{ROLES}track: {{mlflow: '{server.url}/'}}\n{text}", folder)
+        self.plan = load(f"{roles}track: {{mlflow: '{server.url}/'}}\n", folder)
         self.options = Options("digits-3f9a", "captain", "", str(self.folder), "", "", token="t0k3n")
         self._log = EventLog(str(self.folder), None, pytest.fail)
         self.warnings: list[str] = []
@@ -69,8 +71,11 @@ class Run:
     def write(self, kind: str, **fields: Any) -> None:
         self._log.write(kind, fields.pop("generation", 1), fields)
 
-    def step(self, step: int, task: str = "worker-0", **metrics: float) -> None:
-        self.write("step", task=task, step=step, metrics=metrics, steps_per_s=None)
+    def form(self, generation: int, *tasks: str) -> None:
+        self.write("generation-formed", generation=generation, tasks=tasks, restore=None)
+
+    def step(self, step: int, task: str = "worker-0", generation: int = 1, **metrics: float) -> None:
+        self.write("step", generation=generation, task=task, step=step, metrics=metrics, steps_per_s=None)
 
     def deliver(self, attempts: int = 3, environment: dict[str, str] | None = None) -> str:
         """By a process that starts now. Returns what was not delivered."""
@@ -104,15 +109,15 @@ def test_a_run_of_mlflow_has_the_parameters_and_the_end_of_the_run(run: Run, ser
     run.write("evaluated", task="evaluator-0", step=10, snapshot="step-10-g3", metrics={"accuracy": 0.8}, best=best)
     run.write("run-ended", status="failed", reason="worker-1 failed", cause="signal")
     assert run.deliver() == ""
-    (made,) = server.runs
-    assert (server.experiments, made["run_name"], made["status"]) == (["digits"], "digits-3f9a", "FAILED")
-    assert made["params"] == {
+    (server_run,) = server.runs
+    assert (server.experiments, server_run["run_name"], server_run["status"]) == (["digits"], "digits-3f9a", "FAILED")
+    assert server_run["params"] == {
         "framework": "torch",
         "command": "python train.py --rate 0.1",
         "roles.worker.replicas": "2",
     }
     where = f"{run.folder}/snapshots/digits-3f9a"
-    assert made["tags"] == {
+    assert server_run["tags"] == {
         "paceline.run": "digits-3f9a",
         "paceline.job": "digits",
         "paceline.token": "t0k3n",
@@ -127,7 +132,7 @@ def test_a_run_of_mlflow_has_the_parameters_and_the_end_of_the_run(run: Run, ser
         "mlflow.user": "ada",
     }
     assert server.points("evaluation/accuracy") == [(10, 0.8)]
-    assert made["start_time"] < made["end_time"] + 1
+    assert server_run["start_time"] < server_run["end_time"] + 1
     assert run.announced == ["run0"]
 
 
@@ -283,9 +288,9 @@ def test_a_tag_that_the_server_refuses_is_reported_once_and_skipped(run: Run, se
     (warning,) = run.warnings
     assert warning.startswith(f"{name} rejected the tag paceline.snapshot: HTTP {status}")
     assert warning.endswith(": not that one")
-    (made,) = server.runs
-    assert made["tags"]["paceline.generation"] == "2" and made["tags"]["paceline.status"] == "succeeded"
-    assert made["status"] == "FINISHED" and server.points("evaluation/accuracy") == [(1, 0.5), (2, 0.5)]
+    (server_run,) = server.runs
+    assert server_run["tags"]["paceline.generation"] == "2" and server_run["tags"]["paceline.status"] == "succeeded"
+    assert server_run["status"] == "FINISHED" and server.points("evaluation/accuracy") == [(1, 0.5), (2, 0.5)]
     server.requests.clear()
     run.deliver()
     assert "runs/update" not in server.requests, "what was skipped is not sent again"
@@ -391,6 +396,107 @@ def test_many_numbers_are_sent_in_several_requests(run: Run, server: FakeServer)
     assert server.requests.count("runs/log-batch") == 3 + 1, "and one for the parameters"
 
 
+# ---- elastic runs
+
+
+@pytest.fixture
+def elastic(tmp_path: Path, server: FakeServer) -> Run:
+    return Run(tmp_path, server, ELASTIC)
+
+
+def test_without_the_first_worker_the_numbers_of_the_next_one_are_sent(elastic: Run, server: FakeServer) -> None:
+    elastic.form(1, "worker-0", "worker-1", "worker-2", "evaluator-0")
+    for step in (1, 2):
+        elastic.step(step, "worker-1", loss=9.0)
+        elastic.step(step, loss=float(step))
+    elastic.form(2, "worker-1", "worker-2")
+    elastic.form(2, "evaluator-0")  # it has failed, and starts again
+    for step in (2, 3, 4):
+        elastic.step(step, "worker-2", 2, loss=9.0)
+        elastic.step(step, "worker-1", 2, loss=step / 10)
+    elastic.deliver()
+    expected = [(1, 1.0), (2, 2.0), (3, 0.3), (4, 0.4)]
+    assert server.points("loss") == expected, "a step that is trained again keeps its first value"
+    elastic.step(5, "worker-1", 2, loss=0.5)
+    elastic.form(3, "worker-0", "worker-1", "worker-2")
+    for step in (5, 6):
+        elastic.step(step, "worker-1", 3, loss=9.0)
+        elastic.step(step, generation=3, loss=float(step))
+    elastic.deliver()
+    assert server.points("loss") == [*expected, (5, 0.5), (6, 6.0)]
+
+
+def test_another_process_knows_which_tasks_took_part(
+    elastic: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events were read before, and events.jsonl has been replaced since."""
+    elastic.form(1, "worker-0", "worker-1", "worker-2")
+    elastic.form(2, "worker-1", "worker-2")
+    assert elastic.deliver() == ""
+    elastic.form(3, "worker-2")
+    elastic.form(4, "worker-0", "worker-2")
+    monkeypatch.setattr(elastic._log._file, "_rotate_at", 0)
+    elastic.write("warning", generation=4, message="rotate")
+    kept = (elastic.folder / "events.jsonl").read_text()
+    assert (elastic.folder / "events.old.jsonl").exists() and kept.count("generation-formed") < 4
+    for step, (generation, task) in enumerate([(1, "worker-0"), (2, "worker-1"), (3, "worker-2"), (4, "worker-0")]):
+        for other in ("worker-2", "worker-1", "worker-0"):
+            elastic.step(step, other, generation, loss=1.0 if other == task else 9.0)
+    assert elastic.deliver() == ""
+    assert server.points("loss") == [(step, 1.0) for step in range(4)]
+
+
+def test_a_generation_that_is_formed_while_numbers_are_sent_is_known(elastic: Run, server: FakeServer) -> None:
+    elastic.form(1, "worker-0", "worker-1", "worker-2")
+    elastic.step(1, loss=1.0)
+
+    def form_another(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        if name == "runs/log-batch" and "metrics" in fields and not elastic.folder.joinpath("formed").exists():
+            elastic.folder.joinpath("formed").touch()
+            elastic.form(2, "worker-1", "worker-2")
+            elastic.step(2, "worker-2", 2, loss=9.0)
+            elastic.step(2, "worker-1", 2, loss=2.0)
+        return FakeServer.answer(server, name, fields)
+
+    server.answer = form_another  # type: ignore[method-assign]
+    elastic.deliver()
+    assert server.points("loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_numbers_that_were_summed_up_are_sent_in_the_order_of_the_generations(elastic: Run, server: FakeServer) -> None:
+    elastic.form(1, "worker-1", "worker-2")
+    elastic.form(2, "worker-0", "worker-1", "worker-2")
+    lines = [("worker-0", 2, 20), ("worker-1", 1, 10), ("worker-1", 2, 20), ("worker-2", 1, 10)]
+    write_part(elastic.folder, 10, 0, [
+        {"at": 0, "task": task, "generation": generation, "step": step, "metrics": {"loss": generation}}
+        for task, generation, step in lines
+    ])  # fmt: skip
+    elastic.deliver()
+    assert server.points("loss") == [(10, 1.0), (20, 2.0)]
+
+
+def test_without_the_event_of_a_generation_the_first_task_that_reports_is_followed(
+    elastic: Run, server: FakeServer
+) -> None:
+    """The captain's node was lost, and the next captain has adopted the tasks."""
+    elastic.write("resources", host="worker-host-0", memory=1, memory_limit=2, tasks={"worker-0": {"memory": 1}})
+    for step in (7, 8):
+        elastic.step(step, "worker-2", loss=9.0)
+        elastic.step(step, "worker-1", loss=float(step))
+    elastic.deliver()
+    assert server.points("loss") == [(7, 7.0), (8, 8.0)]
+
+
+def test_damaged_events_are_no_generations(elastic: Run, server: FakeServer) -> None:
+    for tasks in (None, 7, "worker-0", [7, None, {}], []):
+        elastic.write("generation-formed", tasks=tasks, restore=None)
+    elastic.form(1, "worker-1")
+    elastic.step(1, loss=9.0)
+    elastic.step(1, "worker-1", loss=1.0)
+    elastic.deliver()
+    assert server.points("loss") == [(1, 1.0)]
+
+
 # ---- series
 
 
@@ -406,12 +512,12 @@ def line(at: float, step: Any, task: str = "worker-0") -> dict[str, Any]:
 
 
 def steps(reader: SeriesReader) -> list[Any]:
-    found = []
+    read_steps = []
     while (read := reader.read()) is not None:
-        found += [each["step"] for each in read[0]]
+        read_steps += [each["step"] for each in read[0]]
         reader.advance(read[1])
     reader.save()
-    return found
+    return read_steps
 
 
 def test_series_are_read_from_the_oldest_line_on_and_continued(tmp_path: Path) -> None:
@@ -420,32 +526,32 @@ def test_series_are_read_from_the_oldest_line_on_and_continued(tmp_path: Path) -
     write_part(tmp_path, 1, 400, [line(400, 20), line(401, 21)])
     write_part(tmp_path, 1, 500, [line(500, 22)])
     state = str(tmp_path / "state.json")
-    assert steps(SeriesReader(str(tmp_path), "worker-0", state)) == [[1, 5, 9], [10, 15, 19], 20, 21, 22]
+    assert steps(SeriesReader(str(tmp_path), {"worker-0"}, state)) == [[1, 5, 9], [10, 15, 19], 20, 21, 22]
     with (tmp_path / "series" / "1" / "500.jsonl").open("a") as file:
         file.write(json.dumps(line(501, 23)) + "\n" + json.dumps(line(502, 24))[:9])
-    assert steps(SeriesReader(str(tmp_path), "worker-0", state)) == [23]
-    assert steps(SeriesReader(str(tmp_path), "worker-0", state)) == []
+    assert steps(SeriesReader(str(tmp_path), {"worker-0"}, state)) == [23]
+    assert steps(SeriesReader(str(tmp_path), {"worker-0"}, state)) == []
     write_part(tmp_path, 1, 600, [line(600, 25)])
-    assert steps(SeriesReader(str(tmp_path), "worker-0", state)) == [25]
+    assert steps(SeriesReader(str(tmp_path), {"worker-0"}, state)) == [25]
 
 
 def test_lines_that_were_summed_up_before_they_were_read_are_read_from_coarser_files(tmp_path: Path) -> None:
     state = str(tmp_path / "state.json")
     write_part(tmp_path, 1, 400, [line(400, 20)])
-    assert steps(SeriesReader(str(tmp_path), "worker-0", state)) == [20]
+    assert steps(SeriesReader(str(tmp_path), {"worker-0"}, state)) == [20]
     (tmp_path / "series" / "1" / "400.jsonl").unlink()
     write_part(tmp_path, 10, 100, [line(100, [1, 2, 3])])
     write_part(tmp_path, 10, 380, [line(400, [20, 21, 22])])
     write_part(tmp_path, 1, 500, [line(500, 23)])
-    assert steps(SeriesReader(str(tmp_path), "worker-0", state)) == [[20, 21, 22], 23], "not the file before"
+    assert steps(SeriesReader(str(tmp_path), {"worker-0"}, state)) == [[20, 21, 22], 23], "not the file before"
 
 
 def test_a_long_outage_leaves_means(run: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is summed up while the server is away is sent as the mean, with the last of its steps."""
     run.step(1, loss=1.0)
     run.deliver()
-    monkeypatch.setattr(series, "PART", 2000)
-    monkeypatch.setattr(series, "_KEPT_PARTS", {1: 1, 10: 96, 300: 256})
+    monkeypatch.setattr(series_files, "PART", 2000)
+    monkeypatch.setattr(series_files, "_KEPT_PARTS", {1: 1, 10: 96, 300: 256})
     for step in range(2, 101):
         run.step(step, loss=float(step))
     assert run.deliver() == ""
@@ -459,7 +565,7 @@ def test_damaged_series_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "series" / "1" / "400.jsonl"
     path.write_bytes(b'[]\n{"at": "x", "task": "worker-0"}\n\xff\n' + path.read_bytes())
     (tmp_path / "state.json").write_text("{}")
-    assert steps(SeriesReader(str(tmp_path), "worker-0", str(tmp_path / "state.json"))) == [20]
+    assert steps(SeriesReader(str(tmp_path), {"worker-0"}, str(tmp_path / "state.json"))) == [20]
 
 
 @pytest.mark.parametrize("tier", [1, 10])
@@ -467,14 +573,14 @@ def test_a_file_that_cannot_be_opened_is_read_later(tmp_path: Path, monkeypatch:
     for each, step in ((1, 20), (10, 10)):
         write_part(tmp_path, each, 400 - each, [line(400 - each, step)])
 
-    def refuse(path: str, *arguments: Any) -> Any:
+    def refuse(path: str, follow: bool) -> int:
         if f"/series/{tier}/" in path:
             raise OSError(errno.EMFILE, "Too many open files")
-        return open(path, *arguments)
+        return open_regular(path, follow)
 
-    reader = SeriesReader(str(tmp_path), "worker-0", str(tmp_path / "state.json"))
+    reader = SeriesReader(str(tmp_path), {"worker-0"}, str(tmp_path / "state.json"))
     with monkeypatch.context() as patched:
-        patched.setattr(series_reader, "open", refuse, raising=False)
+        patched.setattr(series_reader, "open_regular", refuse)
         assert steps(reader) == ([] if tier == 10 else [10])
     assert steps(reader) == ([10, 20] if tier == 10 else [20])
 
@@ -487,8 +593,8 @@ def test_parameters_are_the_fields_that_were_set_without_secrets(tmp_path: Path)
         "env: {SEED: '7', API_KEY: '0123456789', DATA: 'http://ada:secret-word@a/'}\n"
         "restart: {hang_after: 10m}\ntrack: {mlflow: 'http://a/', experiment: other}\n"
     )
-    made = load(text, tmp_path, "roles.worker.replicas=3", "env.LAYERS=4")
-    assert made.track == plan.Track(
+    job_plan = load(text, tmp_path, "roles.worker.replicas=3", "env.LAYERS=4")
+    assert job_plan.track == plan.Track(
         "http://a/",
         "other",
         {
@@ -501,8 +607,8 @@ def test_parameters_are_the_fields_that_were_set_without_secrets(tmp_path: Path)
             "restart.hang_after": "600.0",
         },
     )
-    data = plan.to_data(made)
-    assert plan.from_data(data) == plan_of(data) == made
+    data = plan.to_data(job_plan)
+    assert plan.from_data(data) == plan_of(data) == job_plan
     assert "track" not in plan.to_data(load("", tmp_path)), "plans without it look as they always have"
 
 
@@ -519,33 +625,33 @@ def test_parameters_are_the_fields_that_were_set_without_secrets(tmp_path: Path)
 def test_a_wrong_server(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(job.JobError) as caught:
         load(f"track: {text}\n", tmp_path)
-    (found,) = caught.value.problems
-    assert f"{found.what}; {found.remedy}".startswith(problem)
+    (mistake,) = caught.value.problems
+    assert f"{mistake.what}; {mistake.remedy}".startswith(problem)
 
 
-def variables(made: plan.Plan, task: str, mlflow_run: str = "", **given: str) -> dict[str, str]:
-    found = next(each for each in made.tasks if each.name == task)
-    return tracking_variables(made, found, "digits-3f9a", mlflow_run, given)
+def variables(job_plan: plan.Plan, task: str, mlflow_run: str = "", **own: str) -> dict[str, str]:
+    task_plan = next(each for each in job_plan.tasks if each.name == task)
+    return tracking_variables(job_plan, task_plan, "digits-3f9a", mlflow_run, own)
 
 
 def test_programs_that_log_themselves_continue_in_the_same_run(tmp_path: Path) -> None:
-    made = load(f"{ROLES}track: {{mlflow: 'http://a/'}}\n", tmp_path)
+    job_plan = load(f"{ROLES}track: {{mlflow: 'http://a/'}}\n", tmp_path)
     group = {"WANDB_RUN_GROUP": "digits-3f9a"}
     first = {**group, "WANDB_RUN_ID": "digits-3f9a-worker-0", "WANDB_RESUME": "allow"}
     mlflow = {"MLFLOW_RUN_ID": "abc", "MLFLOW_TRACKING_URI": "http://a/"}
-    assert variables(made, "worker-0") == first
-    assert variables(made, "worker-0", "abc") == {**first, **mlflow}
-    assert variables(made, "worker-1", "abc") == {**first, "WANDB_RUN_ID": "digits-3f9a-worker-1"}
-    assert variables(made, "evaluator-0", "abc")["WANDB_RUN_ID"] == "digits-3f9a-evaluator-0"
+    assert variables(job_plan, "worker-0") == first
+    assert variables(job_plan, "worker-0", "abc") == {**first, **mlflow}
+    assert variables(job_plan, "worker-1", "abc") == {**first, "WANDB_RUN_ID": "digits-3f9a-worker-1"}
+    assert variables(job_plan, "evaluator-0", "abc")["WANDB_RUN_ID"] == "digits-3f9a-evaluator-0"
 
 
 def test_variables_of_the_user_take_precedence(tmp_path: Path) -> None:
-    made = load(f"{ROLES}track: {{mlflow: 'http://a/'}}\n", tmp_path)
+    job_plan = load(f"{ROLES}track: {{mlflow: 'http://a/'}}\n", tmp_path)
     own = {"WANDB_RUN_ID": "mine", "WANDB_RUN_GROUP": "", "MLFLOW_RUN_ID": "mine"}
-    assert variables(made, "worker-0", "abc", **own) == {}
-    assert "MLFLOW_RUN_ID" not in variables(made, "worker-0", "abc", MLFLOW_TRACKING_URI="http://other")
-    assert variables(made, "worker-0", "abc", MLFLOW_TRACKING_URI="http://a")["MLFLOW_RUN_ID"] == "abc"
-    assert variables(made, "worker-0", WANDB_RESUME="must") == {
+    assert variables(job_plan, "worker-0", "abc", **own) == {}
+    assert "MLFLOW_RUN_ID" not in variables(job_plan, "worker-0", "abc", MLFLOW_TRACKING_URI="http://other")
+    assert variables(job_plan, "worker-0", "abc", MLFLOW_TRACKING_URI="http://a")["MLFLOW_RUN_ID"] == "abc"
+    assert variables(job_plan, "worker-0", WANDB_RESUME="must") == {
         "WANDB_RUN_GROUP": "digits-3f9a",
         "WANDB_RUN_ID": "digits-3f9a-worker-0",
     }

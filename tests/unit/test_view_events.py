@@ -1,12 +1,15 @@
 """Reading events.jsonl and describing its events."""
 
 import json
+import sys
 from pathlib import Path
 
+import pydantic_core  # noqa: F401
 import pytest
 
-from paceline.view import events, wording
-from paceline.view.tail import Tail
+from paceline.view.output.tail import Tail
+from paceline.view.state import events
+from paceline.view.text import wording
 from support import recorded
 from support.recorded import event
 
@@ -20,6 +23,18 @@ def describe(line: dict[str, object]) -> str:
 def test_events_come_in_order(tmp_path: Path) -> None:
     folder = recorded.write(tmp_path)
     assert [one.data for one in events.read(folder)] == recorded.LIFE
+
+
+def test_both_parsers_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [rb'"\u00e9 \ud83d\ude00"', rb'"\udc80"', b"NaN", b"-Infinity", b"1e999", b"12345678901234567890"]
+    damaged = [b'"\xff"', b"[1,", b"{} {}"]
+    head = b'{"at": "2026-11-15T04:30:11.123Z", "event": "note", "text": '
+    lines = [head + text + b"}" for text in (*texts, *damaged)]
+    assert "pydantic_core" in sys.modules
+    fast = [events.parse(line) for line in lines]
+    monkeypatch.delitem(sys.modules, "pydantic_core")
+    assert repr(fast) == repr([events.parse(line) for line in lines])
+    assert [each is None for each in fast] == [False] * 6 + [True] * 3
 
 
 def test_a_half_written_last_line_waits_for_its_end(tmp_path: Path) -> None:

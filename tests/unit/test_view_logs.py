@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.view.logs import Line, Logs, Prefixer, settle
-from paceline.view.tail import Tail
+from paceline.view.output.merged_logs import Line, Logs, Prefixer, settle
+from paceline.view.output.tail import Tail
 from support import recorded
 
 

@@ -13,8 +13,8 @@ from paceline.storage.snapshots.manifest import File, Gone, Manifest, SnapshotId
 from paceline.storage.snapshots.repository import Inventory, SnapshotRepository
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.protocol import ContinueCheck
-from paceline.view import snapshot_listing
-from paceline.view.snapshot_locations import Reader
+from paceline.view.snapshots import snapshot_listing
+from paceline.view.snapshots.snapshot_locations import Reader
 from support import committed, recorded
 from support.committed import DEAD, NAMES, RUN
 from support.recorded import REPORT, call
@@ -210,7 +210,7 @@ def test_a_snapshot_can_be_named_by_its_step_if_that_is_unique(home: Path, argum
         (["show", RUN, "latest"], "'latest' is not the name of a snapshot; use step-40-g2, step-40 or 40"),
         (["show", "step-40-g2"], "step-40-g2 is a snapshot, not a run (no run "),
         (["ls", "digit-3f9a"], "no run 'digit-3f9a'; did you mean 'digits-3f9a'?"),
-        (["get"], "--to FOLDER is required"),
+        (["get"], "--to DIR is required"),
         (["verify", RUN, "40", "--all"], "name snapshots or use --all, not both"),
         (["rm", RUN, "40"], "use --yes to delete step-40-g2 of digits-3f9a (19 KiB)"),
         (["ls", "-o", "xml"], "-o 'xml': invalid value; use one of json, yaml, wide, name"),

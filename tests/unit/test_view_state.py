@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.view import events, run_folders, run_report, run_state
+from paceline.view.files import run_folders, run_lookup
+from paceline.view.report import run_report
+from paceline.view.state import events, run_state, status_reader
 from support import recorded
 from support.recorded import event
 
@@ -61,6 +63,28 @@ def test_the_whole_life() -> None:
     assert end.restarts == recorded.REPORT["restarts"]
     assert end.stacks == {"worker-0": 'File "train.py", line 3'}
     assert end.warnings == ["the disk is full"]
+
+
+def test_a_failure_that_no_generation_has_followed_is_no_restart(tmp_path: Path) -> None:
+    """A captain that outlives other hosts when the run is killed announces a restart."""
+    again = {**recorded.RESTART, "generation": 2, "at": recorded.at(11.9)}
+    alive = [*recorded.LIFE[:-3], again]
+    assert len(fold_events(alive).restarts) == 2, "the run may go on"
+    stopped = event(12, "run-ended", 2, status="stopped", reason="killed", cause=None)
+    for number, lines in enumerate(([*alive, stopped], alive)):
+        folder = recorded.write(tmp_path / str(number), events=lines)
+        assert standing(folder).report["restarts"] == recorded.REPORT["restarts"], "the supervisor is gone, too"
+        with recorded.supervised(folder):
+            assert len(standing(folder).report["restarts"]) == 1 + number
+    followed = [*alive, event(12, "generation-formed", 3, tasks=["worker-0"], restore=None), stopped]
+    assert len(standing(recorded.write(tmp_path / "3", events=followed)).report["restarts"]) == 2
+
+
+def test_a_restart_of_the_ingest_is_followed_by_the_ingest() -> None:
+    failed = event(3, "restart", 0, cause="signal", task="ingest-0", detail="killed", scope=["ingest-0"])
+    assert fold_events([recorded.STARTED, failed]).followed_restarts == []
+    started = event(4, "ingest-started", 0, host="worker-host-0", data="/data")
+    assert len(fold_events([recorded.STARTED, failed, started]).followed_restarts) == 1
 
 
 def test_saved_and_committed_are_told_apart() -> None:
@@ -118,8 +142,8 @@ def test_an_event_without_its_fields_is_not_an_error(kind: str) -> None:
     fold_events([event(1, kind), recorded.STEP])
 
 
-def standing(folder: Path) -> run_state.Standing:
-    return run_state.read(run_folders.Run(folder.name, folder))
+def standing(folder: Path) -> status_reader.Standing:
+    return status_reader.read(run_folders.Run(folder.name, folder))
 
 
 def test_a_run_whose_lock_is_held_is_running(tmp_path: Path) -> None:
@@ -145,7 +169,7 @@ def test_a_supervisor_that_ended_without_a_report_is_a_failure(tmp_path: Path) -
     assert (run_standing.alive, run_standing.report["status"], run_standing.report["reason"]) == (
         False,
         "failed",
-        run_state.GONE,
+        status_reader.GONE,
     )
 
 
@@ -157,7 +181,7 @@ def test_the_report_takes_precedence_over_the_events(tmp_path: Path) -> None:
     folder = recorded.write(tmp_path, events=[], report={**recorded.REPORT, "status": "stopped"})
     assert (
         standing(folder).report["status"]
-        == run_state.summary(run_folders.Run(folder.name, folder))["status"]
+        == status_reader.summary(run_folders.Run(folder.name, folder))["status"]
         == "stopped"
     )
 
@@ -182,7 +206,7 @@ def test_a_new_folder_is_starting_and_an_old_empty_one_has_failed(tmp_path: Path
     assert standing(folder).report["status"] == "starting"
     os.utime(folder, (1, 1))
     report = standing(folder).report
-    assert (report["status"], report["reason"]) == ("failed", run_state.NEVER)
+    assert (report["status"], report["reason"]) == ("failed", status_reader.NEVER)
 
 
 @pytest.mark.parametrize(
@@ -207,17 +231,17 @@ def test_runs_are_found_by_id_by_prefix_or_as_the_newest(
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     for second, name in enumerate(["digits-3f9", "translate-0001", "digits-3f9a", "digits-3f9b"]):
         recorded.write(tmp_path, name, started=recorded.at(second))
-    assert run_folders.find(query).name == expected
+    assert run_lookup.find(query).name == expected
 
 
 @pytest.mark.parametrize(
     ("query", "message"),
     [
         ("digits", "'digits' matches 2 runs: digits-3f9b, digits-3f9a"),
-        ("digit-3f9a", "no run 'digit-3f9a'; did you mean 'digits-3f9a'? `paceline ls` lists all"),
-        ("../digits-3f9a", "no run '../digits-3f9a'; did you mean 'digits-3f9a'? `paceline ls` lists all"),
-        ("zzzz", "no run 'zzzz'; the newest is 'digits-3f9b'; `paceline ls` lists all"),
-        ("", "no run ''; the newest is 'digits-3f9b'; `paceline ls` lists all"),
+        ("digit-3f9a", "no run 'digit-3f9a'; did you mean 'digits-3f9a'? `client.runs()` lists all"),
+        ("../digits-3f9a", "no run '../digits-3f9a'; did you mean 'digits-3f9a'? `client.runs()` lists all"),
+        ("zzzz", "no run 'zzzz'; the newest is 'digits-3f9b'; `client.runs()` lists all"),
+        ("", "no run ''; the newest is 'digits-3f9b'; `client.runs()` lists all"),
     ],
 )
 def test_a_missing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, message: str) -> None:
@@ -225,7 +249,7 @@ def test_a_missing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: s
     for second, name in enumerate(["digits-3f9a", "digits-3f9b"]):
         recorded.write(tmp_path, name, started=recorded.at(second))
     with pytest.raises(run_folders.NoRun) as raised:
-        run_folders.find(query)
+        run_lookup.find(query)
     assert str(raised.value) == message
 
 
@@ -283,3 +307,17 @@ def test_a_failed_run_names_its_reason_and_the_log_to_read(tmp_path: Path) -> No
     lines = run_report.text(standing(recorded.write(tmp_path, report=failed)).report)
     assert lines[0] == "digits-3f9a failed after 12 s: ValueError: no"
     assert lines[-1] == "  next         paceline logs digits-3f9a --task worker-1"
+
+
+@pytest.mark.parametrize(
+    "status, line",
+    [
+        ("running", "digits-3f9a is running, started 2 h 10 min ago: no host"),
+        ("paused", "digits-3f9a is paused, started 2 h 10 min ago: no host"),
+        ("abandoned", "digits-3f9a was abandoned: no host"),
+        ("stopped", "digits-3f9a was stopped after 2 h 10 min: no host"),
+    ],
+)
+def test_the_headline_says_since_when_a_run_exists_or_how_long_it_took(status: str, line: str) -> None:
+    times = {"started": "2026-10-01T10:00:00Z", "ended": "2026-10-01T12:10:00Z"}
+    assert run_report.headline({"run": "digits-3f9a", "status": status, "reason": "no host", **times}) == line

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cli import app
-from paceline.view import terminal, yaml_output
+from paceline.view.text import terminal, yaml_output
 from support import recorded
 
 

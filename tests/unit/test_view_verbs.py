@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.storage.stores.folder import FolderStore
-from paceline.view import run_folders
+from paceline.view.files import run_folders
 from support import committed, recorded
 from support.recorded import REPORT, at, call
 
@@ -94,7 +94,7 @@ def test_status_shows_what_was_used_and_how_the_time_was_spent(home: Path) -> No
     table = [line.split() for line in output[output.index("  goodput") :].splitlines()]
     assert table[:3] == [
         ["goodput", "30.3%", "of", "12", "s"], ["training", "3.7", "s", "30.3%"],
-        ["waiting", "for", "hosts", "2.4", "s", "19.7%"],
+        ["waiting", "for", "hosts", "2.6", "s", "21.4%"],
     ]  # fmt: skip
     assert ["lost", "and", "redone", "2", "s", "16.4%"] in table
     status = json.loads(call(home, "status", "digits", "-o", "json").stdout)
@@ -172,6 +172,7 @@ def test_no_runs_yet(tmp_path: Path) -> None:
     [
         (["status", "digit-3f9a"], 2, "error: no run 'digit-3f9a'; did you mean 'digits-3f9a'?"),
         (["statsu"], 2, "error: unknown command 'statsu'; did you mean 'status'?"),
+        (["scale"], 2, "error: scale requires one role and its number of hosts, and at most one run; for example: "),
         (["xyzzy"], 2, "error: unknown command 'xyzzy'; the commands are: init, validate, plan"),
         (["ls", "--wide"], 2, "Error: No such option: --wide"),
         (["ls", "-o", "xml"], 2, "error: -o 'xml': invalid value; use one of json, wide, name"),
@@ -470,10 +471,10 @@ def test_delete_finished_removes_snapshots_of_earlier_runs_only_on_request(home:
 
 
 def test_an_internal_error_prints_one_line_and_writes_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def every() -> None:
+    def all_runs() -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(run_folders, "every", every)
+    monkeypatch.setattr(run_folders, "all_runs", all_runs)
     result = call(home, "ls")
     assert result.returncode == 1 and "Traceback" not in result.stderr
     first, second = result.stderr.splitlines()
@@ -497,7 +498,7 @@ def test_nothing_here_needs_linux() -> None:
         "POLLRDHUP", "AF_NETLINK", "SOCK_CLOEXEC", "waitid",
     }  # fmt: skip
     source = Path(recorded.environment(Path())["PYTHONPATH"]) / "paceline"
-    files = [*(source / "cli").glob("*.py"), *(source / "view").glob("*.py")]
+    files = [*(source / "cli").glob("*.py"), *(source / "view").rglob("*.py")]
     assert len(files) > 20
     for path in files:
         used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}

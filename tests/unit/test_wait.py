@@ -13,9 +13,9 @@ import pytest
 
 from paceline.backends.kubernetes.runs import local_folder
 from paceline.backends.kubernetes.runs.pod_lines import try_lock
-from paceline.client import wait as waiting
-from paceline.client.wait import EndedBefore, SnapshotCommitted, StepReached, WaitTimeout
-from paceline.view.run_folders import Run
+from paceline.client.control import wait as waiting
+from paceline.client.control.wait import Deadline, Ended, EndedBefore, SnapshotCommitted, StepReached, WaitTimeout
+from paceline.view.files.run_folders import Run
 from support import recorded
 from support.recorded import LIFE, REPORT, at, call
 
@@ -254,13 +254,13 @@ def test_the_client_raises_and_prints_nothing(
     training: Training, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(RUN, training.folder)
-    assert waiting.wait(run, SnapshotCommitted()).state.committed is not None
+    assert waiting.wait(run, SnapshotCommitted(), Deadline(RUN)).state.committed is not None
     with pytest.raises(WaitTimeout):
-        waiting.wait(run, timeout=1.0)
+        waiting.wait(run, Ended(), Deadline(RUN, 1.0))
     clock.happens = iter([training.ends()])
     with pytest.raises(EndedBefore):
-        waiting.wait(run, StepReached(1000))
-    assert waiting.wait(run).report["status"] == "succeeded"
+        waiting.wait(run, StepReached(1000), Deadline(RUN))
+    assert waiting.wait(run, Ended(), Deadline(RUN)).report["status"] == "succeeded"
     assert capsys.readouterr() == ("", "")
 
 
@@ -288,7 +288,7 @@ def on_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         json.dumps({**info, "on": "kubernetes", "context": "lab", "namespace": "team-a", "submitted": True})
     )
     monkeypatch.setattr(local_folder, "refresh", lambda *_: None)
-    monkeypatch.setattr(local_folder, "reopen", lambda folder: cast(Any, Followed(folder)))
+    monkeypatch.setattr(local_folder, "reopen", lambda folder, until: cast(Any, Followed(folder)))
     return folder
 
 

@@ -98,6 +98,27 @@ def test_a_restored_file_replaces_the_torn_one_and_nothing_else(one_file: Work) 
     assert one_file.names() == ["other.pt", FILE, "train.py"] and not one_file.own.exists()
 
 
+def test_what_a_paused_run_has_written_is_still_its_own_when_it_is_resumed(several: Work) -> None:
+    several.write(mine="mine")
+    (several.folder / "mine.pt").rename(several.folder / "model-0.pt")
+    several.begin(1)
+    several.write(model_1="one")
+    taken = several.take()
+    several.write(model_2="not committed")
+    tidy(several.watch, str(several.own), OWNER, keep_record=True)
+    assert [path.name for path in several.own.iterdir()] == ["begun.json"]
+    assert several.begin(2, taken)[1] == "", "nothing is moved aside as if it were from before the run"
+    assert several.texts() == {"train.py": "print()", "model-0.pt": "mine", "model-1.pt": "one"}
+
+
+def test_without_a_snapshot_a_resumed_run_does_not_find_what_it_had_written(several: Work) -> None:
+    several.begin(1)
+    several.write(model_1="half of it")
+    tidy(several.watch, str(several.own), OWNER, keep_record=True)
+    several.begin(2)
+    assert several.texts() == {"train.py": "print()"}
+
+
 def test_files_that_are_not_in_the_snapshot_are_removed(several: Work) -> None:
     several.begin(1)
     several.write(model_1="one")

@@ -1,13 +1,13 @@
 """events.jsonl, whose size is limited. If it is too large, it is replaced by a file that begins with the events that
 still determine the state of the run, followed by an event of the kind `rotated`, which has the sums over all events
 (see goodput.py and resources.py). What happened before is added to events.old.jsonl, whose size is limited, too. Steps
-and resources are left out there: the series contain them (see series.py)."""
+and resources are left out there: the series contain them (see series_files.py)."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, Callable
 
@@ -15,8 +15,8 @@ from paceline.agent import state_events
 from paceline.agent.goodput import Goodput
 from paceline.agent.resources import Resources
 from paceline.agent.run_files import Appender, replace_bytes, stamp
-from paceline.agent.series import Series
-from paceline.storage.regular_files import open_regular
+from paceline.agent.series_files import Series
+from paceline.storage.regular_files import append_to_regular, open_regular
 
 NAME = "events.jsonl"
 OLD = "events.old.jsonl"
@@ -25,6 +25,7 @@ READ_LIMIT = 128 * 1024 * 1024  # bytes of events.jsonl that are read at once
 KEPT_LIMIT = 16 * 1024 * 1024  # bytes of the events that still determine the state
 OLD_LIMIT = 16 * 1024 * 1024  # bytes of events.old.jsonl; the older half is dropped
 ROTATED = "rotated"
+STORED = "stored"  # a field of that event: earlier events were deleted from the store; see transfers/stored_events.py
 FREQUENT = ("step", "resources")  # events that are in the series
 
 
@@ -58,7 +59,7 @@ class EventFile:
 
     def _rotate(self) -> None:
         events = state_events.parse(_read_lines(self._path))
-        kept = _newest([json.dumps(event).encode() + b"\n" for event in state_events.needed(events)], KEPT_LIMIT)
+        kept = lines_of(state_events.needed(events))
         generation = max((event["generation"] for event in events if type(event.get("generation")) is int), default=0)
         sums = {"goodput": Goodput().add_all(events).to_json(), "resources": Resources().add_all(events).to_json()}
         mark = {"at": stamp(), "event": ROTATED, "generation": generation, **sums}
@@ -73,11 +74,10 @@ class EventFile:
         marks = [number for number, event in enumerate(events) if event.get("event") == ROTATED]
         new = events[marks[-1] + 1 if marks else 0 :]
         lines = [json.dumps(event).encode() + b"\n" for event in new if event.get("event") not in FREQUENT]
-        fd = os.open(self._old, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
+        with os.fdopen(append_to_regular(self._old), "wb") as file:
             file.writelines(lines)
         if _size(self._old) > OLD_LIMIT:
-            with open(self._old, "rb") as file:
+            with os.fdopen(open_regular(self._old, follow=True), "rb") as file:
                 file.seek(-OLD_LIMIT // 2, os.SEEK_END)
                 file.readline()  # it is incomplete
                 replace_bytes(self._old, file.read())
@@ -90,6 +90,11 @@ def read_sums(folder: str) -> tuple[Goodput, Resources]:
     except OSError:
         events = []  # the run begins
     return Goodput().add_all(events), Resources().add_all(events)
+
+
+def lines_of(events: Iterable[Mapping[str, Any]]) -> list[bytes]:
+    """The newest events that determine the state, as lines."""
+    return _newest([json.dumps(event).encode() + b"\n" for event in events], KEPT_LIMIT)
 
 
 def _read_lines(path: str) -> list[bytes]:

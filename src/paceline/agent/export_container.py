@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.agent.code_unpacking import UnpackError, unpack
 from paceline.agent.pod import CANNOT, SETTINGS, join_parts, plan_path, report_failure
-from paceline.agent.tasks import references
+from paceline.agent.tasks import variable_references
 from paceline.agent.tasks.python_command import parse_command, with_program_found
 from paceline.frameworks import amx
 from paceline.plan import Plan, from_data
@@ -99,13 +99,13 @@ def _fetch(settings: dict[str, Any]) -> tuple[SnapshotId, str]:
 def _run_export(plan: Plan, environment: dict[str, str], work: str) -> None:
     program = plan.programs["export"]
     trust = {"PACELINE_TRUST": "1"} if plan.snapshots.trust else {}
-    program_env = references.expand_env(program.env, environment)
+    program_env = variable_references.expand_env(program.env, environment)
     environment = {"PYTHONUNBUFFERED": "1", **environment, **program_env, **trust}
     paths = [*filter(None, [environment.get("PYTHONPATH"), os.path.abspath(sys.argv[0])])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment.update(amx.environment(environment))
     interpreter = shutil.which("python") or sys.executable
-    command = references.expand_command(program.command, environment)
+    command = variable_references.expand_command(program.command, environment)
     python = parse_command(command, interpreter, environment.get("PATH"), work)
     try:
         argv = python.argv if python is not None else with_program_found(command, interpreter, environment.get("PATH"))

@@ -15,7 +15,9 @@ from typing import Any
 
 from paceline.agent.run_files import stamp
 
-KINDS = ("queued", "waiting", "starting", "training", "stalled", "lost", "restarting", "evaluating", "ending")
+KINDS = (
+    "queued", "waiting", "starting", "training", "stalled", "lost", "restarting", "paused", "evaluating", "ending",
+)  # fmt: skip
 MOST_POINTS = 128  # of the curve that says how long it took to train up to a step
 EXACT_POINTS = 64  # the newest of them are not thinned out
 
@@ -24,9 +26,10 @@ FORMING = "forming"  # no task trains: hosts are missing, or the next generation
 STARTING = "starting"  # tasks were started, and have not reported a step
 TRAINING = "training"
 FINISHED = "finished"  # training has succeeded
+PAUSED = "paused"
 ENDING = "ending"
 OVER = "over"
-_PHASES = (FORMING, STARTING, TRAINING, FINISHED, ENDING, OVER)
+_PHASES = (FORMING, STARTING, TRAINING, FINISHED, PAUSED, ENDING, OVER)
 
 _EPOCH = datetime(1970, 1, 1)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -37,6 +40,10 @@ Event = Mapping[str, Any]
 
 
 class Goodput:
+    # These follow from other attributes, and are not part of `vars`, so that they are not saved. Without them, whole
+    # sets would be compared for each event, which takes long if there are thousands of hosts.
+    __slots__ = ("__dict__", "_missing_hosts", "_missing_needed", "_undecided")
+
     def __init__(self) -> None:
         self._times = dict.fromkeys(KINDS, 0)  # milliseconds
         self._first: int | None = None  # when the run began, in milliseconds since 1970
@@ -51,6 +58,8 @@ class Goodput:
         self._curve: list[list[int]] = []  # a step, and `training` when it was done; both increase
         self._stalled = [0, -1]  # the newest snapshot whose stall was added: its generation and step
         self._strategy = ""
+        self._continues = False  # `restart.scope` is set: training continues when a task fails
+        self._running: set[str] = set()  # tasks that train, if so
         self._hosts: set[str] = set()
         self._joined: set[str] = set()
         self._has_joined = False  # a host has joined
@@ -58,6 +67,12 @@ class Goodput:
         self._deciding: set[str] = set()  # tasks whose success ends training
         self._succeeded: set[str] = set()
         self._evaluators: set[str] = set()  # those that run
+        self._compare_sets()
+
+    def _compare_sets(self) -> None:
+        self._missing_hosts = self._hosts - self._joined
+        self._missing_needed = self._needed - self._joined
+        self._undecided = self._deciding - self._succeeded
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Goodput) and vars(self) == vars(other)
@@ -81,7 +96,7 @@ class Goodput:
         return self._has_steps
 
     def milliseconds(self, until: float | None = None) -> dict[str, int]:
-        """By kind. `until`: of a run that goes on, the time now, in seconds since 1970."""
+        """By kind. `until`: of a run that continues, the time now, in seconds since 1970."""
         times = dict(self._times)
         if until is not None and self.has_begun and self._phase != OVER:
             times[self._kind()] += max(0, int(until * 1000) - self._now)
@@ -108,6 +123,8 @@ class Goodput:
         if kind == "rotated":  # its time is that of the machine that has this copy of the events
             self._load(event.get("goodput"))
             return
+        if kind == "clock-changed":
+            self._shift_clock(event.get("shift_s"))
         self._is_complete = self._is_complete or (kind == "run-started" and not self.has_begun)
         self._advance(_milliseconds(event.get("at")))
         handle = _HANDLERS.get(kind) if isinstance(kind, str) else None
@@ -119,6 +136,11 @@ class Goodput:
             self.add(event)
         return self
 
+    def _shift_clock(self, shift: Any) -> None:
+        """The clock was set: no time has passed. Afterwards, `at` is of the new clock."""
+        if isinstance(shift, (int, float)) and abs(shift) < _LARGEST / 1000 and self.has_begun:
+            self._now = max(0, self._now + round(shift * 1000))
+
     def _advance(self, at: int | None) -> None:
         if at is None:
             return
@@ -126,7 +148,7 @@ class Goodput:
             self._first = self._now = at
         passed = at - self._now
         if passed <= 0:
-            return  # a clock was set back
+            return  # the clock of another captain, or one that was set back while there was none
         self._now = at
         self._times[self._kind()] += passed
         if self._phase == TRAINING and not self._has_steps:
@@ -140,34 +162,64 @@ class Goodput:
             return "restarting" if self._is_restart else "starting"
         if self._phase == FINISHED and self._evaluators:
             return "evaluating"
+        if self._phase == PAUSED:
+            return "paused"
         if self._phase != FORMING:
             return "ending"
         if self._has_formed:
-            return "restarting" if self._needed <= self._joined else "waiting"
+            return "waiting" if self._missing_needed else "restarting"
         if not self._has_joined:
             return "queued"
-        return "starting" if self._hosts <= self._joined else "waiting"
+        return "waiting" if self._missing_hosts else "starting"
 
     def _run_started(self, event: Event) -> None:
         tasks, hosts = _names(event.get("tasks")), _names(event.get("hosts"))
         self._strategy, self._hosts = str(event.get("strategy")), set(hosts)
         chiefs = {name for name in tasks if name.startswith("chief-")}
+        self._continues = event.get("restart_scope") is not None
         self._deciding = chiefs or {name for name in tasks if name.startswith("worker-")}
+        self._missing_hosts, self._undecided = self._hosts - self._joined, self._deciding - self._succeeded
+
+    def _scaled(self, event: Event) -> None:
+        role, tasks = f"{event.get('role')}-", set(_names(event.get("tasks")))
+        if next(iter(self._deciding), "").startswith(role):  # all have one role
+            self._deciding, self._undecided = tasks, tasks - self._succeeded
+
+    def _paused(self, event: Event) -> None:
+        """Hosts are released: once the run is resumed, it waits for them."""
+        self._phase, self._joined = PAUSED, set()
+        self._missing_hosts, self._missing_needed = set(self._hosts), set(self._needed)
+
+    def _resumed(self, event: Event) -> None:
+        self._phase = FORMING if self._phase == PAUSED else self._phase
 
     def _member_joined(self, event: Event) -> None:
+        host = str(event.get("host"))
         self._has_joined = True
-        self._joined.add(str(event.get("host")))
+        self._joined.add(host)
+        self._missing_hosts.discard(host)
+        self._missing_needed.discard(host)
 
     def _member_lost(self, event: Event) -> None:
-        self._joined.discard(str(event.get("host")))
+        host = str(event.get("host"))
+        self._joined.discard(host)
+        self._missing_hosts.update({host} & self._hosts)
+        self._missing_needed.update({host} & self._needed)
 
     def _generation_formed(self, event: Event) -> None:
         tasks = _names(event.get("tasks"))
         self._evaluators.update(filter(_is_evaluator, tasks))
         if not any(map(self._is_in_group, tasks)):
             return
-        self._go_back(max(0, _snapshot_of(event.get("restore"))[1]))
         self._succeeded.difference_update(tasks)
+        self._undecided.update(task for task in tasks if task in self._deciding)
+        if self._does_any_train():
+            return
+        self._go_back(max(0, _snapshot_of(event.get("restore"))[1]))
+        if absent := _names(event.get("absent")):  # an elastic job does not need them to succeed, or to be there
+            self._succeeded.update(absent)
+            self._undecided.difference_update(absent)
+            self._needed, self._missing_needed = set(), set()
         self._phase, self._is_restart, self._has_formed = STARTING, self._has_formed, True
 
     def _task_started(self, event: Event) -> None:
@@ -175,7 +227,10 @@ class Goodput:
         if _is_evaluator(task):
             self._evaluators.add(task)
         elif self._is_in_group(task):
-            self._needed.add(str(event.get("host")))
+            self._running.update({task} if self._continues else ())
+            host = str(event.get("host"))
+            self._needed.add(host)
+            self._missing_needed.update({host} - self._joined)
             if self._phase == STARTING and not self._has_steps:
                 self._phase = TRAINING  # the program may never report a step
 
@@ -201,18 +256,24 @@ class Goodput:
     def _task_exited(self, event: Event) -> None:
         task = str(event.get("task"))
         self._evaluators.discard(task)
+        self._running.discard(task)
         if self._phase not in (STARTING, TRAINING) or _is_evaluator(task):
             return
         if event.get("code") == 0 and not event.get("expected"):
             self._succeeded.add(task)
-            self._phase = FINISHED if self._deciding <= self._succeeded else self._phase
-        elif self._is_in_group(task):
+            self._undecided.discard(task)
+            self._phase = self._phase if self._undecided else FINISHED
+        elif self._is_in_group(task) and not self._does_any_train():
             self._phase = FORMING
+
+    def _does_any_train(self) -> bool:
+        """Whether tasks continue although others have failed or start again."""
+        return self._continues and self._phase in (STARTING, TRAINING) and bool(self._running)
 
     def _stopped(self, event: Event) -> None:
         """Tasks hang, or are restarted for another reason."""
         tasks = _names(event.get("tasks")) + _names(event.get("scope"))
-        if any(map(self._is_in_group, tasks)) and self._phase != ENDING:
+        if any(map(self._is_in_group, tasks)) and self._phase != ENDING and not self._does_any_train():
             self._phase = FORMING
 
     def _captain_returned(self, event: Event) -> None:
@@ -282,16 +343,22 @@ class Goodput:
         """Continues from what `to_json` returned. What is damaged is ignored."""
         if not isinstance(data, dict):
             return
-        data = {"is_partial": False, **data}  # earlier versions did not write it
+        data = {"is_partial": False, "continues": False, "running": [], **data}  # earlier versions did not write them
+        if isinstance(data.get("times"), dict):
+            data["times"] = {"paused": 0, **data["times"]}
         if not _is_valid(data):
             return
         for name, value in vars(self).items():
             loaded = data[name[1:]]
             setattr(self, name, set(loaded) if isinstance(value, set) else deepcopy(loaded))
+        self._compare_sets()
 
 
 _HANDLERS = {
     "run-started": Goodput._run_started,
+    "scaled": Goodput._scaled,
+    "paused": Goodput._paused,
+    "resumed": Goodput._resumed,
     "member-joined": Goodput._member_joined,
     "member-lost": Goodput._member_lost,
     "generation-formed": Goodput._generation_formed,

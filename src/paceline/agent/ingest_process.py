@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 from paceline.agent.options import Options, parse
 from paceline.agent.run_files import stamp
-from paceline.agent.tasks import references
+from paceline.agent.tasks import variable_references
 from paceline.agent.tasks.python_command import parse_command, with_program_found
 from paceline.agent.transfers.porter import bring_obstore
 from paceline.agent.transfers.porter_client import porter_settings
@@ -126,7 +126,7 @@ class Runner:
         environment = {name: value for name, value in os.environ.items() if name not in _OWN}
         environment["PACELINE_INGEST_DIR"] = scratch
         interpreter = self._options.interpreter or sys.executable
-        command = references.expand_command(self._ingest.command, environment)
+        command = variable_references.expand_command(self._ingest.command, environment)
         python = parse_command(command, interpreter, cwd=self._folder)
         argv = with_program_found(command, interpreter) if python is None else python.argv
         try:

@@ -51,9 +51,18 @@ class LimitedLog:
             self._size = 0
         except FileNotFoundError:
             self._file.close()  # somebody has deleted it
-        except OSError:
-            return  # it grows until renaming succeeds
+        except OSError:  # a task may have put a folder there
+            if _size(self._path) > self._limit:
+                self._discard()
+            return
         self._delete_oldest()
+
+    def _discard(self) -> None:
+        """Starts again: the log cannot become a part, and must not fill the disk."""
+        try:
+            os.truncate(self._path, 0)
+        except OSError:
+            pass
 
     def _delete_oldest(self) -> None:
         complete = log_parts.parts(self._path)

@@ -12,27 +12,27 @@ from typing import Any, Callable
 from paceline.agent import machine
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.exhaustive import assert_never
 from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import CaptainMessage, HeartbeatReply, Roster, StartOnHost, Wait, Welcome
 from paceline.agent.options import LEAVING, SAVING_SHARE, Options
-from paceline.agent.profiles import TakeProfile
+from paceline.agent.profile_messages import TakeProfile
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo, write_termination_message
-from paceline.agent.stacks import TakeStacks
+from paceline.agent.stack_messages import TakeStacks
 from paceline.agent.tasks.compiled_folder import compiled_folder
-from paceline.agent.tasks.gpus import GpuMonitor
+from paceline.agent.tasks.gpus import ORDER, GpuMonitor, HostGpus
 from paceline.agent.tasks.host_tasks import HostTasks
 from paceline.agent.tasks.profile_collector import ProfileCollector
 from paceline.agent.tasks.resource_sampler import ResourceSampler, cpu_clock
 from paceline.agent.tasks.stack_sampler import StackSampler
 from paceline.agent.tensorboard.file_sender import FileSender
-from paceline.agent.tensorboard.trim_requests import Curves
+from paceline.agent.tensorboard.trim_requests import TrimRequests
 from paceline.agent.transfers.compiled_upload import CompiledUpload
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
 from paceline.agent.transfers.log_upload import LogUpload
-from paceline.agent.unions import assert_never
 from paceline.plan import INGEST, from_data
 
 CHECK_SENT_EVERY = 0.1  # seconds
@@ -59,7 +59,8 @@ class Member:
             self._plan, options, self.loop, self._connection, self._snapshots, self._evaluators, echo,
             self._leave_for_replacement,
         )  # fmt: skip
-        self._gpus = GpuMonitor()
+        environment = {**os.environ, **self._plan.role(host.role).env}
+        self._gpus = GpuMonitor(HostGpus(options.devices, environment.get(ORDER, "")))
         self._sampler = ResourceSampler(machine.Memory(options.memory), self._gpus.last, self.loop.now(), cpu_clock)
         ingest = self._plan.ingest_task
         logged_tasks = [*host.tasks, *([INGEST] if ingest is not None and ingest.host == host.name else [])]
@@ -76,13 +77,14 @@ class Member:
         )
         self._profiles = ProfileCollector(
             options.host, self._plan.framework, options.folder, self.loop, self._tasks.attempts, redact,
-            self._connection.send,
+            self._connection.send, self._snapshots.remove,
         )  # fmt: skip
-        self._curves = Curves(self._plan, options, self._snapshots.porter, self.loop)
+        self._curves = TrimRequests(self._plan, options, self._snapshots.porter, self.loop)
         self._leaving = False
         self._leave_by = 0.0  # how long to wait for the upload of its last snapshot
         self._tasks_terminated = False
         self._run_over = False
+        self._may_return = False  # it leaves before the run ends
         self._exit_code = 0
         self._sender = FileSender(options, warns=host.index == 0) if options.tensorboard else None
         if self._sender is not None:
@@ -99,8 +101,9 @@ class Member:
         self._tasks.close()
         self._gpus.close()
         self._snapshots.close()
+        self._profiles.close()
         if self._run_over:
-            self._snapshots.tidy()
+            self._snapshots.tidy(self._may_return)
             self._evaluators.tidy()
         if self._sender is not None:
             self._sender.close()
@@ -149,6 +152,8 @@ class Member:
             self._snapshots.drop(message)
         elif isinstance(message, ins.PrepareHost):
             self._snapshots.prepare(message)
+        elif isinstance(message, ins.PrefetchSnapshot):
+            self._snapshots.prefetch(message)
         elif isinstance(message, ins.AnnounceCommit):
             if not self._evaluators:
                 self._snapshots.copy_for_evaluators(message.snapshot)
@@ -160,6 +165,8 @@ class Member:
             self._tasks.tell(message.tasks, message.words)
         elif isinstance(message, ins.ReleaseHost):
             self._terminate_tasks()
+        elif isinstance(message, ins.PrepareSpare):
+            self._tasks.learn_imports(message.imports)
         elif isinstance(message, ins.DismissMember):
             self._on_dismissed(message)
         elif isinstance(message, (Welcome, Wait, HeartbeatReply)):
@@ -171,7 +178,7 @@ class Member:
         if message.status == "replaced":
             self._exit_code = LEAVING
         else:
-            self._run_over = True
+            self._run_over, self._may_return = True, message.status == ins.RELEASED
         write_termination_message(self._options.last_words, {"status": message.status, "reason": message.reason})
         self._finish()
 
@@ -228,7 +235,7 @@ class Member:
     def _leave_for_replacement(self) -> None:
         """The folder of a pod is deleted with it. So while there is time, its newest snapshot is sent first."""
         if self._run_over:
-            return  # meanwhile; it is leaving
+            return  # the run has ended in the meantime: this member is leaving
         self._exit_code = LEAVING
         can_wait = self._options.echo and self._connection.joined and self.loop.now() < self._leave_by
         if can_wait and self._snapshots.has_unsent():

@@ -117,8 +117,8 @@ def plan_path(source: str, folder: str) -> str:
 
 
 def _address(plan: Plan, settings: dict[str, Any], index: int, own: str) -> str:
-    """With parameter servers a DNS name, which outlives the pod: the chief never updates their addresses."""
-    if plan.strategy == "parameter-server":
+    """A DNS name, which outlives the pod, if other tasks continue with the address after a restart."""
+    if plan.keeps_addresses:
         return f"{settings['job']}-{index}.{settings['run']}"
     return f"[{own}]" if ":" in own else own
 

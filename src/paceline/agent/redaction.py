@@ -49,6 +49,11 @@ class Redactor:
         forms.update(form for value in secrets for form in _forms(value))
         self._secrets = sorted(forms, key=len, reverse=True)  # one may contain another
 
+    @property
+    def count(self) -> int:
+        """How many texts are searched for."""
+        return len(self._secrets)
+
     def __call__(self, text: str) -> str:
         """The text to show. Call it before a text is shortened: a part of a secret is not recognized."""
         for secret in self._secrets:

@@ -114,7 +114,7 @@ def replace_text(path: str, text: str) -> None:
 
 def replace_bytes(path: str, data: bytes) -> None:
     partial = f"{path}.{os.getpid()}.partial"
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)

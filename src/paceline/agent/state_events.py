@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from paceline.storage.json_values import parse_json
 
 STARTS_KEPT = 3  # generations whose start times are kept
 PACES_KEPT = 100  # generations of which the first and the last step are kept: the average speed is measured within them
@@ -17,6 +18,11 @@ _LAST = {  # the last event of each row is kept
     "ingest-skipped": "data",
     "ingest-failed": "ingest-failed",
     "run-started": "run-started",
+    "scaled": "scaled",
+    "pausing": "pausing",
+    "pause-canceled": "pausing",
+    "paused": "paused",
+    "resumed": "resumed",
     "saved": "saved",
     "ending": "ending",
     "run-ended": "run-ended",
@@ -109,8 +115,8 @@ def parse(lines: Iterable[bytes]) -> list[Event]:
     events = []
     for line in lines:
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
+            event = parse_json(line)
+        except ValueError:
             continue
         if isinstance(event, dict):
             events.append(event)

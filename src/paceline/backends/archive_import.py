@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,14 @@ from paceline.agent.limited_log import LimitedLog
 from paceline.agent.run_files import replace
 from paceline.plan import CAPTAIN
 from paceline.storage import log_parts
-from paceline.storage.run_archive import RunArchive
-from paceline.storage.snapshots.manifest import Damaged
-from paceline.view import run_folders
-from paceline.view.snapshot_locations import InvalidLocation, Source
+from paceline.storage.snapshots.manifest import Damaged, Gone
+from paceline.storage.stored_run_files import StoredRunFiles, life_of
+from paceline.storage.stores.protocol import StoreError
+from paceline.view.files import run_folders
+from paceline.view.snapshots.snapshot_locations import InvalidLocation, Source
 
 PARALLEL_READS = 8
+TRIES = 3
 RECENT_LINES = 100_000
 RECENT_BYTES = 64 * 1024 * 1024
 GROUP_LINES = 10_000  # lines with the same time that are compared at once
@@ -39,25 +42,29 @@ class TooLarge(Damaged):
     """Another user's run has written more than is copied."""
 
 
-def import_hosts(archive: RunArchive, folder: Path, hosts: Iterable[str], log_limit: int | None = None) -> None:
+def import_hosts(
+    archive: StoredRunFiles, folder: Path, hosts: Iterable[str], log_limit: int | None = None, until: float = math.inf
+) -> None:
     """Import what these hosts have written. Lines that the folder already contains are kept once. `log_limit`: the
-    number of bytes to keep of the output of each task; None: all of it.
+    number of bytes to keep of the output of each task; None: all of it. `until`: a time of time.monotonic(), at which
+    StoreError is raised.
 
     TooLarge: only a part was imported."""
     limit = run_folders.copy_limit(folder)
     left = math.inf if limit is None else limit
     too_large = False
     for host in hosts:
-        with TemporaryDirectory(prefix=".kept-", dir=folder) as scratch:
-            sizes, is_cut = _fetch(archive, host, Path(scratch), left, log_limit)
+        with TemporaryDirectory(prefix=".kept-", dir=folder) as parent:
+            scratch, sizes, is_cut = _fetch_listed(archive, host, Path(parent), left, log_limit, until)
             too_large = too_large or is_cut
             left -= sum(sizes.values())
             for name in sizes:
                 too_large = not _merge_into(Path(scratch, name), folder, name, limit, log_limit) or too_large
     if too_large:
         raise TooLarge(
-            "another user's run has written more than is copied to this machine "
-            f"({run_folders.COPY_LIMIT >> 30} GiB, or half of the free space): the rest is not shown; "
+            "only part of another user's run was copied to this machine "
+            f"(limits: {run_folders.COPY_LIMIT >> 30} GiB or half of the free space, and "
+            f"{run_folders.JSON_LIMIT >> 20} MiB per JSON file): the rest is not shown; "
             "select tasks with `logs --task NAME`"
         )
 
@@ -72,8 +79,24 @@ def import_run(source: Source, folder: Path) -> None:
     replace(str(folder / "run.json"), {"run": source.run, "on": run_folders.LOCATION, "where": source.address})
 
 
+def _fetch_listed(
+    archive: StoredRunFiles, host: str, parent: Path, limit: float, log_limit: int | None, until: float
+) -> tuple[Path, dict[str, int], bool]:
+    """The folder of the files, and what `_fetch` returns. The captain may replace pieces while they are read."""
+    number = 0
+    while True:
+        scratch = parent / str(number)
+        scratch.mkdir()
+        try:
+            return scratch, *_fetch(archive, host, scratch, limit, log_limit, until)
+        except Gone:
+            number += 1
+            if host != CAPTAIN or number == TRIES:
+                raise
+
+
 def _fetch(
-    archive: RunArchive, host: str, scratch: Path, limit: float, log_limit: int | None
+    archive: StoredRunFiles, host: str, scratch: Path, limit: float, log_limit: int | None, until: float
 ) -> tuple[dict[str, int], bool]:
     """The files that were fetched into `scratch`, with the number of bytes kept; and whether there are more."""
     (scratch / "logs").mkdir()
@@ -84,8 +107,8 @@ def _fetch(
     total = 0
     pool = ThreadPoolExecutor(PARALLEL_READS)
     try:
-        for piece, files in _read_all(archive, pieces, pool):
-            instance = piece.split("/")[1]
+        for piece, files in _read_all(archive, pieces, pool, until):
+            instance = life_of(piece)
             for name, data in files.items():
                 before = sizes.get(name, 0)
                 kept_limit = log_limit if log_limit is not None and name.endswith(".log") else math.inf
@@ -121,12 +144,16 @@ def _close(logs: dict[str, LimitedLog]) -> None:
 
 
 def _read_all(
-    archive: RunArchive, pieces: list[str], pool: ThreadPoolExecutor
+    archive: StoredRunFiles, pieces: list[str], pool: ThreadPoolExecutor, until: float
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """A few at a time: a piece may be large."""
     for first in range(0, len(pieces), PARALLEL_READS):
         batch = pieces[first : first + PARALLEL_READS]
-        yield from zip(batch, pool.map(archive.read, batch), strict=True)
+        remaining = max(0.0, until - time.monotonic()) if until < math.inf else None
+        try:
+            yield from zip(batch, pool.map(archive.read, batch, timeout=remaining), strict=True)
+        except TimeoutError:
+            raise StoreError("the store did not respond within the time limit", is_transient=True) from None
 
 
 def _fail(problem: str) -> None:
@@ -136,6 +163,8 @@ def _fail(problem: str) -> None:
 def _merge_into(fetched: Path, folder: Path, name: str, limit: int | None, log_limit: int | None) -> bool:
     """False: the file would be larger than the limit, and was left as it is."""
     target = folder / name
+    if limit is not None and name.endswith(".json") and fetched.stat().st_size > run_folders.JSON_LIMIT:
+        return False
     if name == "report.json":
         report = run_folders.read_object(fetched)
         if report is None or run_folders.outcome_known(folder):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from paceline.errors import Argument, Call
 from paceline.plan import CLAIM, Plan
 from paceline.storage.stores.locations import SETTINGS, is_bucket
-from paceline.view import run_folders, snapshot_locations, store_settings
+from paceline.storage.stores.protocol import StoreError
+from paceline.view.files import run_folders, run_lookup
+from paceline.view.snapshots import snapshot_locations, store_settings
 
 
 def resolved(plan: Plan, cluster: bool = False) -> Plan:
@@ -14,9 +17,9 @@ def resolved(plan: Plan, cluster: bool = False) -> Plan:
     origin = plan.snapshots.origin
     if not origin or "/" in origin:
         return plan
-    run = run_folders.find(origin, remaining=True)
+    run = run_lookup.find(origin, remaining=True)
     store = snapshot_locations.location_of(run)
-    copy_one = f"`paceline snapshots get {run.name} --to FOLDER` copies one"
+    copy_one = ("`", Call("copy_snapshot", run.name, (Argument("to"),)), "` copies one")
     if snapshot_locations.in_pod(run):
         raise snapshot_locations.OutOfReach(
             f"the snapshots of {run.name} are in its captain's pod", where="snapshots.from", remedy=copy_one
@@ -42,7 +45,6 @@ def check(plan: Plan) -> None:
     from paceline.storage.snapshots.origin import PATIENCE, candidates, find
     from paceline.storage.snapshots.repository import SnapshotRepository
     from paceline.storage.stores.locations import open_store
-    from paceline.storage.stores.protocol import StoreError
 
     settings = _settings(plan)
     if plan.snapshots.in_bucket:
@@ -56,17 +58,17 @@ def check(plan: Plan) -> None:
             raise StoreError(f"snapshots.from: {origin.location}/{origin.run} has no snapshot {origin.id}")
 
 
-def taken(plan: Plan, run: str) -> str:
-    """Why the run's id is already in use at the location for its snapshots; empty: it is free."""
+def taken(plan: Plan, run: str) -> StoreError | None:
+    """The error if the run's id is already in use at the location for its snapshots."""
     to = plan.snapshots.to
     if not to or plan.snapshots.claimed[0]:
-        return ""
+        return None
     from paceline.storage.snapshots import repository
     from paceline.storage.snapshots.origin import PATIENCE
     from paceline.storage.stores.locations import open_store
 
     is_taken = repository.SnapshotRepository(open_store(to, PATIENCE, _settings(plan)), run).taken()
-    return repository.taken(to, run) if is_taken else ""
+    return repository.run_exists(to, run) if is_taken else None
 
 
 def _settings(plan: Plan) -> dict[str, str]:

@@ -13,9 +13,10 @@ from typing import Any
 import typer
 
 from paceline.cli.output import note, print_error, print_json
-from paceline.cli.verb import Group, group, load
+from paceline.cli.typer_commands import Group, group, load
 from paceline.errors import PacelineError, is_out_of_threads
-from paceline.view.terminal import guard, silence
+from paceline.view.text.option_names import reword
+from paceline.view.text.terminal import guard, silence
 
 PROGRAM = "paceline"
 VERBS = {
@@ -27,6 +28,7 @@ VERBS = {
     "run": "Run a job on this machine or on a Kubernetes cluster.",
     "ls": "List runs.",
     "status": "Show the status of a run and its tasks.",
+    "watch": "Watch a run, or all runs, in the terminal.",
     "logs": "Show the output of a run's tasks.",
     "events": "Show the events of a run.",
     "stacks": "Show what the tasks of a run are doing.",
@@ -36,9 +38,13 @@ VERBS = {
     "try": "Run the job's `try` command with a snapshot of a run.",
     "export": "Export a model from a snapshot of a run.",
     "serve": "Serve a run's model over REST.",
+    "scale": "Change the number of hosts of a run.",
+    "pause": "Pause a run and release its hosts.",
+    "resume": "Continue a paused run.",
     "stop": "Stop a run.",
     "delete": "Delete runs and, with --snapshots, their snapshots.",
     "tensorboard": "Show a run in TensorBoard.",
+    "page": "Show all runs in a browser.",
     "metrics": "Print metrics of runs for Prometheus, or serve them.",
     "doctor": "Check this machine or a cluster.",
 }
@@ -87,7 +93,7 @@ def _command() -> Any:
 def _about(
     context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version and exit.")
 ) -> int:
-    """Run distributed training from one job file: TensorFlow, PyTorch, JAX or any other program.
+    """Run distributed training from one job file: TensorFlow, torch, JAX or any other program.
 
     \b
     Examples:
@@ -118,11 +124,10 @@ class Verbs(Group):
 
 def _report(error: PacelineError, arguments: list[str]) -> int:
     """Prints one line to stderr and, with `-o json`, also an object with the error's fields to stdout."""
+    reword(error)
     if _wants_json(arguments):
-        from paceline.client.json_form import versioned
-
-        print_json(versioned({"error": error.to_dict()}))
-    print_error(str(error))
+        print_json(error.to_dict())
+    print_error(error)
     return error.exit_code
 
 
@@ -161,7 +166,7 @@ def _save_traceback(error: Exception, arguments: list[str]) -> str | None:
     import tempfile
     import traceback
 
-    from paceline.view.run_folders import NoHome, home
+    from paceline.view.files.run_folders import NoHome, home
 
     report = f"paceline {' '.join(arguments[:1])}\n" + "".join(traceback.format_exception(error))
     try:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, complete_runs, use_endpoint
-from paceline.cli.output import confirm, fail, note, print_error, tell
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, complete_runs
+from paceline.cli.output import confirm, fail, note, print_error, tell, text_of
 
 if TYPE_CHECKING:
-    from paceline.view.run_folders import Run
-    from paceline.view.snapshot_locations import Source
+    from paceline.view.files.run_folders import Run
+    from paceline.view.snapshots.snapshot_locations import Source
 
 
 def main(
@@ -50,16 +50,16 @@ def main(
 
     Committed snapshots are kept unless --snapshots is given.
     """
-    use_endpoint(endpoint)
-    from paceline.client import deletion, run_store
-    from paceline.client.find import Target, find_run, refresh
-    from paceline.view import run_folders
-    from paceline.view.snapshot_locations import is_location
+    from paceline.client.control import deletion
+    from paceline.client.reading.find_run import Target, find_run, refresh
+    from paceline.client.snapshots import run_store
+    from paceline.view.files import run_folders
+    from paceline.view.snapshots.snapshot_locations import is_location
 
     deletion.finish_interrupted()
     if bool(run) == finished:
         fail("name runs or use --finished, not both" if run else "name the runs to delete, or use --finished")
-    target = Target(on, context, namespace)
+    target = Target(on, context, namespace, endpoint=endpoint)
     if finished and target.is_given:
         fail("--finished covers only runs known to this machine", remedy="name the runs on the cluster")
     arguments = list(dict.fromkeys(run or []))
@@ -68,10 +68,10 @@ def main(
         fail(
             f"{locations[0]} is a location, not a run id", remedy="use --snapshots to delete the run's snapshots there"
         )
-    sources = [run_store.open_location(location, note) for location in locations]
+    sources = [run_store.open_location(location, note, endpoint) for location in locations]
     if finished:
-        runs = [each for each in run_folders.every() if not run_folders.alive(each.folder)]
-        runs += run_folders.remains() if snapshots else []
+        runs = [each for each in run_folders.all_runs() if not run_folders.alive(each.folder)]
+        runs += run_folders.deleted_runs() if snapshots else []
     else:
         named = [find_run(name, target, also_deleted=True) for name in arguments if name not in locations]
         runs = list({each.name: each for each in named}.values())
@@ -79,7 +79,7 @@ def main(
         if not snapshots and not finished and run_folders.deleted(each.folder):
             remedy = f"`paceline delete --snapshots {each.name}` deletes them"
             fail(f"{each.name} is already deleted, except for its snapshots", remedy=remedy)
-        refresh(each.folder, notify=note)
+        refresh(each, notify=note)
     if not runs and not sources:
         tell("nothing to delete")
         return 0
@@ -93,8 +93,8 @@ def main(
 
 
 def _confirm(runs: list[Run], separate: list[Source], snapshots: bool) -> None:
-    from paceline.client.deletion import loses_snapshots
-    from paceline.view import run_folders
+    from paceline.client.control.deletion import loses_snapshots
+    from paceline.view.files import run_folders
 
     whole = [run.name for run in runs if not run_folders.deleted(run.folder)]
     snapshots_only = [run.name for run in runs if run_folders.deleted(run.folder)]
@@ -113,12 +113,12 @@ def _confirm(runs: list[Run], separate: list[Source], snapshots: bool) -> None:
 
 
 def _delete(run: Run, snapshots: bool, separate: Source | None, force: bool) -> int:
-    from paceline.client.deletion import NotDeleted, delete_run
+    from paceline.client.control.deletion import NotDeleted, delete_run
 
     try:
         deleted = delete_run(run, snapshots, separate, force)
     except NotDeleted as error:
-        print_error(str(error))
+        print_error(error)
         return 1
     if deleted.cluster_error:
         print_error(f"{run.name}: {deleted.cluster_error}")
@@ -129,22 +129,23 @@ def _delete(run: Run, snapshots: bool, separate: Source | None, force: bool) -> 
     if deleted.snapshots_note:
         tell(deleted.snapshots_note)
     kept = f"; {deleted.kept_note}" if deleted.kept_note else ""
+    kept += f": `paceline delete --snapshots {deleted.kept_at}` deletes them" if deleted.kept_at else ""
     tell(f"deleted {'the snapshots of ' if deleted.only_snapshots else ''}{run.name}{kept}")
     return 0
 
 
 def _delete_snapshots(source: Source) -> int:
-    from paceline.client.deletion import delete_snapshots
+    from paceline.client.control.deletion import delete_snapshots
     from paceline.errors import PacelineError
-    from paceline.view.snapshot_locations import NoClaim
+    from paceline.view.snapshots.snapshot_locations import NoClaim
 
     try:
         delete_snapshots(source)
     except NoClaim as error:
-        tell(f"{error}: the snapshots of {source.run} are already deleted")
+        tell(f"{text_of(error)}: the snapshots of {source.run} are already deleted")
         return 0
     except PacelineError as error:
-        print_error(str(error))
+        print_error(error)
         return 1
     tell(f"deleted the snapshots of {source.run} at {source.address}")
     return 0

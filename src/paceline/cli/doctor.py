@@ -67,7 +67,7 @@ def _run_check(check: Callable[[], Iterator[Check]]) -> Iterator[Check]:
 
 
 def _line(check: Check, width: int) -> str:
-    from paceline.view.terminal import colored
+    from paceline.view.text.terminal import colored
 
     result = f"{check.result:<4}"
     if colored(sys.stdout):
@@ -131,7 +131,7 @@ def _environment() -> Iterator[Check]:
 def _machine() -> Iterator[Check]:
     from paceline.agent import machine
     from paceline.view import machine_info
-    from paceline.view.wording import size
+    from paceline.view.text.wording import size
 
     gpus = machine_info.gpus()
     if gpus is None:
@@ -173,8 +173,8 @@ def _amx() -> Iterator[Check]:
 def _disk() -> Iterator[Check]:
     import shutil
 
-    from paceline.view.run_folders import home
-    from paceline.view.wording import size
+    from paceline.view.files.run_folders import home
+    from paceline.view.text.wording import size
 
     folder = home()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -214,7 +214,7 @@ def _ports() -> Iterator[Check]:
 def _clock() -> Iterator[Check]:
     import tempfile
 
-    from paceline.view.run_folders import home
+    from paceline.view.files.run_folders import home
 
     now = time.time()
     if time.gmtime(now).tm_year < 2024:
@@ -249,12 +249,13 @@ def _files() -> Iterator[Check]:
 
 
 def _leftovers() -> Iterator[Check]:
-    from paceline.view import run_folders, run_state
+    from paceline.view.files import run_folders
+    from paceline.view.state import status_reader
 
-    runs = run_folders.every()
+    runs = run_folders.all_runs()
     running = [run.name for run in runs if run_folders.alive(run.folder)]
     unreported = [run for run in runs if run.name not in running and not (run.folder / "report.json").exists()]
-    crashed = [run.name for run in unreported if run_state.summary(run)["status"] == "failed"]
+    crashed = [run.name for run in unreported if status_reader.summary(run)["status"] == "failed"]
     if crashed:
         names, more = " ".join(crashed[:5]), " ..." if len(crashed) > 5 else ""
         finding = f"{len(crashed)} ended without a report: {names}{more}"

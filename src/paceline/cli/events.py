@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument, use_endpoint
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument
 from paceline.cli.output import note, one_of
-from paceline.cli.readers import readable
+from paceline.cli.run_readers import readable
 
 
 def main(
@@ -25,14 +25,13 @@ def main(
     endpoint: EndpointOption = "",
 ) -> int:
     """Show the events of a run, such as starts, failures, restarts and snapshots."""
-    use_endpoint(endpoint)
     one_of(output, ("json",))
-    from paceline.client import run_events
-    from paceline.client.json_form import SCHEMA_VERSION
-    from paceline.view.wording import clock, describe
+    from paceline.client.reading import run_events
+    from paceline.errors import SCHEMA_VERSION
+    from paceline.view.text.wording import clock, describe
 
     version = f'{{"schema_version": {SCHEMA_VERSION}, '
-    for batch in run_events.read(readable(run, on, context, namespace, follow), follow, notify=note):
+    for batch in run_events.read(readable(run, on, context, namespace, endpoint, follow), follow, notify=note):
         for event, line in batch:
             if output:
                 sys.stdout.write(version + line.decode("utf-8", "replace").lstrip()[1:] + "\n")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption
 from paceline.cli.output import expanded, fail, tell
 from paceline.cli.snapshot_options import (
     CodeOption,
@@ -40,16 +40,21 @@ def main(
 
     DIR appears only when the model is complete. Its paceline.json describes the model's inputs and outputs.
     """
-    use_endpoint(endpoint)
     if not to:
         fail("--to DIR is required")
-    from paceline.client import job_programs, model_export
+    from paceline.client.models import job_programs, model_export
 
     folder = expanded(to)
     model_export.check(folder)
     with (
         restored(
-            run, snapshot, on, context, namespace, lambda source: job_programs.find(source, "export", job, code)
+            run,
+            snapshot,
+            on,
+            context,
+            namespace,
+            endpoint,
+            lambda source: job_programs.find(source, "export", job, code),
         ) as (
             program,
             restored_snapshot,

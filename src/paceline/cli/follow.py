@@ -10,12 +10,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.exit_codes import exit_code
+
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from paceline.view.events import Event
-    from paceline.view.logs import Line
-    from paceline.view.run_state import State
+    from paceline.view.output.merged_logs import Line
+    from paceline.view.state.events import Event
+    from paceline.view.state.run_state import State
 
     class Running(Protocol):
         """A run that was just started, on this machine or on a cluster."""
@@ -77,8 +79,11 @@ def follow(
     output: str,
     verbose: bool = False,
 ) -> int:
-    # Imported here: the tasks start meanwhile.
-    from paceline.view import run_folders, run_report, run_state, terminal
+    # Imported here: the tasks start in the meantime.
+    from paceline.view.files import run_folders
+    from paceline.view.report import run_report
+    from paceline.view.state import status_reader
+    from paceline.view.text import terminal
 
     screen = terminal.Screen(sys.stderr)
     view = View(run, folder, tasks, screen, verbose)
@@ -100,9 +105,9 @@ def follow(
     view.finish()
     if not ended:
         screen.line(f"some of its processes are still running; see: paceline status {run}")
-    standing = run_state.read(run_folders.Run(run, folder), over=ended)
+    standing = status_reader.read(run_folders.Run(run, folder), over=ended)
     if output == "json":
-        from paceline.client.run_status import report_form
+        from paceline.client.reading.run_status import report_form
 
         _print(report_form(standing.report))
     screen.show([""] if view.has_output else [])
@@ -110,15 +115,9 @@ def follow(
     return exit_code(str(standing.report.get("status")), stopping.requested)
 
 
-def exit_code(status: str, stop_requested: bool) -> int:
-    if status == "succeeded":
-        return 0
-    return 130 if stop_requested or status == "stopped" else 1
-
-
 def _print(data: dict[str, Any]) -> None:
     from paceline.cli.output import print_json
-    from paceline.view import terminal
+    from paceline.view.text import terminal
 
     try:
         print_json(data)
@@ -146,7 +145,7 @@ class Stopping:
         return self._killed_at is not None and time.monotonic() - self._killed_at > _PATIENCE_S
 
     def update(self, signals: Signals, terminal_closed: bool) -> None:
-        from paceline.view.wording import span
+        from paceline.view.text.wording import span
 
         now = time.monotonic()
         if self._requested_at is None and (signals.stop_requested or terminal_closed):
@@ -185,16 +184,17 @@ class View:
     """Prints output and events of a run as they arrive, and keeps a live status line."""
 
     def __init__(self, run: str, folder: Path, tasks: list[str], screen: Any, verbose: bool = False) -> None:
-        from paceline.view import events, logs
-        from paceline.view.progress_bars import ProgressBars
-        from paceline.view.run_state import State
+        from paceline.view.output import merged_logs
+        from paceline.view.output.progress_bar_display import ProgressBars
+        from paceline.view.state import events
+        from paceline.view.state.run_state import State
 
         self._run = run
         self._screen = screen
         self._verbose = verbose
         self._events = events.follow(folder)
-        self._logs = logs.Logs(folder)
-        self._prefix = logs.Prefixer(tasks, screen.colors)
+        self._logs = merged_logs.Logs(folder)
+        self._prefix = merged_logs.Prefixer(tasks, screen.colors)
         self._state = State()
         self._bars = ProgressBars(screen.live)
         self._begun = time.monotonic()
@@ -203,7 +203,7 @@ class View:
 
     def update(self) -> bool:
         """Returns whether there was anything new."""
-        from paceline.view.output_order import ENDS, STARTS
+        from paceline.view.output.output_with_events import ENDS, STARTS
 
         # Events first: the output that led to them is in the logs by then. That of a task that has ended must not wait,
         # as it is shown before its end, and before the next generation starts.
@@ -221,9 +221,9 @@ class View:
         self._events.close()
 
     def _show(self, new_events: list[Event], lines: list[Line], last: bool = False) -> bool:
-        from paceline.view.framework_noise import is_noise
-        from paceline.view.logs import Line
-        from paceline.view.output_order import in_order
+        from paceline.view.output.framework_noise import is_noise
+        from paceline.view.output.merged_logs import Line
+        from paceline.view.output.output_with_events import in_order
 
         if not self._verbose:
             lines = [line for line in lines if not is_noise(line.text)]
@@ -243,16 +243,16 @@ class View:
         return bool(new_lines)
 
     def _format(self, line: Line) -> str:
-        from paceline.view.terminal import clean
+        from paceline.view.text.terminal import clean
 
         text = clean(line.text, self._screen.colors) if self._screen.live else line.text
         return self._prefix(_with_text(line, text))
 
     def _describe(self, event: Event) -> list[str]:
         """The lines to print for an event: last states of progress bars that it ends, and its message."""
-        from paceline.view import wording
-        from paceline.view.output_order import STARTS
-        from paceline.view.run_state import fold
+        from paceline.view.output.output_with_events import STARTS
+        from paceline.view.state.run_state import fold
+        from paceline.view.text import wording
 
         fold([event], self._state)
         bars = self._bars.end_before(event.names("tasks"), event.generation) if event.kind == STARTS else []
@@ -262,7 +262,7 @@ class View:
         return lines
 
     def _read_events(self) -> list[Event]:
-        from paceline.view import events
+        from paceline.view.state import events
 
         new_events: list[Event] = []
         while lines := self._events.read():
@@ -280,7 +280,7 @@ class View:
         return False
 
     def _highlight(self, message: str) -> str:
-        from paceline.view.terminal import bold
+        from paceline.view.text.terminal import bold
 
         return bold(f"* {message}") if self._screen.colors else f"* {message}"
 
@@ -295,7 +295,7 @@ def _with_text(line: Line, text: str) -> Line:
 
 def live_line(run: str, state: State, elapsed: float) -> str:
     """digits-3f9a: generation 2, step 120, loss 0.312, 31.2 steps/s, 1 restart, 0:41"""
-    from paceline.view.wording import count, describe, figure, metrics
+    from paceline.view.text.wording import count, describe, figure, metrics
 
     if state.ending:
         parts = [f"ending: {state.ending}"]

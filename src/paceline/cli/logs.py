@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument, use_endpoint
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument
 from paceline.cli.output import note, one_of
-from paceline.cli.readers import followed, readable
+from paceline.cli.run_readers import followed, readable
 
 if TYPE_CHECKING:
-    from paceline.client.run_logs import Selection
-    from paceline.view.logs import Line, Logs, Prefixer
+    from paceline.client.reading.run_logs import Selection
+    from paceline.view.output.merged_logs import Line, Logs, Prefixer
 
 _POLL_S = 0.15
 
 
 def complete_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
-    from paceline.client.run_logs import task_names
-    from paceline.view import run_folders
+    from paceline.client.reading.run_logs import task_names
+    from paceline.view.files import run_folders, run_lookup
 
     try:
-        folder = run_folders.find(ctx.params.get("run")).folder
+        folder = run_lookup.find(ctx.params.get("run")).folder
     except run_folders.NoRun:
         return []
     return [name for name in task_names(folder) if name.startswith(incomplete)]
@@ -76,16 +76,15 @@ def main(
 
     Options can be combined: --tail counts the lines that the others select.
     """
-    use_endpoint(endpoint)
     one_of(output, ("json",))
-    from paceline.client import run_logs
+    from paceline.client.reading import run_logs
 
     selection = run_logs.select(generation, grep, tail)
-    target = readable(run, on, context, namespace, follow)
+    target = readable(run, on, context, namespace, endpoint, follow)
     opened = run_logs.open_logs(target, task or [], since)
     reader = opened.reader
     out = Output(opened.tasks, selection, times, output)
-    with followed(target.folder, follow, opened.hosts) as has_ended:
+    with followed(target, follow, opened.hosts) as has_ended:
         if tail is not None and grep is None:  # with a pattern, how far to go back is known only after reading
             reader.skip_to_last(tail, generation)
         if follow:
@@ -119,9 +118,9 @@ class Output:
     """Prints lines to stdout, prefixed and colored or as JSON; on a terminal, progress bars update in place."""
 
     def __init__(self, tasks: list[str], selection: Selection, times: bool, output: str) -> None:
-        from paceline.view.logs import Prefixer
-        from paceline.view.progress_bars import ProgressBars
-        from paceline.view.terminal import Screen
+        from paceline.view.output.merged_logs import Prefixer
+        from paceline.view.output.progress_bar_display import ProgressBars
+        from paceline.view.text.terminal import Screen
 
         self._json = output == "json"
         self._screen = Screen(sys.stdout, live=None if not self._json else False)
@@ -172,6 +171,6 @@ class Output:
             return self._prefix(line)
         from dataclasses import replace
 
-        from paceline.view.terminal import clean
+        from paceline.view.text.terminal import clean
 
         return self._prefix(replace(line, text=clean(line.text, self._screen.colors)))

@@ -39,7 +39,7 @@ def main(
     Lists the runs known to this machine, here and on clusters; with --on kubernetes, all runs in a namespace.
     """
     one_of(output, ("json", "wide", "name"))
-    from paceline.client.find import Target
+    from paceline.client.reading.find_run import Target
 
     target = Target(on, context, namespace)
     if not target.is_cluster:
@@ -61,11 +61,10 @@ def main(
 
 
 def _list_known(output: str) -> None:
-    from paceline.view import run_folders
+    from paceline.view.files import run_folders
 
-    runs = run_folders.every()
     if output == "name":
-        for run in runs:
+        for run in run_folders.all_runs():
             print(run.name)
         return
     from paceline.client.run_listing import known
@@ -78,12 +77,14 @@ def _list_known(output: str) -> None:
     if not runs:
         tell("no runs yet; start one with: paceline run job.yaml")
         return
-    extra_cells = [[str(run_folders.info(run.folder).get("framework", "")), str(run.folder)] for run in runs]
+    extra_cells: list[list[str]] = [[] for _ in runs]
+    if output == "wide":
+        extra_cells = [[str(run_folders.info(run.folder).get("framework", "")), str(run.folder)] for run in runs]
     _show(reports, extra_cells, ["FRAMEWORK", "FOLDER"], output == "wide")
 
 
 def _show(reports: list[dict[str, Any]], extra_cells: list[list[str]], extra_headings: list[str], wide: bool) -> None:
-    from paceline.view.terminal import table
+    from paceline.view.text.terminal import table
 
     rows = [["RUN", "STATUS", "STEP", "RESTARTS", "AGE", "DURATION", *(extra_headings if wide else []), "REASON"]]
     for report, extra in zip(reports, extra_cells, strict=True):
@@ -93,8 +94,8 @@ def _show(reports: list[dict[str, Any]], extra_cells: list[list[str]], extra_hea
 
 
 def _cells(report: dict[str, Any]) -> list[str]:
-    from paceline.view.events import seconds
-    from paceline.view.wording import since, span
+    from paceline.view.state.events import seconds
+    from paceline.view.text.wording import since, span
 
     now = time.time()
     age = since(report.get("started"), now)
@@ -104,7 +105,9 @@ def _cells(report: dict[str, Any]) -> list[str]:
         str(report.get("steps") or "-"),
         "-" if report.get("restarts") is None else str(len(report["restarts"])),
         span(round(age)) if age is not None else "-",
-        span(took) if took is not None and (report.get("ended") or report.get("status") == "running") else "-",
+        span(took)
+        if took is not None and (report.get("ended") or report.get("status") in ("running", "paused"))
+        else "-",
     ]
 
 

@@ -14,7 +14,7 @@ from paceline.cli.options import complete_runs
 from paceline.cli.output import fail, note, one_of, tell
 
 if TYPE_CHECKING:
-    from paceline.view.run_folders import Run
+    from paceline.view.files.run_folders import Run
 
 FORMATS = ("prometheus", "openmetrics")
 
@@ -57,8 +57,8 @@ def main(
     if listen and output:
         fail("-o cannot be used with --listen: the client chooses the format")
     address = _address(listen) if listen else None
-    from paceline.client.find import find_run
-    from paceline.view import run_metrics
+    from paceline.client.reading.find_run import find_run
+    from paceline.view.report import run_metrics
 
     selected = None if run is None else find_run(run)
 
@@ -74,7 +74,7 @@ def main(
 
 
 def _runs(selected: Run | None, now: float) -> list[Run]:
-    from paceline.view import run_metrics
+    from paceline.view.report import run_metrics
 
     return run_metrics.recent(now) if selected is None else [selected]
 
@@ -82,7 +82,7 @@ def _runs(selected: Run | None, now: float) -> list[Run]:
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
-        fail("not a port, or a host and a port", where=f"--listen {listen!r}", remedy="use 9464 or 127.0.0.1:9464")
+        fail("invalid address", where=f"--listen {listen!r}", remedy="use 9464 or 127.0.0.1:9464")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -102,7 +102,7 @@ def _serve(address: tuple[str, int], text: Callable[[bool], bytes]) -> int:
     print(f"http://{host}:{server.port}{METRICS_PATH}", flush=True)
     if address[0] not in ("127.0.0.1", "::1", "localhost"):
         note("anyone who can reach this address can read the metrics: there is no authentication")
-    tell("Ctrl-C ends this command")
+    tell("press Ctrl-C to quit")
     try:
         loop.run()
     finally:

@@ -8,10 +8,10 @@ import typer
 
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
-    from paceline.view import run_folders
+    from paceline.view.files import run_folders
 
     try:
-        runs = run_folders.every()
+        runs = run_folders.all_runs()
     except run_folders.NoRun:
         return []
     return [(run.name, _status(run.folder)) for run in runs if run.name.startswith(incomplete)]
@@ -20,7 +20,7 @@ def complete_runs(incomplete: str) -> list[tuple[str, str]]:
 def _status(folder: object) -> str:
     from pathlib import Path
 
-    from paceline.view import run_files, run_folders
+    from paceline.view.files import run_files, run_folders
 
     path = Path(str(folder))
     report = run_files.report(path).fields
@@ -91,18 +91,10 @@ EndpointOption = Annotated[
     typer.Option(
         "--endpoint",
         metavar="URL",
-        help="The server of the bucket (default: that of your environment or of your own job). Your credentials are "
+        help="URL of the bucket's server (default: from your environment or from your own job). Your credentials are "
         "sent there.",
     ),
 ]
-
-
-def use_endpoint(endpoint: str) -> None:
-    """For all buckets that this command reads."""
-    if endpoint:
-        from paceline.view import store_settings
-
-        store_settings.use_endpoint(endpoint)
 
 
 def seconds_of(text: str, option: str) -> float:

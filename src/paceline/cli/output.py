@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.errors import USAGE, PacelineError, UsageError
+from paceline.view.text.option_names import reword
 
 
 def fail(message: str, code: int = USAGE, *, where: str = "", remedy: str = "") -> NoReturn:
@@ -14,21 +15,28 @@ def fail(message: str, code: int = USAGE, *, where: str = "", remedy: str = "") 
     raise kind(message, where=where, remedy=remedy)
 
 
-def tell(text: str) -> None:
+def tell(text: str | PacelineError) -> None:
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text_of(text) if isinstance(text, PacelineError) else text, file=sys.stderr, flush=True)
     except OSError:
         pass
 
 
-def print_error(text: str, label: str = "error") -> None:
-    from paceline.view.terminal import colored
+def text_of(error: PacelineError) -> str:
+    """The error with the options and commands that it suggests."""
+    reword(error)
+    return str(error)
 
+
+def print_error(error: str | PacelineError, label: str = "error") -> None:
+    from paceline.view.text.terminal import colored
+
+    text = text_of(error) if isinstance(error, PacelineError) else error
     red = label == "error" and colored(sys.stderr)
     tell(f"\x1b[31m{label}:\x1b[0m {text}" if red else f"{label}: {text}")
 
 
-def note(text: str) -> None:
+def note(text: str | PacelineError) -> None:
     print_error(text, label="note")
 
 

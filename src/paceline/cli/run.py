@@ -12,10 +12,10 @@ import typer
 
 from paceline.cli.options import ContextOption, NamespaceOption, SetOption
 from paceline.cli.output import fail, one_of, print_error, print_json, tell
-from paceline.cli.verb import Verb
+from paceline.cli.typer_commands import Verb
 
 if TYPE_CHECKING:
-    from paceline.client.find import Target
+    from paceline.client.reading.find_run import Target
     from paceline.job import LoadedJob
 
 _COMMAND = "command"
@@ -66,12 +66,17 @@ def main(
     ] = False,
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="json", help="Print only the final report, as JSON, on stdout."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="json",
+            help="Print JSON on stdout: only the final report; with --detach, the run id; with --dry-run, the plan.",
+        ),
     ] = "",
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", help="Also show the start-up messages of frameworks; the logs have them anyway."
+            "--verbose", "-v", help="Also show the start-up messages of frameworks; the logs always contain them."
         ),
     ] = False,
     framework: Annotated[
@@ -111,7 +116,8 @@ def main(
 
     Ctrl-C interrupts the tasks and gives them time to finish; a second Ctrl-C kills them immediately.
 
-    Exit codes: 0 succeeded, 1 failed, 2 wrong usage or invalid job file, 130 interrupted.
+    Exit codes: 0 succeeded, 1 failed, 2 wrong usage or invalid job file, 130 stopped
+    (Ctrl-C or `paceline stop`).
     """
     output = one_of(output, ("json", "yaml") if dry_run else ("json",))
     on = one_of(on, ("local", "kubernetes"), "--on")
@@ -121,8 +127,8 @@ def main(
         "--evaluator": evaluator, "--gpus": gpus, "--save": save,
     }  # fmt: skip
     command_options = [option for option, value in shape.items() if value not in (None, False)]
-    from paceline.client.find import Target
-    from paceline.client.plan_cache import plan_of
+    from paceline.client.reading.find_run import Target
+    from paceline.client.submission.plan_cache import plan_of
 
     target = Target(on, context_name, namespace)
     cluster = target.is_cluster
@@ -135,7 +141,7 @@ def main(
             return _run_on_kubernetes(
                 load(path, changes, cluster=True), target, run, detach, dry_run, output, ingest, verbose
             )
-        from paceline.client.plan_cache import plan_of_file
+        from paceline.client.submission.plan_cache import plan_of_file
 
         planned = plan_of_file(path, changes)
     else:
@@ -155,7 +161,7 @@ def main(
         planned = plan_of(loaded)
     for note in planned.notes:
         tell(f"note: {note}")
-    from paceline.client.plans import with_origin, with_rebuilt_data
+    from paceline.client.submission.plans import with_origin, with_rebuilt_data
 
     plan = with_origin(with_rebuilt_data(planned.plan) if ingest else planned.plan, check=not dry_run)
     if dry_run:
@@ -200,8 +206,13 @@ def _run_on_kubernetes(
     from paceline.backends.kubernetes.runs import local_folder
     from paceline.backends.kubernetes.runs.submit import Interrupted
     from paceline.client.json_form import versioned
-    from paceline.client.kubernetes_submission import cluster_of, monitor_metrics, published_tensorboard, submitted
-    from paceline.client.plans import with_rebuilt_data
+    from paceline.client.submission.kubernetes_submission import (
+        cluster_of,
+        monitor_metrics,
+        published_tensorboard,
+        submitted,
+    )
+    from paceline.client.submission.plans import with_rebuilt_data
 
     prepared = prepare(loaded)
     if rebuild_data:
@@ -269,10 +280,11 @@ def _from_text(text: str, overrides: list[str], save: str | None, cluster: bool)
 
 def _report_detached(run: str, folder: Path, output: str) -> int:
     if output == "json":
-        from paceline.client.run_status import report_form
-        from paceline.view import run_folders, run_state
+        from paceline.client.reading.run_status import report_form
+        from paceline.view.files import run_folders
+        from paceline.view.state import status_reader
 
-        print_json(report_form(run_state.read(run_folders.Run(run, folder)).report))
+        print_json(report_form(status_reader.read(run_folders.Run(run, folder)).report))
     else:
         print(run, flush=True)
     tell(f"running; follow it with: paceline logs -f {run}")

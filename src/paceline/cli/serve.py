@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, use_endpoint
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption
 from paceline.cli.output import fail, note, one_of
 from paceline.cli.snapshot_options import (
     CodeOption,
@@ -72,7 +72,6 @@ def main(
     With --on kubernetes, pods serve the model as the job's `serve` section describes, until --stop. Run the command
     again to switch to a newer snapshot.
     """
-    use_endpoint(endpoint)
     if one_of(on, ("local", "kubernetes"), "--on") == "kubernetes":
         from paceline.cli.serve_on_kubernetes import serve_on_kubernetes, stop_on_kubernetes
 
@@ -83,14 +82,14 @@ def main(
             )
         if stop:
             return stop_on_kubernetes(run, context, namespace)
-        return serve_on_kubernetes(run, snapshot, name, job, code, context, namespace)
+        return serve_on_kubernetes(run, snapshot, name, job, code, context, namespace, endpoint)
     if stop:
         fail("--stop requires --on kubernetes", remedy="on this machine, press Ctrl-C")
     if not 0 <= port < 65536:
         fail("invalid port", where=f"--port {port}", remedy="use 0 to 65535")
     python = _python()
     base = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
-    exporter = ModelExporter(base, run, job, code, on, context, namespace)
+    exporter = ModelExporter(base, run, job, code, (on, context, namespace, endpoint))
     try:
         with interrupt_on_signals():
             exporter.export(snapshot)
@@ -108,10 +107,10 @@ class ModelExporter:
     """Exports models of a run to `base`, one folder per version, where the server finds them."""
 
     def __init__(
-        self, base: Path, run: str | None, job: str, code: str, on: str, context: str | None, namespace: str | None
+        self, base: Path, run: str | None, job: str, code: str, target: tuple[str, str | None, str | None, str]
     ) -> None:
-        self._base, self._run, self._job, self._code = base, run, job, code
-        self._target = on, context, namespace
+        """`target`: values of --on, --context, --namespace and --endpoint."""
+        self._base, self._run, self._job, self._code, self._target = base, run, job, code, target
         self._newest: SnapshotId | None = None
         self._last_error = ""
         self.job = ""  # name of the run's job
@@ -119,7 +118,7 @@ class ModelExporter:
     def update(self) -> None:
         """Exports a newer snapshot, if any. An error is reported once; the previous model stays in use."""
         try:
-            from paceline.client.snapshots import find_snapshot
+            from paceline.client.snapshots.snapshot_lookup import find_snapshot
 
             with opened(self._run, *self._target) as source:
                 newest = find_snapshot(source, source.reader.inventory(), None)
@@ -135,7 +134,7 @@ class ModelExporter:
             self._last_error = str(error)
 
     def export(self, snapshot: str | None) -> None:
-        from paceline.client import job_programs, model_export
+        from paceline.client.models import job_programs, model_export
 
         with restored(
             self._run,

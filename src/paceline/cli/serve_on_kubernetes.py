@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from paceline.cli.output import fail, note, tell
+from paceline.errors import Call
+from paceline.view.text.option_names import suggested
 
 
 def serve_on_kubernetes(
-    run: str | None, snapshot: str | None, name: str, job: str, code: str, context: str | None, namespace: str | None
+    run: str | None,
+    snapshot: str | None,
+    name: str,
+    job: str,
+    code: str,
+    context: str | None,
+    namespace: str | None,
+    endpoint: str,
 ) -> int:
     from paceline.backends.kubernetes.serving.deployment import NotServed
-    from paceline.client.kubernetes_serving import prepare_serving
-    from paceline.view.wording import count
+    from paceline.client.models.kubernetes_serving import prepare_serving
+    from paceline.view.text.wording import count
 
-    serving = prepare_serving(run, snapshot, name, job, code, context, namespace, note)
+    serving = prepare_serving(run, snapshot, name, job, code, context, namespace, note, endpoint)
     previous = serving.apply()
     replicas, image = serving.plan.serve["replicas"], serving.plan.serve["image"]
     tell(f"starting {count(replicas, 'pod')} ({image}) to serve {serving.snapshot} of {serving.run}")
-    stop = serving.stop_command
+    stop = suggested(Call("serve", serving.run, serving.stop_arguments))
     try:
         serving.wait(lambda why: tell(f"waiting: {why}"))
     except NotServed as error:
@@ -37,7 +46,7 @@ def serve_on_kubernetes(
 
 
 def stop_on_kubernetes(run: str | None, context: str | None, namespace: str | None) -> int:
-    from paceline.client.kubernetes_serving import stop_serving
+    from paceline.client.models.kubernetes_serving import stop_serving
 
     name, served_in = stop_serving(run, context, namespace)
     tell(f"stopped serving {name} in namespace {served_in}")

@@ -14,11 +14,11 @@ from paceline.cli.options import complete_runs
 from paceline.cli.output import note
 
 if TYPE_CHECKING:
-    from paceline.client.job_programs import Program
-    from paceline.client.restored_snapshots import RestoredSnapshot
+    from paceline.client.models.job_programs import Program
+    from paceline.client.snapshots.restored_snapshots import RestoredSnapshot
     from paceline.storage.snapshots.manifest import Manifest
     from paceline.storage.stores.protocol import ContinueCheck
-    from paceline.view.snapshot_locations import Source
+    from paceline.view.snapshots.snapshot_locations import Source
 
 LOCATION_HELP = "or the location of its snapshots: s3://bucket/path/RUN, claim://name/path/RUN or /folder/RUN."
 RUN_HELP = f"Run id or a unique prefix of it (default: the newest run), {LOCATION_HELP}"
@@ -40,11 +40,11 @@ _REDRAW_S = 0.1
 
 
 @contextmanager
-def opened(run: str | None, on: str, context: str | None, namespace: str | None) -> Iterator[Source]:
-    from paceline.client import snapshots
-    from paceline.client.find import Target
+def opened(run: str | None, on: str, context: str | None, namespace: str | None, endpoint: str) -> Iterator[Source]:
+    from paceline.client.reading.find_run import Target
+    from paceline.client.snapshots import snapshot_lookup as snapshots
 
-    with snapshots.opened(run, Target(on, context, namespace), note) as source:
+    with snapshots.opened(run, Target(on, context, namespace, endpoint=endpoint), note) as source:
         yield source
 
 
@@ -55,13 +55,14 @@ def restored(
     on: str,
     context: str | None,
     namespace: str | None,
+    endpoint: str,
     find: Callable[[Source], Program],
 ) -> Iterator[tuple[Program, RestoredSnapshot, Manifest]]:
     """Yields the program that `find` returns for the run, and a snapshot restored to a local folder."""
-    from paceline.client import snapshots
+    from paceline.client.snapshots import snapshot_lookup as snapshots
 
     with ExitStack() as stack:
-        with opened(run, on, context, namespace) as source, interrupt_on_signals(), ExitStack() as display:
+        with opened(run, on, context, namespace, endpoint) as source, interrupt_on_signals(), ExitStack() as display:
             program = find(source)  # first: fetch nothing if there is no program
 
             def show(manifest: Manifest) -> ContinueCheck:
@@ -75,8 +76,8 @@ def restored(
 @contextmanager
 def progress(label: str, total: int) -> Iterator[ContinueCheck]:
     """Shows how many bytes were transferred, on a terminal."""
-    from paceline.view.terminal import Screen
-    from paceline.view.wording import size
+    from paceline.view.text.terminal import Screen
+    from paceline.view.text.wording import size
 
     screen = Screen(sys.stderr)
     transferred, drawn_at = 0, -_REDRAW_S

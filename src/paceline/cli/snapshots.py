@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
-from paceline.cli.output import confirm, expanded, fail, one_of, print_json, tell
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption
+from paceline.cli.output import confirm, expanded, fail, one_of, print_json, tell, text_of
 from paceline.cli.snapshot_options import (
     LOCATION_HELP,
     SNAPSHOT_HELP,
@@ -22,8 +22,8 @@ from paceline.cli.snapshot_options import (
 if TYPE_CHECKING:
     from paceline.storage.snapshots.manifest import Manifest
     from paceline.storage.snapshots.repository import Inventory
-    from paceline.view.snapshot_listing import SnapshotInfo
-    from paceline.view.snapshot_locations import Source
+    from paceline.view.snapshots.snapshot_listing import SnapshotInfo
+    from paceline.view.snapshots.snapshot_locations import Source
 
 VERBS = {
     "ls": "List snapshots, newest first.",
@@ -73,14 +73,13 @@ def ls(
     endpoint: EndpointOption = "",
 ) -> int:  # fmt: skip
     """List the current snapshots of a run, newest first."""
-    use_endpoint(endpoint)
     one_of(output, ("json", "yaml", "wide", "name"))
-    from paceline.client.run_snapshots import json_form
-    from paceline.view import snapshot_listing
+    from paceline.client.snapshots.run_snapshots import json_form
+    from paceline.view.snapshots import snapshot_listing
 
-    with opened(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace, endpoint) as source:
         inventory = source.reader.inventory()
-        ids = snapshot_listing.every(inventory) if include_superseded else inventory.current()
+        ids = snapshot_listing.all_committed(inventory) if include_superseded else inventory.current()
         if output == "name":
             for id in ids:
                 print(id)
@@ -89,7 +88,7 @@ def ls(
         if output in ("json", "yaml"):
             _print([json_form(each) for each in infos], output)
         elif not infos:
-            tell(snapshot_listing.none_yet(source, inventory))
+            tell(text_of(snapshot_listing.none_yet(source, inventory)))
         else:
             _show_table(infos, include_superseded, output == "wide")
         return 0
@@ -110,13 +109,12 @@ def show(
     endpoint: EndpointOption = "",
 ) -> int:  # fmt: skip
     """Show the details of a snapshot: its files with their digests, and the generations it is based on."""
-    use_endpoint(endpoint)
     one_of(output, ("json", "yaml"))
     from paceline.client.json_form import versioned
-    from paceline.client.snapshots import find_snapshot
-    from paceline.view import snapshot_listing
+    from paceline.client.snapshots.snapshot_lookup import find_snapshot
+    from paceline.view.snapshots import snapshot_listing
 
-    with opened(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace, endpoint) as source:
         inventory = source.reader.inventory()
         id = find_snapshot(source, inventory, snapshot)
         manifest = source.reader.manifest(id)
@@ -139,7 +137,7 @@ def get(
     run: RunOrLocation = None,
     snapshot: OneSnapshot = None,
     to: Annotated[
-        str, typer.Option("--to", metavar="FOLDER", help="Folder to copy to; must be new or empty. Required.")
+        str, typer.Option("--to", metavar="DIR", help="Folder to copy to; must be new or empty. Required.")
     ] = "",
     on: OnOption = "",
     context: ContextOption = None,
@@ -147,15 +145,14 @@ def get(
     endpoint: EndpointOption = "",
 ) -> int:
     """Copy a snapshot to a folder, which appears only when every file is verified."""
-    use_endpoint(endpoint)
     if not to:
-        fail("--to FOLDER is required")
+        fail("--to DIR is required")
 
-    from paceline.client.snapshots import find_snapshot
-    from paceline.view import snapshot_listing
-    from paceline.view.wording import count, size
+    from paceline.client.snapshots.snapshot_lookup import find_snapshot
+    from paceline.view.snapshots import snapshot_listing
+    from paceline.view.text.wording import count, size
 
-    with opened(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace, endpoint) as source:
         manifest = source.reader.manifest(find_snapshot(source, source.reader.inventory(), snapshot))
         folder = expanded(to)
         files = manifest.files().values()
@@ -179,18 +176,21 @@ def verify(
 
     Exit code: 1 if anything differs, otherwise 0.
     """
-    use_endpoint(endpoint)
     if snapshot and every:
         fail("name snapshots or use --all, not both")
     from paceline.storage.snapshots.manifest import Damaged, Gone, Newer
-    from paceline.view import snapshot_listing
+    from paceline.view.snapshots import snapshot_listing
 
-    with opened(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace, endpoint) as source:
         inventory = source.reader.inventory()
         named = [snapshot_listing.find(source, inventory, each) for each in snapshot or []]
-        chosen = snapshot_listing.every(inventory) if every else named or [snapshot_listing.newest(source, inventory)]
+        chosen = (
+            snapshot_listing.all_committed(inventory)
+            if every
+            else named or [snapshot_listing.newest(source, inventory)]
+        )
         if not chosen:
-            tell(snapshot_listing.none_yet(source, inventory))
+            tell(text_of(snapshot_listing.none_yet(source, inventory)))
         damaged = False
         for id in dict.fromkeys(chosen):
             try:
@@ -202,7 +202,7 @@ def verify(
                 tell(f"{id} was deleted in the meantime")
                 continue
             except (Damaged, Newer) as error:
-                problems = [str(error)]
+                problems = [text_of(error)]
             for problem in problems:
                 print(f"{id}: {problem}", flush=True)
             if not problems:
@@ -234,11 +234,10 @@ def rm(
     The newest snapshot of a run that this machine knows to be running is never deleted, not even with --force: a
     restart would resume from it.
     """
-    use_endpoint(endpoint)
-    from paceline.view import snapshot_listing
-    from paceline.view.wording import join, size
+    from paceline.view.snapshots import snapshot_listing
+    from paceline.view.text.wording import join, size
 
-    with opened(run, on, context, namespace) as source:
+    with opened(run, on, context, namespace, endpoint) as source:
         inventory = source.reader.inventory()
         chosen = list(dict.fromkeys(snapshot_listing.find(source, inventory, each) for each in snapshot))
         if (newest := inventory.current()[:1]) and newest[0] in chosen:
@@ -268,14 +267,14 @@ def _print(data: Any, output: str) -> None:
     if output == "json":
         print_json(data)
     else:
-        from paceline.view.yaml_output import dump
+        from paceline.view.text.yaml_output import dump
 
         print(dump(data), end="", flush=True)
 
 
 def _show_table(infos: list[SnapshotInfo], include_superseded: bool, wide: bool) -> None:
-    from paceline.view.terminal import table
-    from paceline.view.wording import metrics
+    from paceline.view.text.terminal import table
+    from paceline.view.text.wording import metrics
 
     headings = ["SNAPSHOT", "STEP", "GENERATION", "AGE", "SIZE", "FILES"]
     rows = [
@@ -292,8 +291,8 @@ def _show_table(infos: list[SnapshotInfo], include_superseded: bool, wide: bool)
 
 
 def _cells(manifest: Manifest | None) -> list[str]:
-    from paceline.view import snapshot_listing
-    from paceline.view.wording import since, size, span
+    from paceline.view.snapshots import snapshot_listing
+    from paceline.view.text.wording import since, size, span
 
     if manifest is None:
         return ["-", "-", "-"]
@@ -302,16 +301,16 @@ def _cells(manifest: Manifest | None) -> list[str]:
 
 
 def _amount(manifest: Manifest) -> str:
-    from paceline.view import snapshot_listing
-    from paceline.view.wording import count, size
+    from paceline.view.snapshots import snapshot_listing
+    from paceline.view.text.wording import count, size
 
     return f"{count(snapshot_listing.files(manifest), 'file')}, {size(manifest.size)}"
 
 
 def _details(source: Source, inventory: Inventory, info: SnapshotInfo) -> list[str]:
-    from paceline.view import snapshot_listing
-    from paceline.view.terminal import clean, table
-    from paceline.view.wording import count, join, metrics, since, size, span
+    from paceline.view.snapshots import snapshot_listing
+    from paceline.view.text.terminal import clean, table
+    from paceline.view.text.wording import count, join, metrics, since, size, span
 
     manifest, id, evaluation = info.manifest, info.id, info.evaluation
     assert manifest is not None
@@ -348,7 +347,7 @@ def _currency(inventory: Inventory, info: SnapshotInfo) -> str:
     """Whether the snapshot is on the run's current chain, and if not, which generation superseded it."""
     if info.is_current:
         return "yes, the newest" if inventory.current()[0] == info.id else "yes"
-    from paceline.view import snapshot_listing
+    from paceline.view.snapshots import snapshot_listing
 
     later = snapshot_listing.superseded_by(inventory, info.id)
     if later is None:

@@ -10,7 +10,7 @@ from paceline.cli.options import ContextOption, JsonOption, NamespaceOption, OnO
 from paceline.cli.output import note, one_of, print_json, tell
 
 if TYPE_CHECKING:
-    from paceline.view.stacks import ProcessStacks
+    from paceline.view.diagnosis.stacks import ProcessStacks
 
 
 def main(
@@ -39,18 +39,16 @@ def main(
     Exit code: 0 if there is at least one stack, otherwise 1.
     """
     one_of(output, ("json",))
-    from paceline.client.find import Target, find_run, refresh
-    from paceline.client.stacks import take
-    from paceline.view.stacks import describe
+    from paceline.client.diagnosis.stacks import Stacks, take
+    from paceline.client.reading.find_run import Target, find_run, refresh
+    from paceline.view.diagnosis.stacks import describe
 
     target = find_run(run, Target(on, context, namespace))
-    refresh(target.folder, notify=note)
+    refresh(target, notify=note)
     processes = take(target, task or [], seconds, tell)
     has_stacks = any(process.threads for process in processes)
     files = _write(target.name, processes) if seconds and has_stacks else []
     if output:
-        from paceline.client.run import Stacks
-
         print_json(Stacks(target.name, tuple(processes), tuple(files)).to_dict())
     elif seconds:
         for process in processes:
@@ -70,7 +68,7 @@ def _write(run: str, processes: list[ProcessStacks]) -> list[str]:
     import time
     from pathlib import Path
 
-    from paceline.view import flame_graph
+    from paceline.view.diagnosis import flame_graph
 
     name = f"{run}-{time.strftime('%H%M%S')}"
     texts = {

@@ -14,13 +14,12 @@ from paceline.cli.options import (
     NamespaceOption,
     OnOption,
     ReadArgument,
-    use_endpoint,
 )
 from paceline.cli.output import note, one_of, print_json
-from paceline.cli.readers import readable
+from paceline.cli.run_readers import readable
 
 if TYPE_CHECKING:
-    from paceline.view.run_state import Standing
+    from paceline.view.state.status_reader import Standing
 
 OutputOption = Annotated[
     str,
@@ -40,11 +39,10 @@ def main(
     endpoint: EndpointOption = "",
 ) -> int:
     """Show the status of a run: its tasks, progress, failures and their causes; on a cluster also pods and nodes."""
-    use_endpoint(endpoint)
     one_of(output, ("json", "wide"))
-    from paceline.client import run_status
+    from paceline.client.reading import run_status
 
-    standing = run_status.read(readable(run, on, context, namespace), note)
+    standing = run_status.read(readable(run, on, context, namespace, endpoint), note)
     if output == "json":
         print_json(run_status.json_form(standing))
     else:
@@ -54,9 +52,9 @@ def main(
 
 
 def _pod_table(standing: Standing) -> list[str]:
-    from paceline.client import run_status
-    from paceline.view.terminal import table
-    from paceline.view.wording import natural
+    from paceline.client.reading import run_status
+    from paceline.view.text.terminal import table
+    from paceline.view.text.wording import natural
 
     pods = sorted(run_status.pods(standing), key=lambda pod: natural(pod["host"]))
     reasons = [f"  {reason}" for reason in run_status.pending_reasons(standing)]
@@ -70,11 +68,12 @@ def _pod_table(standing: Standing) -> list[str]:
 
 
 def _text(standing: Standing, wide: bool) -> list[str]:
-    from paceline.client import run_status
-    from paceline.view import run_folders, usage
-    from paceline.view import run_report as reports
-    from paceline.view.terminal import table
-    from paceline.view.wording import size
+    from paceline.client.reading import run_status
+    from paceline.view.files import run_folders
+    from paceline.view.report import run_report as reports
+    from paceline.view.report import usage
+    from paceline.view.text.terminal import table
+    from paceline.view.text.wording import size
 
     problems = [f"  {'damaged':<12} {problem}" for problem in standing.problems]
     *lines, _ = reports.text(standing.report, reports.snapshots(standing, time.time()))  # without the next command

@@ -10,7 +10,7 @@ from paceline.cli.options import ContextOption, NamespaceOption, OnOption, RunAr
 from paceline.cli.output import note, tell
 
 if TYPE_CHECKING:
-    from paceline.view.events import Event
+    from paceline.view.state.events import Event
 
 
 def main(
@@ -24,15 +24,16 @@ def main(
 
     Tasks receive SIGTERM and have the job's grace period to finish. Exit code: 0 if the run has ended, otherwise 1.
     """
-    from paceline.client.find import Target, find_run, refresh
-    from paceline.client.stop import grace_of, is_running, stop
-    from paceline.view import run_folders, run_state
-    from paceline.view.wording import span
+    from paceline.client.control.stop import grace_of, is_running, stop
+    from paceline.client.reading.find_run import Target, find_run, refresh
+    from paceline.view.files import run_folders
+    from paceline.view.state import status_reader
+    from paceline.view.text.wording import span
 
     target = find_run(run, Target(on, context, namespace))
-    refresh(target.folder, notify=note)
+    refresh(target, notify=note)
     if not is_running(target):
-        tell(f"{target.name} is not running: it {_outcome(run_state.summary(target)['status'])}")
+        tell(f"{target.name} is not running: it {_outcome(status_reader.summary(target)['status'])}")
         return 0
     if not now:
         tell(f"stopping {target.name}: tasks have {span(grace_of(target))} to finish")
@@ -46,13 +47,13 @@ def main(
 
 
 def _show(event: Event) -> None:
-    from paceline.view.wording import describe
+    from paceline.view.text.wording import describe
 
     if event.kind == "task-exited":
         tell(f"  {describe(event)}")
 
 
 def _outcome(status: str) -> str:
-    from paceline.view.wording import outcome
+    from paceline.view.text.wording import outcome
 
     return "has not started yet" if status == "starting" else outcome(status)

@@ -19,15 +19,14 @@ from paceline.cli.options import (
     NamespaceOption,
     OnOption,
     TensorBoardArgument,
-    use_endpoint,
 )
 from paceline.cli.output import fail, note, tell
 
 if TYPE_CHECKING:
     from paceline.agent.net.loop import Loop
     from paceline.backends.kubernetes.api.cluster import Cluster
-    from paceline.view.run_folders import Run
-    from paceline.view.snapshot_locations import Source
+    from paceline.view.files.run_folders import Run
+    from paceline.view.snapshots.snapshot_locations import Source
 
 DEFAULT_PORT = 6006
 START_TIMEOUT_S = 600.0  # seconds until TensorBoard first responds: its image may be large
@@ -52,17 +51,17 @@ def main(
     installed in your environment. For a run on a cluster with `tensorboard: true` in its job file, it forwards the
     local port to the TensorBoard of the run.
     """
-    use_endpoint(endpoint)
     if port is not None and not 0 <= port <= 65535:
         fail("invalid port", where=f"--port {port}", remedy="use 0 to 65535")
-    from paceline.client import run_store
-    from paceline.client.find import Target, find_run
+    from paceline.client.reading.find_run import Target, find_run
+    from paceline.client.snapshots import run_store
     from paceline.storage.stores.locations import is_bucket
-    from paceline.view import run_files, run_folders, snapshot_locations
+    from paceline.view.files import run_files, run_folders
+    from paceline.view.snapshots import snapshot_locations
 
     if run is not None and snapshot_locations.is_location(run):
-        return _show_stored(run_store.open_location(run, note), port)
-    target = find_run(run, Target(on, context, namespace))
+        return _show_stored(run_store.open_location(run, note, endpoint), port)
+    target = find_run(run, Target(on, context, namespace, endpoint=endpoint))
     if not run_folders.on_cluster(target.folder):
         return _show_local(target, port)
     in_bucket = is_bucket(snapshot_locations.location_of(target))
@@ -91,7 +90,7 @@ def main(
 
 
 def _show_local(target: Run, port: int | None) -> int:
-    from paceline.view import run_folders
+    from paceline.view.files import run_folders
 
     folder = target.folder / "tensorboard"
     alive = run_folders.alive(target.folder)
@@ -132,7 +131,7 @@ def _show_stored(source: Source, port: int | None) -> int:
     """Shows the files in the run's bucket, copied to a temporary folder."""
     from tempfile import TemporaryDirectory
 
-    from paceline.client.event_file_copy import EventFileCopy
+    from paceline.client.reading.event_file_copy import EventFileCopy
     from paceline.storage.stores.protocol import StoreError
 
     python = _python()
@@ -213,7 +212,7 @@ async def _forward_port(cluster: Cluster, run: str, section: Any, port: int | No
                 reported = reason
             await asyncio.sleep(POLL_S)
         print(f"http://127.0.0.1:{local_port}/", flush=True)
-        tell(f"TensorBoard of {run}; Ctrl-C ends this command, not the run")
+        tell(f"TensorBoard of {run}; press Ctrl-C to quit, the run continues")
         if published := await asyncio.to_thread(tensorboard.published, cluster, run, section):
             tell(published)
         await asyncio.Event().wait()

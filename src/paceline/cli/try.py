@@ -8,9 +8,9 @@ from typing import Any
 
 import typer
 
-from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, use_endpoint
+from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption
 from paceline.cli.snapshot_options import CodeOption, JobOption, RunOrLocation, SnapshotOption, restored
-from paceline.cli.verb import Verb
+from paceline.cli.typer_commands import Verb
 
 _ARGUMENTS = "arguments"
 
@@ -50,11 +50,10 @@ def main(
     folder with the snapshot's files. Standard input, output and the exit code are those of the command. Snapshots are
     cached on this machine.
     """
-    use_endpoint(endpoint)
-    from paceline.client import job_programs
+    from paceline.client.models import job_programs
 
     with restored(
-        run, snapshot, on, context, namespace, lambda source: job_programs.find(source, "try", job, code)
+        run, snapshot, on, context, namespace, endpoint, lambda source: job_programs.find(source, "try", job, code)
     ) as (
         program,
         restored_snapshot,

@@ -16,7 +16,7 @@ def main(job: JobArgument = "job.yaml", overrides: SetOption = None, output: Jso
     one_of(output, ("json",))
     from paceline.client import jobs
     from paceline.job import JobError, load
-    from paceline.view.wording import count
+    from paceline.view.text.wording import count
 
     try:
         loaded = load(Path(job), overrides or [])
@@ -30,6 +30,11 @@ def main(job: JobArgument = "job.yaml", overrides: SetOption = None, output: Jso
         return 0
     for note in loaded.notes:
         tell(f"note: {note}")
-    amounts = ", ".join(f"{n} ps" if role == "ps" else count(n, role) for role, n in jobs.tasks_of(loaded).items())
-    print(f"{job} is valid: {amounts}")
+    limits = jobs.limits_of_tasks(loaded)
+    amounts = []
+    for role, tasks in jobs.tasks_of(loaded).items():
+        fewest, most = limits[role]
+        limit = f" ({fewest} to {most})" if most > tasks else f" (at least {fewest})" if fewest < tasks else ""
+        amounts.append((f"{tasks} ps" if role == "ps" else count(tasks, role)) + limit)
+    print(f"{job} is valid: {', '.join(amounts)}")
     return 0

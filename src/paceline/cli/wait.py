@@ -14,13 +14,12 @@ from paceline.cli.options import (
     OnOption,
     RunArgument,
     seconds_of,
-    use_endpoint,
 )
 from paceline.cli.output import fail, note, one_of, print_json, tell
 
 if TYPE_CHECKING:
-    from paceline.client.wait import Condition
-    from paceline.view.run_state import Standing
+    from paceline.client.control.wait import Condition
+    from paceline.view.state.status_reader import Standing
 
 
 def main(
@@ -49,35 +48,34 @@ def main(
 ) -> int:  # fmt: skip
     """Wait until a run has ended, has reached a step, or has committed a snapshot.
 
-    Returns immediately if the condition is already met. Ctrl-C ends only the waiting, not the run.
+    Returns immediately if the condition is already met. Ctrl-C stops waiting, not the run.
 
     \b
     Exit codes:
       0    the condition is met; for `ended`: the run succeeded
-      1    for `ended`: the run failed; otherwise: an error
+      1    the run failed (for `ended`), or an error
       2    wrong usage
       3    the run ended before it reached the step or committed the snapshot
       124  the time limit has passed; the run continues
       130  for `ended`: the run was stopped; or Ctrl-C
     """
-    use_endpoint(endpoint)
     one_of(output, ("json",))
-    from paceline.client.find import Target, find_run
-    from paceline.client.wait import parse_condition, wait
-    from paceline.view.snapshot_locations import is_location
+    from paceline.client.control.wait import Deadline, parse_condition, wait
+    from paceline.client.reading.find_run import Target, find_run
+    from paceline.view.snapshots.snapshot_locations import is_location
 
     if run is not None and is_location(run):
         fail("wait requires a run id, not a location", where=run)
     parsed_condition = parse_condition(condition)
     limit = seconds_of(timeout, "--timeout") if timeout else None
-    target = find_run(run, Target(on, context, namespace))
+    target = find_run(run, Target(on, context, namespace, endpoint=endpoint))
     try:
-        standing = wait(target, parsed_condition, limit, note)
+        standing = wait(target, parsed_condition, Deadline(target.name, limit), note)
     except KeyboardInterrupt:
         tell(f"interrupted; this does not stop {target.name}")
         return 130
     if output:
-        from paceline.client.run_status import wait_form
+        from paceline.client.reading.run_status import wait_form
 
         print_json(wait_form(standing))
     return _tell(standing, parsed_condition)
@@ -85,13 +83,13 @@ def main(
 
 def _tell(standing: Standing, condition: Condition) -> int:
     """Prints what happened; returns the exit code."""
-    from paceline.client.wait import Ended, StepReached
-    from paceline.view import run_report
-    from paceline.view.run_folders import Run
-    from paceline.view.snapshot_locations import described
+    from paceline.client.control.wait import Ended, StepReached
+    from paceline.view.files.run_folders import Run
+    from paceline.view.report import run_report
+    from paceline.view.snapshots.snapshot_locations import described
 
     if isinstance(condition, Ended):
-        from paceline.cli.follow import exit_code
+        from paceline.cli.exit_codes import exit_code
 
         tell(run_report.headline(standing.report))
         return exit_code(str(standing.report.get("status")), stop_requested=False)

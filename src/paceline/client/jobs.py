@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.client.json_form import versioned
 from paceline.errors import UsageError
-from paceline.job.errors import JobError
+from paceline.job.errors import OVERRIDE, JobError, Problem
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.payload.prepare import Prepared
@@ -71,11 +71,7 @@ class Job:
         try:
             return load_text(text, source, folder, overrides, cluster=cluster)
         except JobError as error:
-            if source != _SOURCE:
-                raise
-            # The user has not written the text, so that its lines tell nothing.
-            plain = [replace(each, line=None, column=None, snippet=None) for each in error.problems]
-            raise JobError(plain) from None
+            raise JobError([_worded(each, source) for each in error.problems]) from None
 
     @property
     def name(self) -> str:
@@ -98,6 +94,13 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.name}>"
+
+
+def _worded(problem: Problem, source: str) -> Problem:
+    if problem.is_in_override:
+        return replace(problem, file=f"set: {problem.file.removeprefix(OVERRIDE)}")
+    # The user has not written the text of such a job, so that its lines tell nothing.
+    return replace(problem, line=None, column=None, snippet=None) if source == _SOURCE else problem
 
 
 def load(path: str | os.PathLike[str], set: Mapping[str, Any] | None = None) -> Job:
@@ -127,11 +130,26 @@ def validation_form(source: str, job: LoadedJob | JobError) -> dict[str, Any]:
 
 
 def tasks_of(loaded: LoadedJob) -> dict[str, int]:
-    """The number of tasks of each role."""
+    """The number of tasks of each role with which the run starts."""
     from paceline.job.planning import make_plan
 
     planned = make_plan(loaded.job)
-    return {role.name: len(planned.tasks_of(role.name)) for role in planned.roles}
+    hosts = planned.first_hosts
+    return {role.name: sum(len(host.tasks) for host in hosts if host.role == role.name) for role in planned.roles}
+
+
+def limits_of_tasks(loaded: LoadedJob) -> dict[str, tuple[int, int]]:
+    """The smallest and the largest number of tasks of each role: in an elastic job, they differ."""
+    from paceline.job.planning import tasks_per_host
+
+    job = loaded.job
+    return {
+        role: (
+            sum((group.min or group.replicas) * tasks_per_host(job, role, group) for group in groups),
+            sum((group.max or group.replicas) * tasks_per_host(job, role, group) for group in groups),
+        )
+        for role, groups in job.roles.items()
+    }
 
 
 # ---- plans
@@ -157,7 +175,7 @@ class Plan:
 
     def __str__(self) -> str:
         from paceline import plan
-        from paceline.view.yaml_output import dump
+        from paceline.view.text.yaml_output import dump
 
         return dump(plan.to_data(self._plan))
 
@@ -194,7 +212,7 @@ class Rendered:
         return versioned({"run": self.run, "objects": list(self.objects)})
 
     def __str__(self) -> str:
-        from paceline.view.yaml_output import dump
+        from paceline.view.text.yaml_output import dump
 
         return "".join(f"---\n{dump(each)}" for each in self.objects)
 
@@ -212,7 +230,7 @@ def rendered(prepared: Prepared, run: str | None, with_certificates: bool) -> Re
     from paceline.backends.kubernetes.objects import run_objects
     from paceline.backends.kubernetes.payload.agent_archive import agent_archive
     from paceline.backends.kubernetes.payload.prepare import certificates
-    from paceline.backends.run_ids import new_run
+    from paceline.backends.new_run_ids import new_run
 
     id = new_run(prepared.plan.name, run)
     secrets = certificates() if with_certificates else None

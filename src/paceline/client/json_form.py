@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-SCHEMA_VERSION = 1  # increased when a key is removed, or its meaning changes; new keys may be added at any time
+from paceline.errors import SCHEMA_VERSION
 
 
 def versioned(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """These fields as JSON has them, with the version of their schema."""
+    """These fields as a dictionary for JSON, with the version of their schema."""
     return {"schema_version": SCHEMA_VERSION, **finite(dict(fields))}
 
 

@@ -16,9 +16,9 @@ from paceline import client
 FUNCTIONS = ("load", "plan", "render", "submit", "runs", "get")
 CLASSES = (
     "Job", "Plan", "Rendered", "Run", "RunList", "Status", "TaskStatus", "Event", "LogLine", "Point", "Snapshot",
-    "Stacks", "Deleted",
+    "Stacks", "ProcessStacks", "ThreadStacks", "Profile", "TaskProfile", "Deleted", "Problem",
 )  # fmt: skip
-ERRORS = ("PacelineError", "UsageError", "JobError", "NoRun", "WaitTimeout", "EndedBefore", "NotDeleted")
+ERRORS = ("PacelineError", "UsageError", "JobError", "NoRun", "WaitTimeout", "EndedBefore", "NotPaused", "NotDeleted")
 _WIDTH = 120
 _PYTHON = {" = null": " = None", " = false": " = False", " = true": " = True", " = []": " = ()"}
 
@@ -42,15 +42,16 @@ print(status.succeeded, run.series("loss")[-1].value, run.snapshots()[0].name)
 
 - The functions are synchronous and may be called from any thread. They print nothing: notes go to the logger
   `paceline.client`.
-- A run is started by a process of its own, in a session of its own. It continues when the interpreter ends, and
-  `client.get(id)` finds it again, in any process. Jupyter's own variables (`JPY_*`, and its `MPLBACKEND`) are not given
-  to tasks.
+- A separate process, in its own session, starts and supervises a run. The run continues when the interpreter ends,
+  and `client.get(id)` finds it again, in any process. Jupyter's own variables (`JPY_*`, and its `MPLBACKEND`) are not
+  given to tasks.
 - Errors are `PacelineError`, with what is wrong (`what`), where (`where`) and what to do (`remedy`). A time limit that
   has passed is `WaitTimeout`, which is also a `TimeoutError`.
 - Every object has `to_dict()`, which equals the output of the command line with `-o json`. Its `schema_version` is
   increased when a key is removed or its meaning changes; new keys may be added at any time.
 - Each run has its own credentials: those of its job's `env` for its bucket, and those of its context for its cluster.
-  A process keeps using the kubeconfig with which it has submitted or found a run, even if `KUBECONFIG` changes.
+  A process keeps using the kubeconfig with which it has submitted or found a run, even if `KUBECONFIG` changes. A later
+  process uses that of `KUBECONFIG` if its context of the same name has the same server, otherwise the earlier one.
 
 A complete example:
 
@@ -96,14 +97,14 @@ run = client.submit(train, workers=2, framework="torch", arguments={"epochs": 3}
 run.watch()
 ```
 
-The function is sent as source if it is self-contained: apart from modules, it uses only what is defined in it, and
-its arguments remain the same as JSON. Otherwise it is sent with
-[cloudpickle](https://github.com/cloudpipe/cloudpickle), which must be installed, with the same version of Python, where
-tasks run. `run.notes` tells which, and why. On this machine, the interpreter of the notebook's kernel runs the
-function. A function that cannot be sent is refused, with the reason: it uses a lock, for example, or imports a module
-that is not installed. Then write a job file, whose `code` folder is sent. Editable installations are fine, and on this
-machine modules of `PYTHONPATH`. Functions are kept in the folder `functions` of `PACELINE_HOME`, one folder for each
-function and its arguments.
+The function is sent as source code if it is self-contained: it uses only modules and what is defined inside it, and its
+arguments can be converted to JSON and back unchanged. Otherwise it is sent with
+[cloudpickle](https://github.com/cloudpipe/cloudpickle), which must then be installed where tasks run, with the same
+Python version. `run.notes` says which was used, and why. On this machine, the interpreter of the notebook's kernel runs
+the function. A function that cannot be sent is refused, with the reason: it uses a lock, for example, or imports a
+module that is not installed. Then write a job file, whose `code` folder is sent. Editable installations are fine, and
+on this machine modules of `PYTHONPATH`. Functions are kept in the folder `functions` of `PACELINE_HOME`, one folder for
+each function and its arguments, until the last of their runs is deleted.
 
 All functions and classes:
 """
@@ -138,7 +139,7 @@ def _class(name: str) -> str:
 def _error(name: str) -> str:
     kind = getattr(client, name)
     bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception)
-    return f"| `{name}` | {_escape(_line(kind))}{f' A kind of {bases}.' if bases else ''} |"
+    return f"| `{name}` | {_escape(_line(kind))}{f' A subclass of {bases}.' if bases else ''} |"
 
 
 def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
@@ -161,8 +162,9 @@ def _properties(kind: type) -> Iterator[tuple[str, str, str]]:
 
 
 def _methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """Those without a docstring are for Paceline itself."""
     for name, value in vars(kind).items():
-        if inspect.isfunction(value) and not name.startswith("_"):
+        if inspect.isfunction(value) and not name.startswith("_") and value.__doc__:
             yield name, value
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from paceline.plan import Plan, Task, cluster, launcher_of
+from paceline.plan import GROUP, TASK, Plan, Task, cluster, launcher_of
 
 Roster = Mapping[str, str]  # task -> host:port
 Machine = Mapping[str, Sequence[str]]  # hosts on the same machine as a task -> their GPUs
+SHARE_VARIABLES = ("PACELINE_SHARE", "PACELINE_SHARE_OFFSET", "PACELINE_SHARE_TOTAL")  # only if shares are not equal
 
 
 def task_variables(
@@ -16,6 +17,7 @@ def task_variables(
 ) -> dict[str, str]:
     """Variables that differ between tasks of a host or between generations. They are set when a task starts.
 
+    `plan`, `task`: of the generation, see `Plan.of_generation`.
     `machine`: the hosts that share the task's machine, as on the local backend. Other hosts have machines of their own.
     """
     variables = {
@@ -28,7 +30,8 @@ def task_variables(
         "PACELINE_RANK": str(task.rank),
         "PACELINE_WORLD_SIZE": str(plan.world_size),
         "PACELINE_GENERATION": str(generation),
-        "POD_NAME": task.name,
+        "POD_NAME": f"{task.role}-{task.index}",
+        **_share(plan, task),
     }
     if plan.framework == "tensorflow":
         variables.update(_tensorflow(plan, task, roster))
@@ -37,10 +40,23 @@ def task_variables(
     elif task.rank < 0:
         pass  # an evaluator is not part of the group, and must not try to join it
     elif plan.framework == "torch":
-        variables.update(_torch(plan, task, roster, run, restarts, machine or {}))
+        unit = plan.of_unit(task)
+        # Hosts that restart on their own are machines of their own, as on a cluster.
+        shared = machine if unit is plan else None
+        variables.update(_torch(unit, unit.task(task.name), roster, run, restarts, shared or {}))
     elif plan.framework == "jax":
         variables.update(_jax(plan, task, roster))
     return variables
+
+
+def _share(plan: Plan, task: Task) -> dict[str, str]:
+    """The task's share of each batch, if shares are not equal: see runtime/task_share.py."""
+    share_of = {host.name: host.share for host in plan.hosts}
+    if task.rank < 0 or set(share_of.values()) == {1}:
+        return {}
+    shares = [share_of[each.host] for each in plan.tasks if each.rank >= 0]  # by rank
+    own, offset, total = shares[task.rank], sum(shares[: task.rank]), sum(shares)
+    return dict(zip(SHARE_VARIABLES, map(str, (own, offset, total))))
 
 
 def threads(cores: float, tasks: int) -> dict[str, str]:
@@ -53,10 +69,14 @@ def gpus(plan: Plan, task: Task, devices: Sequence[str], machine: Machine | None
     """The GPUs that a task sees: one for TensorFlow, all of the host for others, none if the job requests none.
 
     A torch task sees those of all hosts on its machine: LOCAL_RANK, the index of its GPU, counts over the machine. A
-    launcher such as torchrun sets LOCAL_RANK itself and counts over the host.
+    launcher such as torchrun sets LOCAL_RANK itself and counts over the host. If hosts restart on their own, it sees
+    those of its host; if tasks do, its share of them.
     """
     if plan.framework == "tensorflow" and devices:
         return {"CUDA_VISIBLE_DEVICES": devices[task.local_index % len(devices)]}
+    if plan.framework == "torch" and task.rank >= 0 and devices and plan.restart_scope == TASK:  # LOCAL_RANK is 0
+        devices = devices[task.local_index % len(devices) :: len(plan.host(task.host).tasks)]
+    machine = machine if plan.restart_scope == GROUP else None
     is_launcher = launcher_of(plan.role(task.role).command) is not None
     if plan.framework == "torch" and task.rank >= 0 and devices and machine and not is_launcher:
         devices = _devices_by_local_rank(plan, task, machine)
@@ -68,6 +88,11 @@ def rendezvous(plan: Plan, roster: Roster) -> str:
     return roster[next(task.name for task in plan.tasks if task.rank == 0)]
 
 
+def _leader(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
+    """For tasks that connect to the first one of their group: see `leader_wait`."""
+    return {"PACELINE_LEADER": rendezvous(plan, roster)} if task.rank > 0 else {}
+
+
 def _tensorflow(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
     spec = _spec(plan, roster)
     config = {"cluster": spec, "task": {"type": task.role, "index": task.index}}
@@ -75,6 +100,8 @@ def _tensorflow(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
     # Roles with the same command all load the hook, or none does, such as those that call `python -I`.
     if plan.strategy == "multi-worker" and len({plan.role(role).command for role in spec}) == 1:
         patch["PACELINE_COMPARE_INITIAL_VALUES"] = "1"
+    if plan.strategy == "multi-worker":
+        patch.update(_leader(plan, task, roster))
     return {"TF_CONFIG": json.dumps(config), "CLUSTER_CONFIG": json.dumps(spec), **patch}
 
 
@@ -84,7 +111,7 @@ def _spec(plan: Plan, roster: Roster) -> dict[str, list[str]]:
 
 def _jax(plan: Plan, task: Task, roster: Roster) -> dict[str, str]:
     coordinator = rendezvous(plan, roster)
-    variables = {"PACELINE_JAX_COORDINATOR": coordinator}
+    variables = {"PACELINE_JAX_COORDINATOR": coordinator, **_leader(plan, task, roster)}
     if "jaxjob" in plan.env_of:
         address, _, port = coordinator.rpartition(":")
         variables.update(

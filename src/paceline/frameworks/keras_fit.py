@@ -133,7 +133,7 @@ def _data(trainer: "Any", version: str) -> None:
             self._distribute_strategy = distribute_strategy
             dataset = _shuffled(self) or self.data_adapter.get_tf_dataset()
             if not isinstance(dataset, tf.distribute.DistributedDataset):
-                dataset = distribute_strategy.experimental_distribute_dataset(dataset)
+                dataset = _distributed(dataset, distribute_strategy)
             self._distributed_dataset = dataset
 
         return __init__
@@ -162,6 +162,29 @@ def _data(trainer: "Any", version: str) -> None:
     replace(trainer.TFEpochIterator, "__init__", initialize)
     replace(trainer.TFEpochIterator, "_get_iterator", get_iterator)
     replace(trainer.TensorFlowTrainer, "_maybe_symbolic_build", build)
+
+
+def _distributed(dataset: "Any", strategy: "Any") -> "Any":
+    """Divides each batch among the workers: evenly, or by the `share` of their hosts; see runtime/task_share.py."""
+    import tensorflow as tf
+
+    specs = [spec for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "dtype")]
+    has_rows = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank != 0 for spec in specs)
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    is_divided = policy == tf.data.experimental.AutoShardPolicy.OFF  # by the program: each worker has its own batches
+    if "PACELINE_SHARE" not in os.environ or not has_rows or is_divided:
+        return strategy.experimental_distribute_dataset(dataset)
+    own, offset, total = (int(os.environ[f"PACELINE_SHARE{name}"]) for name in ("", "_OFFSET", "_TOTAL"))
+
+    def part(*batch: "Any") -> "Any":
+        first = next(value for value in tf.nest.flatten(batch) if value is not None)
+        rows = tf.shape(first, tf.int64)[0]
+        begin, end = -(-rows * offset // total), -(-rows * (offset + own) // total)
+        batch = tf.nest.map_structure(lambda value: value if value is None else value[begin:end], batch)
+        return batch if isinstance(dataset.element_spec, tuple) else batch[0]
+
+    data = dataset.map(tf.autograph.experimental.do_not_convert(part))
+    return strategy.distribute_datasets_from_function(lambda _: data)
 
 
 def _local(spec: "Any") -> "Any":

@@ -61,11 +61,12 @@ def _losses(step: "Any", replace: "Any") -> None:
 
     def scale(original: "Any") -> "Any":
         def scale_loss_for_distribution(value: "Any") -> "Any":
-            """For losses that layers add."""
+            """For losses that layers add: means over the examples of this worker, or independent of them."""
             if step.rows is None:
                 return original(value)
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            return with_value(value / replicas, total(value)[0] / replicas)
+            weighted = tf.math.multiply_no_nan(tf.cast(value, tf.float32), tf.cast(step.rows, tf.float32))
+            total_value, total_rows = total(weighted, step.rows)
+            return with_value(tf.cast(weighted / total_rows, value.dtype), total_value / total_rows)
 
         return scale_loss_for_distribution
 
@@ -100,6 +101,12 @@ def _gradients(step: "Any", replace: "Any", is_multi_worker: "Any") -> None:
 
         return _clip_gradients
 
+    def of_examples(grads: "Any") -> "Any":
+        """Zeros on a worker without examples: some gradients are NaN there, as those of BatchNormalization."""
+        dense = [grad for grad in grads if isinstance(grad, tf.Tensor)]
+        values = iter(tf.cond(step.rows > 0, lambda: dense, lambda: [tf.zeros_like(grad) for grad in dense]))
+        return [next(values) if isinstance(grad, tf.Tensor) else grad for grad in grads]
+
     def with_nan(grad: "Any", overflow: "Any") -> "Any":
         if isinstance(grad, tf.IndexedSlices):
             return tf.IndexedSlices(with_nan(grad.values, overflow), grad.indices, grad.dense_shape)
@@ -107,10 +114,17 @@ def _gradients(step: "Any", replace: "Any", is_multi_worker: "Any") -> None:
 
     def apply(original: "Any") -> "Any":
         def apply_(self: "Any", grads: "Any", trainable_variables: "Any" = None) -> "Any":
+            return original(self, grads if step.rows is None else of_examples(grads), trainable_variables)
+
+        return apply_
+
+    def apply_scaled(original: "Any") -> "Any":
+        def apply_(self: "Any", grads: "Any", trainable_variables: "Any" = None) -> "Any":
             """If the gradients of one worker overflow, all workers must skip the step, or the others wait for it."""
             if step.rows is None:
                 return original(self, grads, trainable_variables)
             inner.add(id(self.inner_optimizer))
+            grads = of_examples(grads)
             overflow = 1.0 - tf.cast(self.check_finite(grads), tf.float32)
             overflow = tf.distribute.get_replica_context().all_reduce("SUM", overflow) > 0
             grads = [None if grad is None else with_nan(grad, overflow) for grad in grads]
@@ -119,7 +133,8 @@ def _gradients(step: "Any", replace: "Any", is_multi_worker: "Any") -> None:
         return apply_
 
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", clip)
-    replace(loss_scale_optimizer.LossScaleOptimizer, "apply", apply)
+    replace(base_optimizer.BaseOptimizer, "apply", apply)
+    replace(loss_scale_optimizer.LossScaleOptimizer, "apply", apply_scaled)
 
 
 def _averages(step: "Any", replace: "Any") -> None:

@@ -10,16 +10,16 @@ from paceline.plan import Plan, Task
 LONGEST_ID = 64  # characters of the id of a run of Weights & Biases
 
 
-def tracking_variables(plan: Plan, task: Task, run: str, mlflow_run: str, given: Mapping[str, str]) -> dict[str, str]:
-    """`mlflow_run`: its id; empty: none is known. `given`: the other variables of the task, which take precedence."""
+def tracking_variables(plan: Plan, task: Task, run: str, mlflow_run: str, own: Mapping[str, str]) -> dict[str, str]:
+    """`mlflow_run`: the id of the run; empty: unknown. `own`: other variables of the task, which take precedence."""
     variables = {"WANDB_RUN_GROUP": run}
-    if "WANDB_RUN_ID" not in given:
+    if "WANDB_RUN_ID" not in own:
         variables.update(WANDB_RUN_ID=_short(f"{run}-{task.name}"), WANDB_RESUME="allow")
-    if mlflow_run and plan.track is not None and task.name == plan.leading_task and "MLFLOW_RUN_ID" not in given:
+    if mlflow_run and plan.track is not None and task.name == plan.leading_task and "MLFLOW_RUN_ID" not in own:
         server = plan.track.mlflow
-        if given.get("MLFLOW_TRACKING_URI", server).rstrip("/") == server.rstrip("/"):  # others do not know this run
+        if own.get("MLFLOW_TRACKING_URI", server).rstrip("/") == server.rstrip("/"):  # others do not know this run
             variables.update(MLFLOW_RUN_ID=mlflow_run, MLFLOW_TRACKING_URI=server)
-    return {name: value for name, value in variables.items() if name not in given}
+    return {name: value for name, value in variables.items() if name not in own}
 
 
 def _short(id: str) -> str:

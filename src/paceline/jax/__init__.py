@@ -25,8 +25,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from paceline.jax import snapshot_files
-from paceline.jax.host_copy import HostCopy
 from paceline.jax.leaves import describe, flatten, leaves_to_write
+from paceline.jax.state_copy import StateCopy
 from paceline.runtime import random_state, restore_stages
 from paceline.runtime.group_save import is_stopping, should_save
 from paceline.runtime.report import report_last_step, report_step
@@ -53,7 +53,7 @@ class Snapshots:
         to be stopped."""
         self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
         self._schedule, self._order = SaveSchedule(every), order
-        self._background, self._host_copy = Background(), HostCopy()
+        self._background, self._state_copy = Background(), StateCopy()
         self._postponed: tuple[int, Any, dict[str, Any]] | None = None  # step, state and metrics of an overdue snapshot
         self._prepared = False
 
@@ -104,7 +104,7 @@ class Snapshots:
         is_time = self._schedule.check_time()
         if not self._prepared and self._schedule.is_periodic:
             self._prepared = True
-            self._host_copy.prepare(leaves_to_write(state))
+            self._state_copy.prepare(leaves_to_write(state))
         due = is_requested or is_time or self._schedule.is_due(n)
         if stopping:
             self._save(n, state, metrics, urgent=True)
@@ -136,7 +136,7 @@ class Snapshots:
         try:
             self._background.wait()
         finally:
-            self._host_copy.free()
+            self._state_copy.free()
 
     def __enter__(self) -> Snapshots:
         return self
@@ -146,7 +146,7 @@ class Snapshots:
             self.close()
         else:  # other processes may have ended: do nothing that needs them
             self._background.settle()
-            self._host_copy.free()
+            self._state_copy.free()
 
     def _take(self, n: int, state: Any, metrics: dict[str, Any], began: float, urgent: bool = False) -> None:
         """`began`: since when training waits for it."""
@@ -154,7 +154,7 @@ class Snapshots:
         self._schedule.taken()
         numbers = {name: float(value) for name, value in metrics.items()}
         leaves = leaves_to_write(state)
-        self._host_copy.copy(leaves)
+        self._state_copy.copy(leaves)
         process, processes = jax.process_index(), jax.process_count()
         order = None if self._order is None else self._order.state()
         about = {"step": n, "order": order, "random": base64.b64encode(random_state.state()).decode()}

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from paceline.jax.leaves import Leaf
-from paceline.runtime.array_boxes import overlap
+from paceline.runtime.array_overlaps import overlap
 from paceline.runtime.snapshot_mismatches import SnapshotRefused
 
 _FIELDS = ("path", "kind", "shape", "dtype", "value", "stored")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import JobError, Problem
 
 if TYPE_CHECKING:
-    from paceline.job.models import Group, Job
+    from paceline.job.models import HostPool, Job
 
-__all__ = ["Group", "Job", "JobError", "LoadedJob", "Problem", "from_command", "load", "load_text", "schema"]
+__all__ = ["HostPool", "Job", "JobError", "LoadedJob", "Problem", "from_command", "load", "load_text", "schema"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def schema() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Job", "Group"):
+    if name in ("Job", "HostPool"):
         from paceline.job import models
 
         return getattr(models, name)

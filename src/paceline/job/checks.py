@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from paceline.agent.redaction import looks_secret
-from paceline.agent.tasks import references
+from paceline.agent.tasks import variable_references
 from paceline.frameworks import compile_cache
 from paceline.job import kubernetes_checks, kubernetes_section
 from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import ROLES
 from paceline.job.model_section import NAMES
-from paceline.job.models import Job
+from paceline.job.models import HostPool, Job
 from paceline.job.planning import tasks_per_host
 from paceline.job.serve_section import TENSORFLOW_SERVING
 from paceline.job.similar_names import did_you_mean
-from paceline.plan import CLAIM, CODE_IN_IMAGE, ROLLBACK, launcher_of
+from paceline.plan import CLAIM, CODE_IN_IMAGE, GROUP, HOST, ROLLBACK, launcher_of
 
 Path = tuple[str | int, ...]
 
@@ -24,6 +24,7 @@ MAX_TASKS = 100_000
 MAX_FINDINGS = 100  # problems with items of lists, which may be long
 JAXJOB = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")  # set for env_of: [jaxjob]
 MULTI_WORKER, PARAMETER_SERVER = "multi-worker", "parameter-server"
+TRAINING = ("chief", "worker")  # roles whose tasks train together, unless there are parameter servers
 
 
 def with_defaults(job: Job) -> Job:
@@ -47,6 +48,9 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
         findings += _tensorflow(job)
         findings += _env_of(job)
         findings += _compile_cache(job)
+        findings += _scope_of_framework(job)
+        if roles_valid:
+            findings += _shares(job)
         if ("roles",) not in broken:
             findings += _allowed_roles(job)
         if roles_valid:
@@ -54,10 +58,12 @@ def check(job: Job, broken: Sequence[Path]) -> list[Finding]:
     if roles_valid:
         findings += _commands(job, broken, framework_valid)
         findings += _sizes(job)
-        findings += _same_groups(job)
+        findings += _same_pools(job)
         findings += _limits(job)
         findings += _watch(job)
         findings += _on_nan(job)
+        findings += _scope(job)
+        findings += _elastic(job)
         findings += _standalone(job)
     findings += islice(_references(job), MAX_FINDINGS)
     findings += _serve(job, broken)
@@ -78,11 +84,11 @@ def notes(job: Job, cluster: bool) -> list[str]:
     if job.framework == "torch" and launcher is not None:
         messages.append(
             f"{launcher} is not needed: Paceline starts a task for each GPU of a host, or one without GPUs, with the "
-            f"variables that torchrun sets; below {launcher}, steps are not reported"
+            f"variables that torchrun sets; with {launcher}, steps are not reported"
         )
-    groups = [group for role in job.roles.values() for group in role]
+    pools = [pool for role in job.roles.values() for pool in role]
     for field in ("command", "cpu", "memory", "gpus"):
-        if getattr(job, field) is not None and all(getattr(group, field) is not None for group in groups):
+        if getattr(job, field) is not None and all(getattr(pool, field) is not None for pool in pools):
             messages.append(f"{field}: not used, because every role sets its own")
     tensorboard = job.tensorboard
     if cluster and tensorboard is not None and (tensorboard.service or tensorboard.ingress):
@@ -107,8 +113,8 @@ def notes(job: Job, cluster: bool) -> list[str]:
 def _literal_secrets(job: Job) -> list[str]:
     """The variables whose values look like secrets."""
     environments = {"env": job.env}
-    for role, groups in job.roles.items():
-        environments[f"roles.{role}.env"] = groups[0].env
+    for role, pools in job.roles.items():
+        environments[f"roles.{role}.env"] = pools[0].env
     return [
         f"{field}.{name}"
         for field, variables in environments.items()
@@ -177,14 +183,14 @@ def _compile_cache(job: Job) -> Iterator[Finding]:
 
 def _envs(job: Job) -> Iterator[tuple[Path, dict[str, str]]]:
     yield ("env",), job.env
-    for role, groups in job.roles.items():
-        yield ("roles", role, 0, "env"), groups[0].env
+    for role, pools in job.roles.items():
+        yield ("roles", role, 0, "env"), pools[0].env
 
 
 def _all_commands(job: Job) -> Iterator[tuple[Path, list[str]]]:
     yield ("command",), job.command or []
-    for role, groups in job.roles.items():
-        yield ("roles", role, 0, "command"), groups[0].command or []
+    for role, pools in job.roles.items():
+        yield ("roles", role, 0, "command"), pools[0].command or []
     for name, command in job.programs.items():
         yield (name, "command"), command
     if job.ingest is not None:
@@ -195,23 +201,26 @@ def _references(job: Job) -> Iterator[Finding]:
     """References to variables that do not exist."""
     texts = [((*path, name), value) for path, env in _envs(job) for name, value in env.items()]
     for path, command in _all_commands(job):
-        script = references.shell_script(command)  # a shell may have variables of its own
+        script = variable_references.shell_script(command)  # a shell may have variables of its own
         texts += [((*path, index), word) for index, word in enumerate(command) if index != script]
     for path, text in texts:
-        for name in references.names_in(text):
-            if name not in references.NAMES:
-                hint = did_you_mean(name, references.NAMES) or f"write $${visible(name, 60)} for the text itself"
-                yield Finding(path, f"${visible(name, 60)} is not a variable of Paceline", hint)
+        for name in variable_references.names_in(text):
+            if name not in variable_references.NAMES:
+                hint = (
+                    did_you_mean(name, variable_references.NAMES) or f"write $${visible(name, 60)} for the text itself"
+                )
+                yield Finding(path, f"${visible(name, 60)} is not a Paceline variable", hint)
 
 
 def _standalone(job: Job) -> Iterator[Finding]:
     if job.framework != "torch" or "worker" not in job.roles:
         return
-    groups = job.roles["worker"]
-    path: Path = ("command",) if groups[0].command is None else ("roles", "worker", 0, "command")
-    command = (groups[0].command or job.command) or []
+    pools = job.roles["worker"]
+    path: Path = ("command",) if pools[0].command is None else ("roles", "worker", 0, "command")
+    command = (pools[0].command or job.command) or []
     program = next((index for index, word in enumerate(command) if word.endswith(".py")), len(command))
-    if sum(group.replicas for group in groups) > 1 and launcher_of(command) and "--standalone" in command[:program]:
+    hosts = sum(pool.max or pool.replicas for pool in pools)
+    if hosts > 1 and job.restart.scope == GROUP and launcher_of(command) and "--standalone" in command[:program]:
         message = "makes torchrun train on each host separately"
         hint = "remove it: Paceline sets defaults for torchrun with which all hosts train together"
         yield Finding((*path, command.index("--standalone")), message, hint)
@@ -253,12 +262,12 @@ def _commands(job: Job, broken: Sequence[Path], framework_valid: bool) -> Iterat
     if job.command is not None or any("command" in path and path[0] not in NAMES for path in broken):
         return
     hint = "write command: [python, train.py]"
-    if all(group.command is None for groups in job.roles.values() for group in groups):
+    if all(pool.command is None for pools in job.roles.values() for pool in pools):
         yield Finding(("command",), "is missing: there is nothing to run", hint)
     elif framework_valid:
         names = set(allowed_roles(job.framework, job.strategy)) - _servers(job)
-        for role, groups in job.roles.items():
-            if role in names and groups[0].command is None:
+        for role, pools in job.roles.items():
+            if role in names and pools[0].command is None:
                 path = ("roles", role, "command")
                 yield Finding(path, "is missing, and the job has no command either", hint, at_key=True)
 
@@ -272,7 +281,7 @@ def _servers(job: Job) -> set[str]:
 
 def _sizes(job: Job) -> Iterator[Finding]:
     chiefs = job.roles.get("chief", [])
-    replicas = sum(group.replicas for group in chiefs)
+    replicas = sum(pool.replicas for pool in chiefs)
     if replicas > 1:
         path: Path = ("roles", "chief", 0, "replicas") if len(chiefs) == 1 else ("roles", "chief")
         yield Finding(path, f"a job must have exactly one chief, got {replicas}", allowed="1")
@@ -282,12 +291,14 @@ def _sizes(job: Job) -> Iterator[Finding]:
         path = ("roles", "chief", 0, field) if field else ("gpus",)
         reason = "" if field == "tasks_per_host" else ", one per GPU"
         hint = "write tasks_per_host: 1 in roles.chief"
-        yield Finding(path, f"a job must have exactly one chief, but this makes {tasks} chief tasks{reason}", hint)
+        yield Finding(path, f"a job must have exactly one chief, but this creates {tasks} chief tasks{reason}", hint)
     tasks = sum(
-        group.replicas * tasks_per_host(job, role, group) for role, groups in job.roles.items() for group in groups
+        (pool.max or pool.replicas) * tasks_per_host(job, role, pool)
+        for role, pools in job.roles.items()
+        for pool in pools
     )
     if tasks > MAX_TASKS:
-        yield Finding(("roles",), f"makes {tasks} tasks; a job can have at most {MAX_TASKS}", at_key=True)
+        yield Finding(("roles",), f"would create {tasks} tasks; a job can have at most {MAX_TASKS}", at_key=True)
 
 
 def _limits(job: Job) -> Iterator[Finding]:
@@ -328,13 +339,125 @@ def _on_nan(job: Job) -> Iterator[Finding]:
         yield Finding(path, message, "add roles.chief, or write on_nan: stop")
 
 
-def _same_groups(job: Job) -> Iterator[Finding]:
-    for role, groups in job.roles.items():
-        for index, group in enumerate(groups[1:], start=1):
+def _scope_of_framework(job: Job) -> Iterator[Finding]:
+    """Which frameworks can continue without a task, and take it back."""
+    if "scope" not in job.restart.model_fields_set:
+        return
+    path = ("restart", "scope")
+    alone = "write framework: none if the tasks do not train together through"
+    if job.strategy == PARAMETER_SERVER:
+        yield Finding(path, f"has no effect in a {_kind(job)}: its workers always restart individually", "remove it")
+    elif job.restart.scope != GROUP and job.framework == "tensorflow":
+        message = f"cannot be {job.restart.scope} in a {_kind(job)}: a task cannot rejoin its collectives"
+        yield Finding(path, message, f"remove it, or {alone} tf.distribute")
+    elif job.restart.scope != GROUP and job.framework == "jax":
+        message = f"cannot be {job.restart.scope} in a jax job: JAX ends all processes of a group if one of them dies"
+        yield Finding(path, message, f"remove it, or {alone} jax.distributed")
+
+
+def _scope(job: Job) -> Iterator[Finding]:
+    """Without `scope: group`, some tasks continue while others restart."""
+    scope, path = job.restart.scope, ("restart", "scope")
+    if scope == GROUP or job.framework in ("tensorflow", "jax"):
+        return
+    workers = job.roles.get("worker", [])
+    units = sum(pool.replicas * (1 if scope == HOST else tasks_per_host(job, "worker", pool)) for pool in workers)
+    if any(pool.min is not None or pool.max is not None for pool in workers):
+        message = (
+            f"cannot be {scope} for workers with min or max: their number changes only if the whole group restarts"
+        )
+        yield Finding(path, message, "remove it, or remove min and max")
+    elif units == 1:
+        what = "one worker host" if scope == HOST else "one worker"
+        yield Finding(path, f"has no effect: the job has only {what}", "remove it")
+    if job.restart.limit == 0:
+        yield Finding(path, "has no effect with limit: 0, which allows no restart", "remove it")
+    if job.restart.on_nan == ROLLBACK:
+        message = f"cannot be {scope} with on_nan: rollback, which restarts the whole group"
+        yield Finding(path, message, "remove it, or write on_nan: stop")
+    if job.snapshots.watch:
+        message = f"cannot be {scope} with snapshots.watch: its folder can be restored only while no task uses it"
+        yield Finding(path, message, "remove one of them")
+
+
+def _elastic(job: Job) -> Iterator[Finding]:
+    elastic: list[tuple[Path, str, HostPool]] = [
+        (("roles", role, index, field), role, pool)
+        for role, pools in job.roles.items()
+        for index, pool in enumerate(pools)
+        for field in ("min", "max")
+        if getattr(pool, field) is not None
+    ]
+    if not elastic:
+        if "elastic" in job.model_fields_set:
+            message = "has no effect: no role has min or max, so every generation needs all hosts"
+            yield Finding(("elastic",), message, "write roles: {worker: {replicas: 4, min: 2}}", at_key=True)
+        return
+    for path, role, pool in elastic:
+        yield from _number_of_hosts(job, path, role, pool)
+    if job.snapshots.watch:
+        path, field = elastic[0][0], elastic[0][0][-1]
+        message = "cannot be combined with snapshots.watch: a program's own checkpoints are captured on one host only"
+        yield Finding(path, message, f"use Paceline's helpers for snapshots, or remove {field}")
+    if job.elastic.wait >= job.limits.start:
+        message = f"must be less than limits.start ({job.limits.start:g} s), after which the run fails"
+        yield Finding(("elastic", "wait"), message)
+
+
+def _number_of_hosts(job: Job, path: Path, role: str, pool: HostPool) -> Iterator[Finding]:
+    field = path[-1]
+    if role != "worker":
+        needs = f"a job needs every {role}" if field == "min" else f"the number of hosts of {role} cannot change"
+        yield Finding(path, f"{needs}: only workers can have {field}", "remove it")
+    elif field == "max" and job.strategy == PARAMETER_SERVER:
+        message = "cannot be used in a parameter-server job: a chief cannot get more workers than the run starts with"
+        yield Finding(path, message, "remove it")
+    elif job.strategy == PARAMETER_SERVER and "chief" not in job.roles:
+        message = "requires a chief in a parameter-server job: only a chief gives a lost worker's work to the others"
+        yield Finding(path, message, "add a chief, or remove it")
+    elif field == "min" and pool.min is not None and pool.min > pool.replicas:
+        message = f"is {pool.min}, but there are only {pool.replicas} hosts (replicas)"
+        yield Finding(path, message, allowed=f"at most {pool.replicas}")
+    elif field == "max" and len(job.roles[role]) > 1:
+        message = "cannot be used if workers are in several host pools: `scale` could not tell which pool to extend"
+        yield Finding(path, message, "remove it, or write one host pool")
+    elif field == "max" and pool.max is not None and pool.max < pool.replicas:
+        message = f"is {pool.max}, but the run starts with {pool.replicas} hosts (replicas)"
+        yield Finding(path, message, allowed=f"at least {pool.replicas}")
+
+
+def _shares(job: Job) -> Iterator[Finding]:
+    """Whether the tasks that train together can have shares of a batch that are not equal."""
+    pools = [(role, index, pool) for role, pools in job.roles.items() for index, pool in enumerate(pools)]
+    shares = {pool.share or 1 for role, _, pool in pools if role in TRAINING}
+    for role, index, pool in pools:
+        hint = "remove it"
+        if pool.share is None:
+            continue
+        if job.strategy == PARAMETER_SERVER:
+            message = f"has no effect in a {_kind(job)}: a worker gets its next step when it has done the last one"
+        elif job.framework == "torch":
+            message = (
+                "cannot be used in a torch job: DDP and FSDP average the gradients of all tasks equally, so an example "
+                "of a larger share would count less"
+            )
+        elif role not in TRAINING:
+            message = f"has no effect: {role} does not train"
+        elif len(shares) == 1:
+            message = f"has no effect: all tasks that train have share {pool.share}"
+            hint = "remove it, or write host pools with different shares"
+        else:
+            continue
+        yield Finding(("roles", role, index, "share"), message, hint)
+
+
+def _same_pools(job: Job) -> Iterator[Finding]:
+    for role, pools in job.roles.items():
+        for index, pool in enumerate(pools[1:], start=1):
             for field in ("command", "env"):
-                if getattr(group, field) != getattr(groups[0], field):
+                if getattr(pool, field) != getattr(pools[0], field):
                     yield Finding(
                         ("roles", role, index, field),
-                        f"differs from the first group: all groups of a role must have the same {field}",
-                        f"use the same {field} in every group of {role}",
+                        f"differs from the first host pool: all host pools of a role must have the same {field}",
+                        f"use the same {field} in every host pool of {role}",
                     )

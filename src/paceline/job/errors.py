@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.errors import USAGE, PacelineError
+from paceline.errors import SCHEMA_VERSION, USAGE, PacelineError
 
 MAX_QUOTED = 100  # characters of a source line, or of a value, that a message quotes
 MAX_REPORTED = 50  # problems in one message
@@ -15,31 +15,47 @@ OVERRIDE = "--set "  # begins `Problem.file` if the problem is in an override
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `line` and `column` count from 1; both are None if there is no text to point at."""
+    """One mistake."""
 
     file: str
+    """The job file, or an override, such as `--set gpus=-1`."""
     line: int | None
+    """Where the mistake is, counted from 1; None: there is no text to point at."""
     column: int | None
+    """Likewise, the column in this line."""
     path: str
+    """The field, such as `roles.worker.gpus`; empty: the job as a whole."""
     message: str
+    """What is wrong with it."""
     allowed: str | None = None
+    """The values that are allowed."""
     hint: str | None = None
+    """What to do, such as the name that was probably meant."""
     snippet: str | None = None
+    """The line of the job file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """An item of `problems` of `paceline validate -o json`, with a `schema_version`."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
     @property
     def is_in_override(self) -> bool:
+        """Whether the mistake is in an override of the job file, not in the file."""
         return self.file.startswith(OVERRIDE)
 
     @property
     def position(self) -> str:
+        """The file and the line, such as `job.yaml:7`."""
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
     @property
     def what(self) -> str:
+        """The field, and what is wrong with it."""
         return f"{self.path}: {self.message}" if self.path else self.message
 
     @property
     def remedy(self) -> str:
+        """What to do, and the values that are allowed; empty: nothing is known."""
         return "; ".join(filter(None, [self.hint, self.allowed and f"allowed: {self.allowed}"]))
 
     def __str__(self) -> str:
@@ -63,9 +79,9 @@ class JobError(PacelineError):
             messages.append(f"and {len(self.problems) - MAX_REPORTED} more problems")
         super().__init__("\n".join(messages))
 
-    def to_dict(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """With one problem, `what`, `where` and `remedy` are its own; with several, each has them in `problems`."""
-        fields = super().to_dict()
+        fields = super().fields()
         if len(self.problems) == 1:
             only = self.problems[0]
             fields.update(what=only.what, where=only.position, remedy=only.remedy)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from paceline.job import kubernetes_values, values
-from paceline.plan import NAME, ON_NAN
+from paceline.plan import GROUP, HOST, NAME, ON_NAN, RESTART_SCOPES, TASK
 
 FRAMEWORKS = ("tensorflow", "torch", "jax", "none")
 STRATEGIES = ("multi-worker", "parameter-server")
@@ -18,10 +18,12 @@ ROLES = ("chief", "worker", "ps", "evaluator")
 MAX_REPLICAS = 100_000
 MAX_TASKS_PER_HOST = 1024
 MAX_GPUS = 1024
+MAX_SHARE = 1000
 
 _FRAMEWORK_ALIASES = {"tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "python": "none", "other": "none"}
 _KERAS_ALIASES = {"tfkeras": "legacy", "keras": "legacy", "old": "legacy"}
 _ON_NAN_ALIASES = {"fail": "stop", "end": "stop", "restart": "rollback", "restore": "rollback", "ignore": "warn"}
+_SCOPE_ALIASES = {"all": GROUP, "job": GROUP, "pod": HOST, "node": HOST, "worker": TASK, "process": TASK}
 _ENV_OF_ALIASES = {"jax": "jaxjob", "kubeflow": "jaxjob"}
 _STRATEGY_ALIASES = {
     "ps": "parameter-server",
@@ -51,6 +53,7 @@ def choice(names: tuple[str, ...], aliases: Mapping[str, str]) -> tuple[PlainVal
 Framework = Annotated[str, *choice(FRAMEWORKS, _FRAMEWORK_ALIASES)]
 Strategy = Annotated[str, *choice(STRATEGIES, _STRATEGY_ALIASES)]
 Keras = Annotated[str, *choice(KERAS, _KERAS_ALIASES)]
+Scope = Annotated[str, *choice(RESTART_SCOPES, _SCOPE_ALIASES)]
 OnNan = Annotated[str, *choice(ON_NAN, _ON_NAN_ALIASES)]
 EnvOf = Annotated[
     list[Annotated[str, *choice(ENV_OF, _ENV_OF_ALIASES)]], BeforeValidator(kubernetes_values.items("names"))

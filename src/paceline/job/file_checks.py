@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.agent.tasks import references
+from paceline.agent.tasks import variable_references
 from paceline.agent.tasks.python_command import CODE, MODULE, active_interpreter, parse_python, with_program_found
 from paceline.job import ingest_section
 from paceline.job.errors import Finding, visible
@@ -35,8 +35,8 @@ def with_credentials(job: Job) -> Job:
     if job.code == CODE_IN_IMAGE:
         return job
     roles = {
-        name: [group.model_copy(update={"env": with_absolute_paths(group.env, job.code)}) for group in groups]
-        for name, groups in job.roles.items()
+        name: [pool.model_copy(update={"env": with_absolute_paths(pool.env, job.code)}) for pool in pools]
+        for name, pools in job.roles.items()
     }
     return job.model_copy(update={"env": with_absolute_paths(job.env, job.code), "roles": roles})
 
@@ -57,7 +57,7 @@ def check(job: Job, folder: Path, broken: Sequence[Steps], cluster: bool) -> lis
             )
         ]
     findings: list[Finding] = []
-    roles_with_command = [role for role, groups in job.roles.items() if groups[0].command is not None]
+    roles_with_command = [role for role, pools in job.roles.items() if pools[0].command is not None]
     if job.command is not None and len(roles_with_command) < len(job.roles):
         findings += _command(
             _valid_part(job.command, ("command",), broken), ("command",), code, job.env.get("PATH"), cluster
@@ -79,8 +79,8 @@ def check(job: Job, folder: Path, broken: Sequence[Steps], cluster: bool) -> lis
 
 def _ingest_env(job: Job) -> dict[str, str]:
     """The variables of the role whose first host creates the data."""
-    groups = job.roles.get("chief") or job.roles.get("worker") or []
-    return groups[0].env if groups else {}
+    pools = job.roles.get("chief") or job.roles.get("worker") or []
+    return pools[0].env if pools else {}
 
 
 def script_of(command: Sequence[str]) -> tuple[int, str, bool] | None:
@@ -118,7 +118,7 @@ def _command(command: Sequence[str], steps: Steps, code: Path, path: str | None,
     script = script_of(command)
     if script is not None:
         position, word, is_module = script
-        if (cluster and word.startswith("/")) or references.is_changed(word):
+        if (cluster and word.startswith("/")) or variable_references.is_changed(word):
             return
         yield from (_module if is_module else _script)(word, (*steps, position), code)
 

@@ -13,7 +13,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 def schema() -> dict[str, Any]:
     document: dict[str, Any] = _simplify(Job.model_json_schema())
-    group = {"$ref": "#/$defs/Group"}
+    pool = {"$ref": "#/$defs/HostPool"}
     roles = document["properties"]["roles"]
     document["properties"]["roles"] = {
         "type": "object",
@@ -22,7 +22,7 @@ def schema() -> dict[str, Any]:
         "properties": {
             role: {
                 "description": _ROLE_DESCRIPTIONS[role],
-                "anyOf": [group, {"type": "array", "items": group, "minItems": 1}],
+                "anyOf": [pool, {"type": "array", "items": pool, "minItems": 1}],
             }
             for role in ROLES
         },

@@ -257,7 +257,7 @@ class Kubernetes(Strict):
     )
     placement: Annotated[str, *choice(PLACEMENTS, _PLACEMENT_ALIASES)] | None = Field(
         default=None,
-        description="Whether to place the hosts of a group on as many nodes as possible (`spread`) or on as few "
+        description="Whether to place the hosts of a host pool on as many nodes as possible (`spread`) or on as few "
         "(`pack`). Default: the scheduler chooses.",
     )
     volumes: Annotated[list[Volume], BeforeValidator(values.items("mappings"))] = Field(

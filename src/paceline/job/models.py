@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from paceline.job import kubernetes_values, values
 from paceline.job.fields import (
     MAX_REPLICAS,
+    MAX_SHARE,
     MAX_TASKS_PER_HOST,
     Command,
     Cpu,
@@ -21,6 +22,7 @@ from paceline.job.fields import (
     Memory,
     Name,
     OnNan,
+    Scope,
     Strategy,
     Strict,
     Switch,
@@ -35,19 +37,38 @@ from paceline.job.serve_section import Serve
 from paceline.job.snapshots_section import Best, Claim, Snapshots
 from paceline.job.tensorboard_section import Ingress, TensorBoard, TensorBoardField
 from paceline.job.track_section import Track, parameters
-from paceline.plan import COMMIT, KEEP_FINISHED, LOG_LIMIT, WARN
+from paceline.plan import COMMIT, ELASTIC_EVERY, ELASTIC_WAIT, GROUP, KEEP_FINISHED, LOG_LIMIT, WARN
 
 
-class Group(Strict):
+class HostPool(Strict):
     """Identical hosts of one role."""
 
     replicas: Annotated[int, *whole(1, MAX_REPLICAS)] = Field(
         default=1, description="The number of hosts. On one machine, a host is an agent process."
     )
+    min: Annotated[int, *whole(1, MAX_REPLICAS)] | None = Field(
+        default=None,
+        description="The number of these hosts that training needs: with fewer than `replicas`, it continues with "
+        "those that are there; see [elastic runs](elastic.md). Workers only. Default: all.",
+        examples=[2],
+    )
+    max: Annotated[int, *whole(1, MAX_REPLICAS)] | None = Field(
+        default=None,
+        description="The largest number of these hosts that `paceline scale` can set during the run; see [elastic "
+        "runs](elastic.md#scale-a-run). Workers only. Default: `replicas`.",
+        examples=[8],
+    )
     tasks_per_host: Annotated[int, *whole(1, MAX_TASKS_PER_HOST)] | None = Field(
         default=None,
         description="The number of tasks on each host. Default: one per GPU, or one without GPUs; one in a torch job "
         "whose command is torchrun or another launcher.",
+    )
+    share: Annotated[int, *whole(1, MAX_SHARE)] | None = Field(
+        default=None,
+        description="How many examples of each batch a task of these hosts gets, in proportion to the others: with 2, "
+        "twice as many as tasks with 1. For hosts of unequal speed; see [unequal shares](elastic.md#unequal-shares). "
+        "Chief and workers only, not in torch and parameter-server jobs. Default: 1.",
+        examples=[2],
     )
     gpus: Gpus | None = Field(
         default=None,
@@ -57,11 +78,12 @@ class Group(Strict):
     memory: Memory | None = Field(default=None, description="Memory of each host. Default: the job's `memory`.")
     command: Command | None = Field(
         default=None,
-        description="The command for the tasks of this role, instead of the job's `command`. The same in all groups.",
+        description="The command for the tasks of this role, instead of the job's `command`. The same in all host "
+        "pools.",
     )
     env: Env = Field(
         default_factory=dict,
-        description="Environment variables for this role. They override the job's `env`. The same in all groups.",
+        description="Environment variables for this role. They override the job's `env`. The same in all host pools.",
     )
 
 
@@ -87,10 +109,35 @@ class Restart(Strict):
         description="Keep what JAX and torch compile, for later starts; see [compiled "
         "code](failures.md#compiled-code). JAX and torch only.",
     )
+    scope: Scope = Field(
+        default=GROUP,
+        description="What restarts when a task dies. `group`: all tasks that train together. `host`: the tasks of "
+        "its host. `task`: only this task. The others continue, so the program has to tolerate losses itself; see "
+        "[programs that tolerate losses](failures.md#programs-that-tolerate-losses). Only for "
+        "`framework: torch` and `none`.",
+    )
     on_nan: OnNan = Field(
         default=WARN,
         description="What happens when a task reports a metric that is [NaN or infinite](failures.md#nan). `warn`: an "
         "event. `stop`: the run fails. `rollback`: the group restarts from the newest snapshot before that step.",
+    )
+
+
+class Elastic(Strict):
+    """How the number of hosts changes, for roles with `min` or `max`."""
+
+    wait: Duration = Field(
+        default=ELASTIC_WAIT,
+        description="How long the run waits for all hosts, counted from the first one, before it starts with fewer. "
+        "Also how long a host that joins later may take to import what its tasks need; after that it joins without a "
+        "spare.",
+        examples=["30s"],
+    )
+    every: Duration = Field(
+        default=ELASTIC_EVERY,
+        description="The minimum time between a change of the number of hosts and the next interruption of training to "
+        "add hosts.",
+        examples=["2m"],
     )
 
 
@@ -120,7 +167,8 @@ class Limits(Strict):
     )
     runtime: Duration | None = Field(
         default=None,
-        description="Time for the whole run, counted from the first generation. Default: no limit.",
+        description="Time for the whole run, counted from the first generation, without time spent paused. "
+        "Default: no limit.",
         examples=["6h"],
     )
     grace: Duration = Field(
@@ -156,7 +204,7 @@ class Limits(Strict):
     )
 
 
-Groups = Annotated[list[Group], BeforeValidator(values.groups)]
+Pools = Annotated[list[HostPool], BeforeValidator(values.pools)]
 
 
 class _Job(Strict):
@@ -208,8 +256,8 @@ class _Job(Strict):
     gpus: Gpus | None = Field(
         default=None, description="GPUs of each chief and worker host. Default: none.", examples=[1]
     )
-    roles: dict[str, Groups] = Field(
-        default_factory=lambda: {"worker": [Group()]},
+    roles: dict[str, Pools] = Field(
+        default_factory=lambda: {"worker": [HostPool()]},
         description="The roles and the hosts of each: a mapping, or a list of mappings if hosts differ. "
         "Default: one worker. Every framework has `worker` and `evaluator`; TensorFlow also has `chief` (exactly one), "
         "and `ps` with `strategy: parameter-server`.",
@@ -238,6 +286,12 @@ class _Job(Strict):
     )
     restart: Restart = Field(
         default_factory=lambda: Restart(), description="What happens when a task dies, hangs, or reports NaN."
+    )
+    elastic: Elastic = Field(
+        default_factory=lambda: Elastic(),
+        description="How the number of hosts changes during the run, for roles with `min` or `max`; see [elastic "
+        "runs](elastic.md).",
+        examples=[{"wait": "30s", "every": "2m"}],
     )
     notify: Annotated[list[Notify], BeforeValidator(kubernetes_values.items("mappings"))] = Field(
         default_factory=list,
@@ -300,6 +354,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "tensorflow": TensorFlow,
     "credentials": Credentials,
     "restart": Restart,
+    "elastic": Elastic,
     "limits": Limits,
     "tensorboard": TensorBoard,
     "track": Track,
@@ -319,4 +374,4 @@ def model_at(path: tuple[str | int, ...]) -> type[BaseModel]:
         return Notify
     if path[0] == "kubernetes" and len(path) > 2:
         return ITEMS[str(path[1])]
-    return SECTIONS.get(str(path[0]), Group)
+    return SECTIONS.get(str(path[0]), HostPool)

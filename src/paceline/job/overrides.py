@@ -76,7 +76,7 @@ def _replace(node: Node, path: list[str], at: int, value: Node, source: Source) 
     changed = copy.copy(node)
     if node.is_list:
         index = _index(node, step, parent, source)
-        # The index may be omitted if there is only one group.
+        # The index may be omitted if there is only one host pool.
         inner = _replace(node.value[index], path, at + 1 if step.isdecimal() else at, value, source)
         changed.value = [inner if position == index else item for position, item in enumerate(node.value)]
         return changed
@@ -85,8 +85,8 @@ def _replace(node: Node, path: list[str], at: int, value: Node, source: Source) 
         raise JobError([source.problem(None, None, visible(".".join(path)), message)])
     if step.isdecimal() and at == 2 and path[0] == "roles":
         if int(step[:9]) > 0:
-            message = f'"{visible(parent)}" has one group: there is no group {visible(step, 20)}'
-            raise JobError([source.problem(None, None, visible(".".join(path)), message, "the first group is 0")])
+            message = f'"{visible(parent)}" has one host pool: there is no host pool {visible(step, 20)}'
+            raise JobError([source.problem(None, None, visible(".".join(path)), message, "the first host pool is 0")])
         return _replace(node, path, at + 1, value, source)
     old = node.value.get(step)
     inner = _replace(old.node if old else Node(None, "", 1, 1, source), path, at + 1, value, source)

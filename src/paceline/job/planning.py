@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.plan import (
     ALONE,
-    GROUP,
     LEAD,
     ORDER,
     VERSION,
+    Elastic,
+    ElasticHosts,
     Host,
     Ingest,
     Limits,
@@ -25,7 +26,7 @@ from paceline.plan import (
 )
 
 if TYPE_CHECKING:
-    from paceline.job.models import Group, Job
+    from paceline.job.models import HostPool, Job
 
 
 def make_plan(job: Job) -> Plan:
@@ -36,32 +37,33 @@ def make_plan(job: Job) -> Plan:
     rank = 0
     parameter_server = job.strategy == "parameter-server"
     for name in ORDER:
-        groups = job.roles.get(name)
-        if not groups:
+        pools = job.roles.get(name)
+        if not pools:
             continue
-        first = groups[0]
+        first = pools[0]
         roles.append(
             Role(
                 name=name,
                 command=tuple(first.command if first.command is not None else job.command or []),
                 env={**_keras_env(job), **job.env, **first.env},
-                restarts=_restarts(name, parameter_server),
+                restarts=_restarts(name, parameter_server, job.restart.scope),
                 watched=name in ("chief", "worker"),
                 decides=name == ("chief" if "chief" in job.roles else "worker"),
             )
         )
         in_group = name in ("chief", "worker") and not parameter_server
         host_index = task_index = 0
-        for group_index, group in enumerate(groups):
-            gpus = gpus_of(job, name, group)
-            per_host = tasks_per_host(job, name, group)
-            for _ in range(group.replicas):
+        for pool_index, pool in enumerate(pools):
+            gpus = gpus_of(job, name, pool)
+            per_host = tasks_per_host(job, name, pool)
+            for _ in range(pool.max or pool.replicas):
                 host = f"{name}-host-{host_index}"
                 names = tuple(f"{name}-{task_index + i}" for i in range(per_host))
                 hosts.append(
                     Host(
-                        host, name, host_index, group_index, gpus,
-                        _first(group.cpu, job.cpu, None), _first(group.memory, job.memory, None), names,
+                        host, name, host_index, pool_index, gpus,
+                        _first(pool.cpu, job.cpu, None), _first(pool.memory, job.memory, None), names,
+                        _first(pool.share, 1),
                     )
                 )  # fmt: skip
                 for local, task in enumerate(names):
@@ -110,6 +112,7 @@ def make_plan(job: Job) -> Plan:
             Webhook(each.url or "", each.url_from or "", tuple(dict.fromkeys(each.on)), each.format)
             for each in job.notify
         ),
+        elastic=_elastic(job),
         track=None if job.track is None else Track(job.track.mlflow, job.track.experiment or job.name, job.parameters),
     )
 
@@ -129,6 +132,16 @@ def _snapshots(job: Job) -> Snapshots:
     )  # fmt: skip
 
 
+def _elastic(job: Job) -> Elastic | None:
+    hosts = tuple(
+        ElasticHosts(role, index, pool.min or pool.replicas, None if pool.max is None else pool.replicas)
+        for role, pools in job.roles.items()
+        for index, pool in enumerate(pools)
+        if pool.min is not None or pool.max is not None
+    )
+    return Elastic(job.elastic.wait, job.elastic.every, hosts) if hosts else None
+
+
 def _ingest(job: Job) -> Ingest | None:
     section = job.ingest
     if section is None:
@@ -137,23 +150,23 @@ def _ingest(job: Job) -> Ingest | None:
     return Ingest(tuple(section.command), section.to, inputs, section.limit)
 
 
-def gpus_of(job: Job, role: str, group: Group) -> int:
+def gpus_of(job: Job, role: str, pool: HostPool) -> int:
     """GPUs per host. The job-wide number applies to the roles that train; ps and evaluator have their own."""
-    return int(_first(group.gpus, job.gpus if role in ("chief", "worker") else None, 0))
+    return int(_first(pool.gpus, job.gpus if role in ("chief", "worker") else None, 0))
 
 
-def tasks_per_host(job: Job, role: str, group: Group) -> int:
-    command = group.command if group.command is not None else job.command
+def tasks_per_host(job: Job, role: str, pool: HostPool) -> int:
+    command = pool.command if pool.command is not None else job.command
     starts_its_own = job.framework == "torch" and launcher_of(command or ()) is not None
-    return int(_first(group.tasks_per_host, 1 if starts_its_own else max(1, gpus_of(job, role, group))))
+    return int(_first(pool.tasks_per_host, 1 if starts_its_own else max(1, gpus_of(job, role, pool))))
 
 
-def _restarts(role: str, parameter_server: bool) -> str:
+def _restarts(role: str, parameter_server: bool, scope: str) -> str:
     if role == "evaluator":
         return ALONE
     if parameter_server:
         return ALONE if role == "worker" else LEAD
-    return GROUP
+    return scope
 
 
 def _first(*values: Any) -> Any:

@@ -57,10 +57,10 @@ def page() -> str:
         "anything. `job.schema.json`, next to this page, is the JSON Schema for editors.",
         "## Fields",
         _table(document["properties"], document["required"]),
-        "## Groups of hosts: `roles.<role>`",
-        document["$defs"]["Group"]["description"] + " A role is one group, or a list of groups if hosts differ:",
+        "## Host pools: `roles.<role>`",
+        document["$defs"]["HostPool"]["description"] + " A role is one host pool, or a list of them if hosts differ:",
         "```yaml\nroles:\n  worker:\n    - {replicas: 1, gpus: 8}\n    - {replicas: 4, gpus: 1}\n```",
-        _table(document["$defs"]["Group"]["properties"], []),
+        _table(document["$defs"]["HostPool"]["properties"], []),
         "Roles that a job can have:",
         _roles(),
     ]

@@ -148,7 +148,8 @@ class _Snapshots(Strict):
     )
     rate: Memory | None = Field(
         default=None,
-        description="Upload limit of each host, in bytes per second. Default: no limit.",
+        description="Upload limit of each host, in bytes per second; the limit of what it fetches from other hosts in "
+        "advance, too. Default: no limit.",
         examples=["50Mi"],
     )
     commit_every: Duration | None = Field(

@@ -39,7 +39,7 @@ class Track(Strict):
 def parameters(job: Job) -> dict[str, str]:
     """The fields that the user has set, with `--set` or in the file, by their paths; without secrets."""
     fields = job.model_dump(exclude_unset=True, exclude=_LEFT_OUT)
-    redact = Redactor(job.env, *(groups[0].env for groups in job.roles.values()))
+    redact = Redactor(job.env, *(pools[0].env for pools in job.roles.values()))
     entries = list(_entries("", fields))[:MOST_PARAMETERS]
     return {path: redact(text) for path, text in entries if not looks_secret(path.rpartition(".")[2], text)}
 

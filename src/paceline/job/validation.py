@@ -11,7 +11,7 @@ from paceline.job.errors import BadValueError, Finding, describe, join_names, vi
 from paceline.job.fields import FRAMEWORKS
 from paceline.job.kubernetes_section import FIELD_ALIASES, SOURCES, Kubernetes, Volume
 from paceline.job.model_section import NAMES as PROGRAMS
-from paceline.job.models import SECTIONS, Group, Job, model_at
+from paceline.job.models import SECTIONS, HostPool, Job, model_at
 from paceline.job.similar_names import did_you_mean
 from paceline.job.yaml_writer import write
 
@@ -115,7 +115,7 @@ def _elsewhere(key: str) -> str | None:
         return f'did you mean "roles.{key}"?'
     if key == "workers":
         return 'did you mean "roles.worker.replicas"?'
-    sections: dict[str, type[BaseModel]] = {"kubernetes": Kubernetes, "roles.worker": Group, **SECTIONS}
+    sections: dict[str, type[BaseModel]] = {"kubernetes": Kubernetes, "roles.worker": HostPool, **SECTIONS}
     for section, model in sections.items():
         if key in model.model_fields:
             return f'did you mean "{section}.{key}"?'
@@ -135,7 +135,7 @@ def _remove(data: dict[str, Any], path: Path) -> None:
         parent.clear()
     elif isinstance(parent, list) and (len(parent) > 1 or path[0] in ("kubernetes", "env_of", "notify")):
         del parent[path[-1]]  # type: ignore[arg-type]
-    elif isinstance(parent, list):  # groups and commands must not be empty
+    elif isinstance(parent, list):  # pools and commands must not be empty
         parent[0] = {} if path[0] == "roles" and len(path) == 3 else "left-out"
     else:
         parent.pop(path[-1], None)

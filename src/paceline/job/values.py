@@ -258,8 +258,8 @@ def arguments(value: Any) -> Any:
     return value
 
 
-def groups(value: Any) -> Any:
-    """One group or a list of groups, as a list."""
+def pools(value: Any) -> Any:
+    """One host pool or a list of them, as a list."""
     if isinstance(value, dict):
         return [value]
     if not isinstance(value, list):
@@ -267,7 +267,7 @@ def groups(value: Any) -> Any:
         hint = f"write {{replicas: {_short(value)}}}" if is_count else None
         raise BadValueError(f"must be a mapping or a list of mappings, got {describe(value)}", hint)
     if not value:
-        raise BadValueError("is an empty list: a role needs at least one group")
+        raise BadValueError("is an empty list: a role needs at least one host pool")
     return value
 
 

@@ -26,7 +26,7 @@ from paceline.runtime import report
 
 AGREE_S = 10.0  # how long a task waits at the proposed call for the others to agree
 ANSWER_S = 40.0  # how long it then waits for the captain's decision; longer than any lease
-REPEAT_S = 1.0  # between its messages meanwhile: its agent drops them while it is not connected
+REPEAT_S = 1.0  # between its messages while it waits: its agent drops them while it is not connected
 
 
 class _Agreement:

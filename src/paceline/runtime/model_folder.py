@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.storage.json_values import read_json
+
 ABOUT = "paceline.json"
 DEFAULT = "serving_default"  # the signature of requests that name none
 FILES = {"saved_model": "saved_model.pb", "pt2": "model.pt2", "stablehlo": "model.stablehlo"}
@@ -61,8 +63,8 @@ def complete(folder: Path, run: str, step: int) -> dict[str, Any]:
         text = "the job's export did not write exactly one model to PACELINE_EXPORT_DIR"
         raise CannotExport(f"{text}: expected {expected}, found {files}")
     try:
-        existing = json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError, RecursionError):
+        existing = read_json(str(folder / ABOUT))
+    except (OSError, ValueError):
         existing = None
     signatures = existing.get("signatures", {}) if isinstance(existing, dict) else {}
     about = {"format": models[0], "run": run, "step": step, "signatures": signatures}

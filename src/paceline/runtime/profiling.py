@@ -1,7 +1,8 @@
 """Profiles steps of this process with the profiler of its framework, on request of `paceline profile`.
 
 The agent sends a request on the socket that also takes reports. The profiler starts after the next step that is
-reported, in the thread that reports it, and stops so many steps later. Whatever fails is reported: the program goes on.
+reported, in the thread that reports it, and stops so many steps later, or at the first report after the time limit.
+Whatever fails is reported: the program continues.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Profiler(Protocol):
         """Writes the files."""
 
     def discard(self) -> None:
-        """Stops it, for files that nobody needs."""
+        """Stops it, for files that nobody needs: it may still write them."""
 
 
 class _Torch:
@@ -49,7 +50,7 @@ class _Torch:
 
     def stop(self) -> None:
         if not self._is_recording():  # torch would crash
-            raise RuntimeError("the program has used torch's profiler itself meanwhile")
+            raise RuntimeError("the program used torch's profiler itself in the meantime")
         self._profile.stop()
         self._profile.export_chrome_trace(self._path)
 
@@ -91,7 +92,6 @@ class _Jax:
     def __init__(self, folder: str) -> None:
         self._profiler = _imported("jax").profiler
         self._profiler.start_trace(folder)
-        self._folder = folder
         self._step: Any = None
 
     def begin_step(self, step: int) -> None:
@@ -104,8 +104,7 @@ class _Jax:
         self._profiler.stop_trace()
 
     def discard(self) -> None:
-        self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)  # it always writes its files
+        self.stop()  # it always writes its files
 
     def _end_step(self) -> None:
         if self._step is not None:
@@ -125,47 +124,74 @@ def _imported(name: str) -> Any:
 
 
 class _Request:
-    def __init__(self, number: int, framework: str, steps: int, until: float, folder: str) -> None:
-        self._number, self._framework, self._steps, self._until = number, framework, steps, until
+    def __init__(
+        self, number: int, framework: str, steps: int, until: float, discard_after: float, folder: str
+    ) -> None:
+        """`until`: when the profile ends if the steps are not complete. `discard_after`: when the agent has given up.
+        Both are times of the machine's monotonic clock."""
+        self._number, self._framework, self._steps = number, framework, steps
+        self._until, self._discard_after = until, discard_after
         self._folder = folder
         self._profiler: Profiler | None = None
         self._thread = 0
         self._first = self._last = 0  # steps: the one after which the profiler started, and the last one
+        self._is_over = False
+        self._unsent: list[dict[str, Any]] = []  # replies for which the agent was too busy
 
-    def on_step(self, step: int) -> None:
-        """A step is complete."""
+    def on_report(self, step: int | None) -> None:
+        """A step is complete, or the program has reported something else (None)."""
+        if self._is_over:
+            self._send()
+            return
         if self._profiler is not None and (threading.get_ident() != self._thread or step == self._last):
             return
         try:
             self._advance(step)
-        except Exception as error:  # of the profiler: training goes on
-            self.end()
-            self._reply("failed", f"{type(error).__name__}: {error}")
+        except Exception as error:  # of the profiler: training continues
+            self._stop_profiler()
+            self._finish("failed", f"{type(error).__name__}: {error}")
+        self._send()
 
-    def _advance(self, step: int) -> None:
-        is_late = time.monotonic() >= self._until
+    def _advance(self, step: int | None) -> None:
+        now = time.monotonic()
+        is_late = now >= self._until
+        if now >= self._discard_after or (is_late and self._profiler is None):  # nobody waits for it any more
+            self._discard()
+            return
         if self._profiler is None:
-            if is_late:  # nobody waits for it any more
-                self.end()
+            if step is None:
                 return
             self._thread, self._first, self._last = threading.get_ident(), step, step
             self._profiler = _PROFILERS[self._framework](self._folder)
             self._reply("started")
-        elif step < self._last:
-            self._first -= self._last - step  # the program has gone back to an earlier step
-        self._last = step
-        if is_late or step - self._first >= self._steps:
+        if step is not None:
+            if step < self._last:
+                self._first -= self._last - step  # the program has gone back to an earlier step
+            self._last = step
+        if is_late or self._last - self._first >= self._steps:
             profiler, self._profiler = self._profiler, None
-            self.end()
             profiler.stop()
-            self._reply("done")
-        else:
+            if time.monotonic() >= self._discard_after:  # writing the files has taken too long
+                self._discard()
+            else:
+                self._finish("done")
+        elif step is not None:
             self._profiler.begin_step(step)
 
     def end(self) -> None:
-        """Handles no more steps, and stops the profiler if it runs."""
-        if report.on_step == self.on_step:
-            report.on_step = None
+        """Handles no more steps; a profile that is not complete is discarded."""
+        if not self._is_over:
+            self._discard()
+        self._send()
+        self._unsent = []
+        self._unhook()
+
+    def _discard(self) -> None:
+        self._stop_profiler()
+        shutil.rmtree(self._folder, ignore_errors=True)  # the agent may have removed it before it was written to
+        self._finish("discarded")
+
+    def _stop_profiler(self) -> None:
         profiler, self._profiler = self._profiler, None
         try:
             if profiler is not None:
@@ -173,10 +199,25 @@ class _Request:
         except Exception:
             return  # what it has failed with before is reported
 
+    def _finish(self, stage: str, error: str = "") -> None:
+        self._is_over = True
+        self._reply(stage, error)
+
     def _reply(self, stage: str, error: str = "") -> None:
         steps = self._last - self._first
         message = {"_": "profile", "request": self._number, "stage": stage, "steps": steps}
-        report.send_to_agent({**message, "error": error[:LONGEST_ERROR]})
+        self._unsent.append({**message, "error": error[:LONGEST_ERROR]})
+
+    def _send(self) -> None:
+        """Replies that the agent cannot take now are sent at the next report."""
+        while self._unsent and report.send_to_agent(self._unsent[0]):
+            del self._unsent[0]
+        if self._is_over and (not self._unsent or time.monotonic() >= self._discard_after):
+            self._unhook()
+
+    def _unhook(self) -> None:
+        if report.on_report == self.on_report:
+            report.on_report = None
 
 
 _current: _Request | None = None
@@ -190,8 +231,9 @@ def begin(message: dict[str, Any]) -> None:
     else:
         _current.end()
     number, steps, until = int(message["request"]), int(message["steps"]), float(message["until"])
-    _current = _Request(number, str(message["framework"]), steps, until, str(message["folder"]))
-    report.on_step = _current.on_step
+    discard_after = float(message["discard_after"])
+    _current = _Request(number, str(message["framework"]), steps, until, discard_after, str(message["folder"]))
+    report.on_report = _current.on_report
 
 
 def _end() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 _UNKNOWN = -2
+GPU_VARIABLES = ("CUDA_", "NCCL_", "FI_", "OFI_", "UCX_", "RDMAV_")  # that CUDA, NCCL and its networks read
 _NONE = -1
 _UNTHROTTLED = 32  # the first reports are sent immediately, to show the start without delay
 _EVERY = 0.5  # seconds between later ones: each wakes the agent, which may share a core with the program
@@ -25,7 +26,8 @@ _due = 0.0
 _sent = 0
 _poll_at = 0.0
 polls = True  # whether reports look for requests of the agent; False: something else reads the messages of the agent
-on_step: Callable[[int], None] | None = None  # called after each step that is reported, while one is profiled
+# Called after each report with its step, if it has one, while the program is profiled.
+on_report: Callable[[int | None], None] | None = None
 
 
 def report(step: int | None = None, **metrics: Any) -> None:
@@ -49,8 +51,8 @@ def report(step: int | None = None, **metrics: Any) -> None:
         _send()
     if now >= _poll_at and polls:
         _poll(now)
-    if on_step is not None and step is not None:
-        on_step(int(step))
+    if on_report is not None:
+        on_report(None if step is None else int(step))
 
 
 def report_step(step: int, metrics: Mapping[str, Any]) -> None:
@@ -91,14 +93,15 @@ def number(value: Any) -> float | None:
         return None
 
 
-def send_to_agent(message: dict[str, Any]) -> None:
-    """Sends a message from the runtime itself, immediately."""
+def send_to_agent(message: dict[str, Any]) -> bool:
+    """Sends a message from the runtime itself, immediately. False: the agent is busy or has ended."""
     if descriptor() == _NONE:
-        return
+        return False
     try:
         os.write(_descriptor, json.dumps(message).encode())
     except OSError:
-        pass  # the agent is busy or has ended; it also polls
+        return False
+    return True
 
 
 def warn(text: str) -> None:
@@ -150,7 +153,7 @@ def _send() -> None:
     try:
         if not _sent and os.environ.get("CUDA_VISIBLE_DEVICES"):
             # With these, the context of this task's successor is created in advance; the program may have set some.
-            variables = {name: value for name, value in os.environ.items() if name.startswith("CUDA_")}
+            variables = {name: value for name, value in os.environ.items() if name.startswith(GPU_VARIABLES)}
             os.write(_descriptor, json.dumps({"_": "gpu", "environment": variables}).encode())
         os.write(_descriptor, json.dumps(_pending).encode())
         _not_finite.update(name for name, value in _pending.items() if name != "step" and not math.isfinite(value))

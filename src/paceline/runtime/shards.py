@@ -9,9 +9,10 @@ True
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
+
+from paceline.runtime import task_share
 
 T = TypeVar("T")
 _ROUNDS = 6
@@ -21,22 +22,25 @@ _MASK = (1 << 64) - 1
 class Shards:
     """The indices of this task's share of every global batch, one list per step; iteration ends with the epoch.
 
-    `batch` is the global batch size, of all tasks together. Shares are even: if the number of tasks does not divide the
-    batch, the first tasks get one example more, and some may get none at the end of an epoch. Save `state()` in every
-    snapshot: `load` then resumes at the next example, even with another number of tasks.
+    `batch` is the global batch size, of all tasks together. Shares are even, unless host pools of the job have a
+    `share`. If a batch cannot be divided exactly, they are rounded, so that each example still belongs to one task;
+    some tasks may get none at the end of an epoch. Save `state()` in every snapshot: `load` then resumes at the next
+    example, even with another number of tasks.
     """
 
     def __init__(self, size: int, batch: int, seed: int = 0, rank: int | None = None, world: int | None = None) -> None:
-        """`rank` and `world`: default to those that Paceline sets. A task without a group gets all examples: outside a
-        run, in an evaluator, and in a coordinator, which distributes them itself."""
+        """`rank` and `world`: default to those that Paceline sets; if one of them is passed, shares are even. A task
+        without a group gets all examples: outside a run, in an evaluator, and in a coordinator, which distributes them
+        itself."""
         self.size, self.batch, self.seed = int(size), int(batch), int(seed)
-        default = int(os.environ.get("PACELINE_RANK", "0")), int(os.environ.get("PACELINE_WORLD_SIZE", "1"))
-        default = default if default[0] >= 0 else (0, 1)
+        default = task_share.rank_and_world()
         self.rank, self.world = default[0] if rank is None else rank, default[1] if world is None else world
         if self.size < 0 or self.batch < 1:
             raise ValueError(f"size must be at least 0 and batch at least 1, got {size} and {batch}")
         if not 0 <= self.rank < self.world:
             raise ValueError(f"rank must be from 0 to {self.world - 1} (world is {self.world}), got {self.rank}")
+        is_default = rank is None and world is None
+        self._share = task_share.current() if is_default else task_share.even(self.rank, self.world)
         self.epoch = 0
         self.position = 0  # examples of this epoch that all tasks together have received
 
@@ -53,7 +57,8 @@ class Shards:
         `DataLoader(data, batch_sampler=order.sampler())`."""
         order = permutation(self.size, self.seed, self.epoch)
         for begin in range(self.position, self.size, self.batch):
-            yield [order(index) for index in self._share(begin)]
+            part = self._share.part(min(self.batch, self.size - begin))
+            yield [order(begin + index) for index in part]
 
     def sampler(self) -> Sampler:
         return Sampler(self)
@@ -64,12 +69,6 @@ class Shards:
             self.position = min(self.size, self.position + self.batch)
             yield batch
         self.epoch, self.position = self.epoch + 1, 0
-
-    def _share(self, begin: int) -> range:
-        count = min(self.batch, self.size - begin)
-        each, remainder = divmod(count, self.world)
-        first = begin + self.rank * each + min(self.rank, remainder)
-        return range(first, first + each + (self.rank < remainder))
 
     def state(self) -> dict[str, int]:
         return {"size": self.size, "seed": self.seed, "epoch": self.epoch, "position": self.position}

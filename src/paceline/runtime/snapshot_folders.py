@@ -33,7 +33,8 @@ def in_a_run() -> bool:
 
 
 def restored() -> Path | None:
-    """The folder to resume from, whose files must not be changed in place. None: start from scratch."""
+    """The folder to resume from, whose files must not be changed in place. None: start from scratch. The captain has
+    chosen it (agent/captain/snapshots/restore_preparation.py)."""
     folder = os.environ.get("PACELINE_RESTORE")
     return Path(folder) if folder else None
 

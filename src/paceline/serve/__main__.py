@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from paceline.frameworks import amx
 
-_MOST_FILES = 65536
 _OTHER_FILES = 128  # files that are not connections
 
 
@@ -49,7 +47,7 @@ def main() -> NoReturn:
         app = Server(options.name, versions, metrics, limits, shutdown, hosts).app()
         connections = ConnectionLimits(
             options.most_header_bytes, options.most_header_seconds, options.most_seconds,
-            max(1, min(options.most_connections, _raise_file_limit() - _OTHER_FILES)),
+            max(1, min(options.most_connections, listening.raise_file_limit() - _OTHER_FILES)),
         )  # fmt: skip
         port = listener.getsockname()[1]
         print(f"http://{listening.url_host(listener)}:{port}/v1/models/{options.name}:predict", flush=True)
@@ -85,14 +83,6 @@ def _parse_options() -> argparse.Namespace:
         "--leave-after", type=float, default=5.0, help="seconds to keep answering after SIGTERM; Ctrl-C does not wait"
     )
     return parser.parse_args()
-
-
-def _raise_file_limit() -> int:
-    """Every connection is an open file. Returns how many files this process may have open."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
 
 
 def _print_message(text: str) -> None:

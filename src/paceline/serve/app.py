@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from paceline.serve import request_body, signatures
+from paceline.serve import request_json, signatures
 from paceline.serve.batching import Batcher, Busy
 from paceline.serve.graceful_exit import CloseConnections, Shutdown
 from paceline.serve.json_process import JsonProcess, TooComplex
@@ -25,6 +25,7 @@ from paceline.serve.listening import HostCheck
 from paceline.serve.memory import Memory, OutOfMemory, Reservation
 from paceline.serve.metrics import Metrics
 from paceline.serve.model_loading import Model
+from paceline.serve.request_body import Refused, read_body
 from paceline.serve.signatures import BadRequest
 from paceline.serve.versions import Versions
 
@@ -41,12 +42,6 @@ class Limits:
     waiting: int = 4096  # maximum number of waiting examples
     memory: int = 128 * 1024 * 1024  # bytes of all requests and responses together
     large: int = 256 * 1024  # bytes; larger JSON is read and written by another process
-
-
-class Refused(Exception):
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class Server:
@@ -106,7 +101,7 @@ class Server:
         body: bytes | None = None
         try:
             async with asyncio.timeout(self._limits.seconds):
-                body = await self._body(request, reservation)
+                body = await read_body(request, self._limits.body, reservation)
                 content = await self._reply(request, body)
             reservation.add(len(content), is_limited=False)
             response: Response = _Reply(content, reservation)
@@ -149,21 +144,7 @@ class Server:
     async def _call_json(self, size: int, function: str, *args: Any) -> Any:
         if size > self._limits.large:
             return await self._json.call(function, *args)
-        return getattr(request_body, function)(*args)
-
-    async def _body(self, request: Request, reservation: Reservation) -> bytes:
-        limit = self._limits.body
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
-            raise Refused(413, f"the body has {declared} bytes; the limit is {limit}")
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise Refused(413, f"the body has more than {limit} bytes, which is the limit")
-            reservation.add(len(part))
-            parts.append(part)
-        return b"".join(parts)
+        return getattr(request_json, function)(*args)
 
     def _model(self, request: Request) -> Model:
         model, version = self._versions.model, request.path_params.get("version")

@@ -132,13 +132,18 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse(408, f"the request was not complete within {seconds:g} s")
 
     def _make_room(self) -> None:
-        """Ends the connection that has waited longest for its client; if all are being answered, this one."""
+        """Ends the connection that has waited longest for its client: for a request, otherwise to take a response. If
+        all are being answered, this one."""
         others = [each for each in self.connections if isinstance(each, LimitedProtocol) and each is not self]
         waiting = [each for each in others if each._is_waiting()]
-        if not waiting:
+        unsent = {each: each._unsent[1] for each in others if each._unsent is not None}
+        if waiting:
+            oldest = min(waiting, key=lambda each: (each._due == math.inf, each._heard_at))  # half-sent requests first
+        elif unsent:
+            oldest = min(unsent, key=lambda each: unsent[each])
+        else:
             self._refuse(503, f"the server has {self._limits.connections} connections, its limit; try again later")
             return
-        oldest = min(waiting, key=lambda each: (each._due == math.inf, each._heard_at))  # half-sent requests first
         self.connections.discard(oldest)
         oldest.transport.abort()
 

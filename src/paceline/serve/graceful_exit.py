@@ -2,7 +2,7 @@
 
 If a connection is closed while the client sends a request, the request is lost, and the client cannot tell whether it
 was processed. So each response first announces `Connection: close`, and the client opens a new connection, which leads
-to another server; `/readyz` fails meanwhile. After Ctrl-C or a second SIGTERM the server exits as soon as pending
+to another server; `/readyz` fails in the meantime. After Ctrl-C or a second SIGTERM the server exits as soon as pending
 requests are answered.
 """
 

@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from paceline.frameworks.python_start import module_command
-from paceline.serve import request_body
+from paceline.serve import request_json
 from paceline.serve.signatures import BadRequest
 
 MOST_MEMORY = 2 * 1024 * 1024 * 1024
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"parse": request_body.parse, "encode": request_body.encode}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"parse": request_json.parse, "encode": request_json.encode}
 
 
 class TooComplex(Exception):

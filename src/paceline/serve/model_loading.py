@@ -5,7 +5,6 @@ Checked before loading by: paceline.serve.saved_model_safety, paceline.torch.mod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ import numpy as np
 from paceline.runtime.model_folder import ABOUT, FILES
 from paceline.serve import saved_model_safety
 from paceline.serve.signatures import STRING, Arrays, Signature, Tensor, read
+from paceline.storage.json_values import read_json
 
 
 class CannotLoad(Exception):
@@ -47,8 +47,8 @@ def _read_signatures(folder: Path) -> dict[str, Signature]:
     if not path.is_file():
         return {}
     try:
-        return read(json.loads(path.read_text())["signatures"])
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        return read(read_json(str(path))["signatures"])
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CannotLoad(f"{path} is damaged: {error!r}") from None
 
 

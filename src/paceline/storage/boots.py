@@ -29,7 +29,7 @@ def read_mark(path: str) -> str | None:
 
 
 def write_mark(path: str) -> None:
-    """Replaces the mark at once: another process that reads it meanwhile would take half of it for another boot."""
+    """Replaces the mark at once: another process that reads it would take half of it for another boot."""
     partial = f"{path}.{os.urandom(4).hex()}.partial"
     try:
         with open(partial, "w") as file:

@@ -65,13 +65,12 @@ def _read_all(reading: int, source: str, should_continue: ContinueCheck, writing
         size += length
 
 
-def pieces(fd: int) -> Iterator[bytes]:
-    """Read the rest of the file in pieces, then close it."""
-    try:
-        while data := os.read(fd, PIECE):
-            yield data
-    finally:
-        os.close(fd)
+def pieces(fd: int, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+    """Read the file in pieces. `size`: at most so many bytes."""
+    while data := os.pread(fd, PIECE if size is None else min(size, PIECE), start):
+        yield data
+        start += len(data)
+        size = None if size is None else size - len(data)
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:

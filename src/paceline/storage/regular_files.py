@@ -6,13 +6,23 @@ import errno
 import os
 import stat
 
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+
 
 def open_regular(path: str, follow: bool = False) -> int:
     """Open a file that others may have replaced: never waits, as it would for a pipe, and reads no device.
 
     `follow`: symbolic links are followed.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    return _checked(os.open(path, os.O_RDONLY | _FLAGS | (0 if follow else os.O_NOFOLLOW)), path)
+
+
+def append_to_regular(path: str) -> int:
+    """The same for a file to append to, which is created if it does not exist."""
+    return _checked(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o600), path)
+
+
+def _checked(fd: int, path: str) -> int:
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)

@@ -39,9 +39,9 @@ from paceline.runtime.save_schedule import Every, SaveSchedule
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_folders import Background, from_another_run, in_a_run, restored, save_snapshot
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
-from paceline.torch import buckets, group, snapshot_files, state_restore
-from paceline.torch.host_copy import HostCopy
-from paceline.torch.tree import SnapshotUnsafe
+from paceline.torch import buckets, group, snapshot_files, state_loading
+from paceline.torch.state_copy import StateCopy
+from paceline.torch.state_trees import SnapshotUnsafe
 
 if TYPE_CHECKING:
     from paceline.torch.exporting import export, load
@@ -69,7 +69,7 @@ class Snapshots:
         self.skipped = 0  # snapshots that were not taken when due, because the last one was still being written
         self._items = dict(items)
         self._schedule, self._order = SaveSchedule(every), order
-        self._background, self._host_copy = Background(), HostCopy()
+        self._background, self._state_copy = Background(), StateCopy()
         self._postponed: tuple[int, dict[str, Any]] | None = None  # step and metrics of a snapshot that is overdue
         self._prepared = False
         self._program_settings: dict[str, Any] = {}  # settings of optimizers, before anything was restored
@@ -87,7 +87,7 @@ class Snapshots:
         (`snapshots.from`): there, the program's are. Settings of schedulers and other objects are restored with them.
         """
         optimizers = {name: item for name, item in self._items.items() if isinstance(item, torch.optim.Optimizer)}
-        self._program_settings = {name: state_restore.settings(item.param_groups) for name, item in optimizers.items()}
+        self._program_settings = {name: state_loading.settings(item.param_groups) for name, item in optimizers.items()}
         folder = restored()
         if folder is None:
             return 0
@@ -99,7 +99,7 @@ class Snapshots:
         loads = {}
         for name, item in self._items.items():
             if name in saved.tree:
-                loads[name] = state_restore.prepare(
+                loads[name] = state_loading.prepare(
                     name, _inner(item), saved, about.get("made", {}).get(name), mismatches
                 )
             else:
@@ -123,10 +123,10 @@ class Snapshots:
         use_program_settings, differences = from_another_run(), []
         for name, item in optimizers.items():
             recorded = saved.tree.get(_OURS, {}).get("given", {}).get(name)
-            theirs = recorded or state_restore.settings(saved.tree[name]["param_groups"])
+            theirs = recorded or state_loading.settings(saved.tree[name]["param_groups"])
             ours = self._program_settings[name]
             schedulers = [one for one in self._items.values() if getattr(one, "optimizer", None) is item]
-            differences += state_restore.apply_settings(
+            differences += state_loading.apply_settings(
                 name, item, ours, theirs, schedulers if use_program_settings else None
             )
             self._program_settings[name] = ours if use_program_settings else theirs
@@ -152,7 +152,7 @@ class Snapshots:
         if not self._prepared and self._schedule.is_periodic:
             self._prepared = True  # not earlier: now the optimizer has its state, too
             states = [group.state()] * group.rank_and_size()[1]
-            self._host_copy.prepare(self._own_files(self._tree(n, states))[0])
+            self._state_copy.prepare(self._own_files(self._tree(n, states))[0])
         due = is_requested or is_time or self._schedule.is_due(n)
         if due or self._postponed is not None:
             began = time.monotonic()
@@ -185,7 +185,7 @@ class Snapshots:
         try:
             self._background.wait()
         finally:
-            self._host_copy.free()
+            self._state_copy.free()
 
     def __enter__(self) -> Snapshots:
         return self
@@ -195,7 +195,7 @@ class Snapshots:
             self.close()
         else:  # other ranks may have ended: do nothing that needs them
             self._background.settle()
-            self._host_copy.free()
+            self._state_copy.free()
 
     def _take(self, n: int, metrics: dict[str, Any], states: list[bytes], began: float, urgent: bool = False) -> None:
         """`began`: since when training waits for it."""
@@ -205,7 +205,7 @@ class Snapshots:
         files, parts = self._own_files(self._tree(n, states))
         if not files:
             return
-        copied_files = self._host_copy.copy(files)
+        copied_files = self._state_copy.copy(files)
         versions = {"python": platform.python_version(), "torch": torch.__version__}
 
         def write(folder: Path) -> None:
@@ -221,7 +221,7 @@ class Snapshots:
             "step": n,
             "order": None if self._order is None else self._order.state(),
             "random": group.as_tensors(states),
-            "made": {name: state_restore.describe(item) for name, item in self._items.items()},
+            "made": {name: state_loading.describe(item) for name, item in self._items.items()},
             "given": self._program_settings,
             "buckets": {name: buckets.order(item) for name, item in self._items.items()},
         }

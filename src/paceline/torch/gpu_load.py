@@ -90,7 +90,7 @@ class Source(NamedTuple):
     offset: int
 
     def copy_to(self, buffer: torch.Tensor) -> None:
-        """Other threads run meanwhile."""
+        """Other threads run in the meantime."""
         address, size = buffer.data_ptr(), buffer.nbytes
         if self.fd >= 0:
             try:

@@ -18,6 +18,8 @@ def rank_and_size() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     world = int(os.environ.get("PACELINE_WORLD_SIZE", "1"))
+    if "WORLD_SIZE" in os.environ:  # fewer, if `restart.scope` is not `group`: those that can form a group
+        world = min(world, int(os.environ["WORLD_SIZE"]))
     if world > 1 and os.environ.get("PACELINE_ROLE") != "evaluator":  # which is not part of the group
         raise RuntimeError(
             f"{world} tasks train together, but torch.distributed is not initialized; call init_process_group before"

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.array_boxes import overlap
+from paceline.runtime.array_overlaps import overlap
 from paceline.runtime.snapshot_mismatches import SnapshotRefused
-from paceline.torch.tree import mapped, trusted
+from paceline.torch.state_trees import mapped, trusted
 
 STATE = "state.pt"
 _SHARDED = "paceline.sharded"

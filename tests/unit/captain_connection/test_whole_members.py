@@ -15,9 +15,12 @@ from paceline.agent import member
 from paceline.agent.member import Member
 from paceline.agent.options import LEAVING, Options
 from paceline.agent.spares import spare
+from paceline.agent.tasks import gpus
 from paceline.frameworks import amx
 from paceline.plan import to_json
 from support.captain_connections import LEASE, NAME, ROSTER, WELCOME, Captain, Clock, Names, Peer
+from support.nvml import GIB, FakeNvml
+from support.runs import eventually
 from support.worlds import make_plan
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,12 +38,12 @@ def make_member(
     monkeypatch.setenv(amx.OVERRIDE, amx.ABSENT)  # the probe would start a process
     members: list[Member] = []
 
-    def make(**limits: float) -> Member:
+    def make(devices: tuple[str, ...] = (), **limits: float) -> Member:
         (tmp_path / "plan.json").write_text(to_json(make_plan(1, **limits)))  # type: ignore[arg-type]
         names.port = captain.port
         options = Options(
             "run", "worker-host-0", str(tmp_path / "plan.json"), str(tmp_path), folder, f"{NAME}:{captain.port}",
-            lease=LEASE, last_words=str(tmp_path / "last-words"),
+            lease=LEASE, last_words=str(tmp_path / "last-words"), devices=devices,
         )  # fmt: skip
         members.append(Member(options, "a", 1))
         return members[-1]
@@ -145,3 +148,18 @@ def test_a_member_that_receives_nothing_for_a_lease_kills_its_tasks(
     assert notice["text"] == "worker-host-0 received no message from the captain for 10 s and ended its tasks"
     agent._tasks.child_ended(5001, signal.SIGKILL)
     clock.until(lambda: "ended" in peer.kinds())
+
+
+def test_a_member_measures_only_the_gpus_of_its_host(
+    make_member: Callable[..., Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two GPUs, whose models differ."""
+    monkeypatch.setattr(gpus, "DEVICES", ("/dev/null",))
+    nvml = gpus.Nvml
+    monkeypatch.setattr(gpus, "Nvml", lambda host: nvml(host, FakeNvml(models=("T400", "H200"))))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monitors = [make_member(devices=devices)._gpus for devices in (("0",), ("1",), ())]
+    for monitor in monitors[:2]:
+        eventually("its GPU is measured", monitor.last)
+        monitor.close()
+    assert [[gpu.memory for gpu in monitor.last()] for monitor in monitors] == [[GIB], [2 * GIB], []]

@@ -10,6 +10,7 @@ import pytest
 from paceline.agent.captain import instructions as ins
 from paceline.agent.tasks import attempt as attempts
 from paceline.agent.tasks import host_tasks as module
+from paceline.agent.tasks.stop_signals import STACKS_WITHIN
 from paceline.agent.transfers import requests as req
 from paceline.plan import INGEST, Plan
 from support.task_hosts import ABORT, CONT, GRACE, INT, KILL, SHELL, TERM, TWO, Host, Process, with_role
@@ -166,7 +167,7 @@ def test_a_hung_task_that_shows_nothing_is_killed(host: Host) -> None:
     host.clock.pass_time(10.0)
     host.end("abort", worker_0=1)
     host.signals()
-    host.clock.pass_time(module.STACKS_WITHIN - 0.1)
+    host.clock.pass_time(STACKS_WITHIN - 0.1)
     assert host.signals() == []
     host.clock.pass_time(0.2)
     assert host.signals() == [(-process.pid, KILL)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from paceline.agent import machine
+from paceline.agent.net.loop import SLICE
 from paceline.agent.tasks import attempt as attempts
+from paceline.agent.tasks.port_reservations import PortReservations
 from paceline.frameworks import amx
 from paceline.plan import INGEST, Plan
 from support.task_hosts import GRACE, KILL, TERM, TWO, Host
@@ -185,7 +188,7 @@ def test_thousands_of_orphans_that_end_at_once_are_looked_at_once(host: Host, mo
     children = machine.children
 
     def look(pid: int) -> list[int]:
-        looks.append(pid)
+        looks.append(pid) if pid == os.getpid() else None
         return children(pid)
 
     monkeypatch.setattr(machine, "children", look)
@@ -193,8 +196,105 @@ def test_thousands_of_orphans_that_end_at_once_are_looked_at_once(host: Host, mo
         host.tasks.child_ended(pid, KILL)
     host.tasks.children_ended()
     host.tasks.children_ended()
-    assert len(looks) == len(host.tasks.offers()), "one look for each task that is not running"
+    assert len(looks) == 1
     assert host.signals() == [(pid, KILL) for pid in range(7000, 7010)]
+
+
+class SlowMachine:
+    """Looking at a process takes a millisecond."""
+
+    def __init__(self, host: Host, patch: pytest.MonkeyPatch) -> None:
+        self.longest = 0.0  # without a timer
+        self._clock, self._beat_at = host.clock, host.clock.time
+        owner = machine.environment_of
+        patch.setattr(machine, "environment_of", lambda pid, name: self._takes_a_while(owner(pid, name)))
+        patch.setattr(machine, "command_of", lambda pid: "sleep 100")
+        self._beat()
+
+    def _takes_a_while(self, owner: str | None) -> str | None:
+        self._clock.time += 0.001
+        return owner
+
+    def _beat(self) -> None:
+        self.longest = max(self.longest, self._clock.time - self._beat_at)
+        self._beat_at = self._clock.time
+        self._clock.after(0.01, self._beat)
+
+
+def run_slices(host: Host) -> None:
+    for _ in range(500):
+        host.clock.run_ready()
+
+
+@pytest.mark.parametrize("status", [0, 1 << 8])
+def test_thousands_of_orphans_do_not_delay_heartbeats(host: Host, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    process = host.start_one("worker-0")
+    host.machine.adopted = dict.fromkeys(range(7000, 10_000), "worker-0")
+    slow = SlowMachine(host, monkeypatch)
+    began = host.clock.time
+    host.exits(process, status)
+    assert host.connection.take("exited") == [], "its next attempt must not start before all are killed"
+    run_slices(host)
+    assert slow.longest < 2 * SLICE and host.clock.time - began > 2.9
+    assert host.signals() == [(pid, KILL) for pid in range(7000, 10_000)]
+    assert host.exit()["age"] == pytest.approx(host.clock.time - began, abs=0.01), "it failed when it ended"
+    assert ["left 3000 processes running, which were killed: sleep" in text for text in host.connection.texts] == [
+        True
+    ] * (status == 0)
+
+
+def test_a_tree_of_thousands_of_orphans_does_not_delay_heartbeats(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = host.start_one("worker-0")
+    host.machine.adopted = {7000: "worker-0"}
+    host.machine.below = {pid: [pid + 1] for pid in range(7000, 7299)}
+    slow, children = SlowMachine(host, monkeypatch), machine.children
+
+    def look(pid: int) -> list[int]:
+        host.clock.time += 0.001
+        return children(pid)
+
+    monkeypatch.setattr(machine, "children", look)
+    host.exits(process, 1 << 8)
+    run_slices(host)
+    assert slow.longest < 2 * SLICE and host.signals() == [(pid, KILL) for pid in range(7000, 7300)]
+
+
+def test_a_pid_that_is_used_again_while_orphans_are_killed_is_spared(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = host.start_one("worker-0")
+    host.machine.adopted = dict.fromkeys(range(7000, 7200), "worker-0")
+    SlowMachine(host, monkeypatch)
+    host.exits(process, 1 << 8)
+    host.tasks.child_ended(7199, 9)  # of itself
+    run_slices(host)
+    assert host.signals() == [(pid, KILL) for pid in range(7000, 7199)]
+
+
+def test_orphans_that_were_killed_are_not_looked_at_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end in many groups, and each time all others would be looked at."""
+    process = host.start_one("worker-0")
+    host.machine.adopted = dict.fromkeys(range(7000, 7200), "worker-0")
+    SlowMachine(host, monkeypatch)
+    host.exits(process, 1 << 8)
+    run_slices(host)
+    host.signals()
+    before = host.clock.time
+    host.machine.adopted[8000] = "worker-0"  # a child of the next one
+    host.machine.adopted.pop(7000)
+    host.tasks.child_ended(7000, 9)
+    host.tasks.children_ended()
+    assert host.signals() == [(8000, KILL)] and host.clock.time - before == pytest.approx(0.001)
+
+
+def test_an_orphan_with_the_pid_of_the_task_does_not_end_it_twice(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = host.start_one("worker-0")
+    host.machine.adopted = dict.fromkeys(range(7000, 7200), "worker-0")
+    SlowMachine(host, monkeypatch)
+    host.exits(process, 1 << 8)
+    host.tasks.child_ended(process.pid, 9)
+    run_slices(host)
+    assert host.exit()["code"] == 1
 
 
 def test_the_porter_is_not_a_task(host: Host) -> None:
@@ -224,6 +324,31 @@ def test_each_task_that_does_not_run_is_offered_its_own_address(host: Host) -> N
     assert host.tasks.offers() == {"worker-0": "127.0.0.1:20001", "worker-1": "127.0.0.1:20002"}
     host.start_one("worker-0")
     assert host.tasks.offers() == {"worker-1": "127.0.0.1:20003"}
+
+
+def test_two_agents_of_a_machine_never_offer_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as probe:
+        free = probe.getsockname()[1]  # no other test of this machine uses it
+    first, second = PortReservations(), PortReservations()
+    ports = iter([free, free, free, free + 1, free])
+    monkeypatch.setattr(machine, "free_port", lambda: next(ports))
+    assert first.reserve() == free
+    assert second.reserve() == free + 1  # although nobody listens yet
+    first.release(except_for=[free])
+    second.release(except_for=[])
+    ports = iter([free, free + 1])
+    assert second.reserve() == free + 1
+    first.release(except_for=[])
+    ports = iter([free])
+    assert second.reserve() == free
+    second.release(except_for=[])
+
+
+def test_the_address_of_a_task_stays_reserved_while_the_run_uses_it(host: Host) -> None:
+    assert host.tasks.offers() == {"worker-0": "127.0.0.1:20000", "worker-1": "127.0.0.1:20001"}
+    host.tasks.roster = {"worker-0": "127.0.0.1:20000", "worker-9": "127.0.0.1:20001"}
+    host.machine.ports = iter([20000, 20001, 20002])
+    assert host.tasks.offers() == {"worker-0": "127.0.0.1:20001", "worker-1": "127.0.0.1:20002"}
 
 
 def test_a_port_is_found_even_if_another_user_occupies_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:

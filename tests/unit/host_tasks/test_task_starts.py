@@ -16,7 +16,7 @@ from paceline.agent.tasks import host_tasks as module
 from paceline.agent.tasks.launcher import SPARE_ANSWERS
 from paceline.agent.tasks.port_watch import PortWatch
 from paceline.agent.transfers import requests as req
-from paceline.agent.transfers.watched_folder import NOTHING_AFTER_S
+from paceline.agent.transfers.watched_checkpoints import NOTHING_AFTER_S
 from paceline.plan import INGEST, Plan
 from support.task_hosts import GRACE, KILL, TWO, Host, full_disk, with_role
 from support.worlds import make_plan
@@ -323,13 +323,15 @@ def test_a_task_that_ended_before_its_pid_was_known_is_not_signaled(host: Host) 
     assert host.connection.take("ended")[-1]["tasks"] == {"worker-0": 2}
 
 
-def test_a_spare_that_does_not_answer_is_given_up_and_its_tasks_start_cold(host: Host) -> None:
+def test_a_spare_that_does_not_answer_is_replaced_and_its_tasks_start_cold(host: Host) -> None:
     warm_spare = host.request_from_spare("worker-0")
     host.machine.alive[warm_spare.pid] = warm_spare.requests[0]
     host.clock.pass_time(SPARE_ANSWERS)
     [started] = host.connection.take("started")
-    assert started["warm"] is False and "the spare did not respond for 10 s" in host.connection.texts[-1]
+    assert started["warm"] is False and "it did not respond for 10 s" in host.connection.texts[-1]
     del host.machine.alive[warm_spare.pid]
+    host.trains(host.machine.started[-1])
+    assert len(host.machine.spares) == 2
 
 
 def test_the_tasks_of_a_spare_that_dies_start_cold_and_no_exit_is_reported(host: Host) -> None:
@@ -338,6 +340,28 @@ def test_the_tasks_of_a_spare_that_dies_start_cold_and_no_exit_is_reported(host:
     [started] = host.connection.take("started")
     assert (started["task"], started["warm"]) == ("worker-0", False)
     assert host.connection.take("exited") == []
+
+
+@pytest.mark.parametrize("answers, gets_another", [([0, 0, 0], False), ([0, 0, 1, 0, 0], True)])
+def test_spares_are_given_up_once_three_in_a_row_have_ended(host: Host, answers: list[int], gets_another: bool) -> None:
+    process = host.start_one()
+    for attempt, does_answer in enumerate(answers, 2):
+        host.trains(process)
+        warm_spare = host.machine.spares[-1]
+        warm_spare.send(spare.Ready(1, 1, 0.1))
+        host.clock.run_ready()
+        host.exits(process, 1 << 8)
+        host.start("worker-0", attempt=attempt)
+        if does_answer:
+            process = warm_spare.forks()
+            warm_spare.send(spare.Started(process.pid))
+            host.clock.run_ready()
+        else:
+            host.tasks.child_ended(warm_spare.pid, KILL)
+            process = host.machine.started[-1]
+    before = len(host.machine.spares)
+    host.trains(process)
+    assert len(host.machine.spares) - before == gets_another
 
 
 def test_a_program_that_no_spare_can_run_gets_no_more_spares(host: Host) -> None:
@@ -419,3 +443,10 @@ def test_a_connection_that_was_closed_just_before_is_found() -> None:
         with socket.create_connection(server.getsockname()), server.accept()[0]:
             pass
     assert PortWatch(port).finish() is True
+
+
+def test_the_share_of_a_task_that_has_started_the_run_does_not_count(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_SHARE", "2")
+    assert "PACELINE_SHARE" not in make(TWO).start_one().environment

@@ -9,15 +9,17 @@ from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.failures import Failures, failure_of
 from paceline.agent.captain.generations import Generations
 from paceline.agent.captain.hangs import ProgressWatch
-from paceline.agent.captain.ledger import DONE, LIVE, RETURNING, RUNNING, WAITING, Ledger
+from paceline.agent.captain.ledger import LIVE, RETURNING, Ledger
+from paceline.agent.captain.restart_units import DONE, RUNNING, WAITING, Unit
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.commits import Commits
-from paceline.plan import BEFORE
+from paceline.plan import BEFORE, GROUP, Plan, Task
 
 
 class CaptainReturn:
     def __init__(
         self,
+        plan: Plan,
         ledger: Ledger,
         commits: Commits,
         generations: Generations,
@@ -27,7 +29,8 @@ class CaptainReturn:
         lease: float,
         emit: Callable[..., None],
     ) -> None:
-        self._ledger, self._commits, self._generations, self._failures = ledger, commits, generations, failures
+        self._plan, self._ledger, self._commits = plan, ledger, commits
+        self._generations, self._failures = generations, failures
         self._watch, self._shutdown, self._lease, self._emit = watch, shutdown, lease, emit
 
     def begin(self, now: float) -> None:
@@ -41,10 +44,10 @@ class CaptainReturn:
         ledger = self._ledger
         for name, attempt in event.running.items():
             task = ledger.tasks.get(name)
-            if task is not None and task.host == event.host and attempt >= ledger.attempts.get(name, 0):
+            if task is not None and task.host == event.host and self._may_be_current(name, attempt):
                 ledger.mark_live(name, attempt)
         for exit in event.exits:
-            if exit.task in ledger.tasks and exit.attempt >= ledger.attempts.get(exit.task, 0):
+            if exit.task in ledger.tasks and self._may_be_current(exit.task, exit.attempt):
                 ledger.attempts[exit.task] = exit.attempt
                 unit = ledger.unit_of[exit.task]
                 if not exit.cause and not exit.expected:
@@ -52,10 +55,17 @@ class CaptainReturn:
                 elif exit.cause and unit.name not in ledger.waiting_before:
                     unit.failures.append(failure_of(exit, now))
 
+    def _may_be_current(self, task: str, attempt: int) -> bool:
+        """Whether this attempt may be of the current generation. A host that does not take part in it may still run, or
+        report, an attempt of an earlier one."""
+        unit = self._ledger.unit_of[task]
+        takes_part = not unit.is_absent and (not self._ledger.is_elastic or self._ledger.tasks[task] in unit.tasks)
+        return takes_part and attempt >= self._ledger.attempts.get(task, 0)
+
     def settle(self, now: float) -> None:
         """Once all members have joined, or the lease of the others has expired: what has not been adopted is lost."""
         ledger = self._ledger
-        if now < self._generations.hold_until and not all(member.connected for member in ledger.members.values()):
+        if now < self._generations.hold_until and not self._are_all_connected():
             return
         ledger.phase = LIVE
         if self._shutdown.outcome[0]:  # the previous captain has decided how the run ends
@@ -69,26 +79,49 @@ class CaptainReturn:
         for unit in ledger.units:
             if unit.phase == DONE:
                 continue
-            if unit.name in ledger.waiting_before and not unit.live:
+            if unit.is_absent:
+                unit.enter(WAITING, now)
+            elif unit.name in ledger.waiting_before and not unit.live:
                 unit.enter(WAITING, now)
                 is_complete = False
-                continue
-            missing = [
-                task for task in unit.tasks if task.name not in ledger.live and task.name not in ledger.succeeded
-            ]
-            unit.enter(RUNNING)
-            for task in unit.tasks if unit.kind != BEFORE else ():
-                self._watch.begin(task.name, now)
+            else:
+                unit.enter(RUNNING)
+                for task in unit.tasks if unit.kind != BEFORE else ():
+                    self._watch.begin(task.name, now)
+        # Not before: a unit that fails may stop others with it.
+        for unit in [unit for unit in ledger.units if unit.phase == RUNNING]:
+            missing = [task for task in unit.tasks if not self._is_adopted(unit, task)]
             if missing:
                 is_complete = False
-                if unit.failures:
+                if unit.failures or unit.is_resizing:
                     self._failures.stop_unit(unit, now)
                 else:
                     name = missing[0].name
                     self._failures.on_host_lost(name, "was not running when the captain restarted", now)
+        lead = ledger.lead
+        if lead is not None and lead.phase == WAITING and self._plan.led_roles:
+            self._stop_led_workers(now)
         if is_complete:
             self._generations.hold_until = 0.0
         self._emit("captain-returned", adopted=is_complete)
+
+    def _stop_led_workers(self, now: float) -> None:
+        """The previous captain was starting the chief again. The next one leads workers that start with it."""
+        for unit in self._ledger.workers:
+            if unit.phase == RUNNING:
+                unit.is_resizing = True
+                self._failures.stop_unit(unit, now)
+
+    def _are_all_connected(self) -> bool:
+        return all(self._ledger.members[host].connected for host in self._ledger.hosts_taking_part())
+
+    def _is_adopted(self, unit: Unit, task: Task) -> bool:
+        """Whether a task of the current generation runs, or has succeeded. If the notes are lost, it is not known which
+        hosts take part: one that does not may run a task of an earlier generation."""
+        ledger = self._ledger
+        is_member_current = ledger.members[task.host].generation >= ledger.generation
+        is_current = is_member_current or unit.kind != GROUP or not ledger.is_elastic
+        return (is_current and task.name in ledger.live) or task.name in ledger.succeeded
 
     def _close_again(self, now: float) -> None:
         """Training had succeeded; an evaluator may not have evaluated every snapshot."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Union
 
+from paceline.agent.fast_dataclass import record
 from paceline.agent.net.codec import Amount, HostPort, NotFiniteValue, PartCount, Seconds, Share
-from paceline.agent.records import record
 from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
 from paceline.storage.snapshots.manifest import File, SnapshotId
 
@@ -196,6 +196,7 @@ class StartMeasured:
 class SpareReady:
     host: str
     seconds: Seconds
+    imports: str = ""  # in an elastic job: the record of what its program imports, for hosts on which it has not run
 
 
 @record
@@ -237,6 +238,15 @@ class HostPrepared:
     snapshot: SnapshotId | None  # None: the host is ready to start without one
     error: Failure | None = None
     from_hosts: bool = False  # not from the store
+
+
+@record
+class SnapshotPrefetched:
+    """A host has fetched what it lacked of a snapshot before a restart needed it, or could not (`error`)."""
+
+    host: str
+    snapshot: SnapshotId
+    error: Failure | None = None
 
 
 @record
@@ -294,8 +304,8 @@ class MemberLeft:
 
 MemberEvent = Union[
     MemberJoined, Heartbeat, TaskStarted, StartMeasured, MetricNotFinite, SpareReady, TaskExited, TasksEnded, PartSaved,
-    PartStored, HostPrepared, SnapshotEvaluated, EvaluatorWaiting, IngestProgress, HostLeaving, SaveRequested,
-    AgreementReply, Notice, MemberLeft,
+    PartStored, HostPrepared, SnapshotPrefetched, SnapshotEvaluated, EvaluatorWaiting, IngestProgress, HostLeaving,
+    SaveRequested, AgreementReply, Notice, MemberLeft,
 ]  # fmt: skip
 
 
@@ -321,8 +331,33 @@ class StopRequested:
 
 
 @record
+class ScaleRequested:
+    """A user requests that a role has this many hosts."""
+
+    role: str
+    hosts: int
+
+
+@record
+class PauseRequested:
+    """A user requests that the run releases its hosts, and continues later."""
+
+    within: Seconds  # the time in which a snapshot has to be committed; otherwise, the run is not paused
+    now: bool = False  # do not wait for a snapshot
+    releases: bool = False  # members are to exit; otherwise, the backend ends them
+
+
+@record
+class ResumeRequested:
+    """A user requests that a paused run continues."""
+
+
+@record
 class Tick:
     pass
 
 
-Event = Union[MemberEvent, MemberDisconnected, StoreAnswered, StopRequested, Tick]
+Event = Union[
+    MemberEvent, MemberDisconnected, StoreAnswered, StopRequested, ScaleRequested, PauseRequested, ResumeRequested,
+    Tick,
+]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Failures and hangs of tasks: which other tasks end with them, the root cause, and whether they restart. No I/O."""
+"""Failures and hangs of tasks, and lost hosts: which other tasks end with them, the root cause, and whether they
+restart. No I/O."""
 
 from __future__ import annotations
 
@@ -7,20 +8,12 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.budget import Failure, root_cause, signs_of_work
+from paceline.agent.captain.elastic_hosts import note_loss
 from paceline.agent.captain.hangs import ProgressWatch
-from paceline.agent.captain.ledger import (
-    CLOSING,
-    DONE,
-    ENDING,
-    LIVE,
-    RETURNING,
-    RUNNING,
-    STOPPING,
-    WAITING,
-    Ledger,
-    Unit,
-)
+from paceline.agent.captain.ledger import CLOSING, ENDING, LIVE, RETURNING, Ledger
+from paceline.agent.captain.restart_budget import LONG_RUN, signs_of_work
+from paceline.agent.captain.restart_units import DONE, RUNNING, STOPPING, WAITING, Unit
+from paceline.agent.captain.root_cause import Failure, root_cause
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.evaluations import Evaluations
 from paceline.agent.state_events import RESTARTS_KEPT
@@ -74,7 +67,8 @@ class Failures:
         self._lease, self._wall_offset = lease, wall_offset
         self._instruct, self._emit = instruct, emit
         self.restarts: list[Restart] = []  # the newest
-        self.recovering: list[Restart] = []  # restarts after which no step was reported yet
+        self.recovering: list[Restart] = []  # the newest after which no step was reported yet
+        self._awaited: dict[str, Restart] = {}  # unit -> the restart for which it waits, or has waited
         self.stacks: dict[str, str] = {}
         self._highest_step = -1
 
@@ -154,16 +148,24 @@ class Failures:
 
     # ---- lost and hung tasks
 
-    def expire_leases(self, now: float) -> None:
-        """Tasks on hosts whose lease has expired no longer run."""
+    def expire_leases(self, now: float) -> list[str]:
+        """Tasks on hosts whose lease has expired no longer run. Returns the hosts whose lease has expired now."""
+        lost = []
         for member in self._ledger.members.values():
             if not member.connected and member.instance and now >= member.lease_until:
                 detail = f"{member.host}: no heartbeat for {self._lease:g} s"
-                self.on_vanished(self._ledger.running_on(member.host), detail, now, member.host)
+                running = self._ledger.running_on(member.host)
+                if running:
+                    note_loss(member, now)
+                if not member.is_lost:
+                    member.is_lost = True
+                    lost.append(member.host)
+                self.on_vanished(running, detail, now, member.host)
         for until, attempts in list(self._ledger.ghosts):
             if now >= until:
                 self._ledger.ghosts.remove((until, attempts))
                 self.on_vanished(attempts, "its host was replaced, and the lease of the old one expired", now)
+        return lost
 
     def check_hangs(self, now: float) -> None:
         """Stop units that hang; end the run if a killed task does not exit."""
@@ -209,7 +211,7 @@ class Failures:
         """The workers of a chief, which restart with it. A chief that hangs may be waiting for any of them; and workers
         that kept running would take a second to find a restarted ps, too long for the new chief."""
         has_chief = unit.kind == LEAD and any(task.role == "chief" for task in unit.tasks)
-        return [each for each in self._ledger.units if has_chief and each.tasks[0].role == "worker"]
+        return [each for each in self._ledger.workers if has_chief and not each.is_absent]
 
     def advance(self, now: float) -> None:
         for unit in self._ledger.units:
@@ -221,8 +223,13 @@ class Failures:
         """All tasks of a failed unit have ended: report why, and restart or give up."""
         failures, unit.failures = unit.failures, []
         unit.enter(WAITING, now)
+        self._awaited.pop(unit.name, None)
+        if unit.is_resizing:
+            # Its tasks do not end at the same time: some notice that others are gone.
+            failures = [each for each in failures if not each.was_ending and not each.survivor]
+            unit.is_resizing = False
         if not failures:
-            return  # it was ended because of another unit
+            return  # it was ended because of another unit, or to continue with other hosts
         failure = root_cause(failures)
         if unit.kind == BEFORE and unit.name in self._ledger.succeeded:
             return  # the lost task had finished its work
@@ -244,8 +251,9 @@ class Failures:
         wall = failure.at + self._wall_offset
         restart = Restart(failure.cause, failure.task, failure.detail, failure.at, wall)
         self.restarts = [*self.restarts, restart][-RESTARTS_KEPT:]
+        self._awaited[unit.name] = restart
         if unit.kind != BEFORE and (unit.kind != ALONE or self._plan.strategy == "parameter-server"):
-            self.recovering.append(restart)
+            self.recovering = [*self.recovering, restart][-RESTARTS_KEPT:]
         scope = [task.name for each in [unit, *self._workers_of(unit)] for task in each.tasks]
         again = {"signs_of_work": verdict.signs_of_work} if verdict.signs_of_work else {}
         self._emit(
@@ -253,31 +261,59 @@ class Failures:
             limit=self._plan.restart.limit, scope=scope, delay_s=verdict.delay, **again,
         )  # fmt: skip
 
+    def followed_restarts(self) -> list[Restart]:
+        """Those after which tasks have started again: if a run ends before that, its last failure is not one."""
+        return [restart for restart in self.restarts if not self._is_awaited(restart)]
+
+    def _is_awaited(self, restart: Restart) -> bool:
+        waiting = [self._awaited.get(unit.name) for unit in self._ledger.units if unit.phase == WAITING]
+        return any(restart is each for each in waiting)
+
     # ---- progress
 
-    def on_step(self, step: int, at: float) -> None:
+    def on_step(self, task: str, step: int, at: float, now: float) -> None:
         for restart in list(self.recovering):
-            if at >= restart.failed_at:
+            if at >= restart.failed_at and self._is_affected(task, restart):
                 self.recovering.remove(restart)
                 restart.first_step_after_s = round(at - restart.failed_at, 3)
                 self._emit("recovered", task=restart.task, first_step_after_s=restart.first_step_after_s)
-        self.on_progress(step)
+        self.on_progress(task, step, now)
 
-    def on_progress(self, step: int) -> None:
+    def _is_affected(self, task: str, restart: Restart) -> bool:
+        """Whether a step of this task shows that training has recovered: not if it has never stopped."""
+        unit = self._ledger.unit_of[restart.task]
+        return not unit.restarts_within_generation or self._ledger.unit_of[task] is unit
+
+    def postpone(self, seconds: float) -> None:
+        """The run was paused for so long, which is no part of a recovery."""
+        for restart in self.recovering:
+            restart.failed_at += seconds
+
+    def on_progress(self, task: str, step: int, now: float) -> None:
+        unit = self._ledger.unit_of[task]
+        if unit.restarts_within_generation:
+            unit.budget.on_step(step)
         if step > self._highest_step:
             self._highest_step = step
-            self.reset_budgets()
+            self.reset_budgets(now)
 
-    def reset_budgets(self) -> None:
+    def reset_budgets(self, now: float) -> None:
+        """The run has made progress. That of others says little about a unit that restarts while they continue: its own
+        steps count or, if it reports none, that it has run for a while."""
         for unit in self._ledger.units:
-            unit.budget.reset()
+            names = [task.name for task in unit.tasks]
+            is_alive = unit.phase == RUNNING and self._watch.shortest_run(unit.live, now) >= LONG_RUN
+            if not unit.restarts_within_generation or (is_alive and not self._watch.has_stepped(names)):
+                unit.budget.reset()
 
     # ---- notes for the next captain
 
     def to_notes(self) -> dict[str, Any]:
+        recovering = set(map(id, self.recovering))
         return {
             "restarts": [restart.to_json() for restart in self.restarts],
-            "recovering": [number for number, restart in enumerate(self.restarts) if restart in self.recovering],
+            "recovering": [number for number, restart in enumerate(self.restarts) if id(restart) in recovering],
+            "awaited": [number for number, restart in enumerate(self.restarts) if self._is_awaited(restart)],
             "best": self._highest_step,
             "stacks": self.stacks,
         }
@@ -285,6 +321,8 @@ class Failures:
     def load_notes(self, notes: dict[str, Any], clock_offset: float) -> None:
         self.restarts = [_read_restart(restart, clock_offset) for restart in notes["restarts"]]
         self.recovering = [self.restarts[number] for number in notes["recovering"]]
+        awaited = [self.restarts[number] for number in notes.get("awaited", ())]  # earlier versions did not write it
+        self._awaited = {self._ledger.unit_of[restart.task].name: restart for restart in awaited}
         self._highest_step = notes["best"]
         self.stacks = dict(notes["stacks"])
 

@@ -11,7 +11,7 @@ from paceline.plan import ALONE, Plan, Task
 
 SHORTEST_LIMIT = 600.0  # seconds, if restart.hang_after is omitted
 GAPS = 5  # the limit is at least this many times the longest gap between steps
-MOST_METRICS = 1000  # of a task, of which the latest are kept
+MOST_METRICS = 1000  # names per task whose last values are kept
 STARTS = 2  # before the first step, the limit is at least this many times the longest start
 
 
@@ -84,6 +84,10 @@ class ProgressWatch:
     def has_stepped(self, tasks: Iterable[str]) -> bool:
         """Whether one of these tasks has reported a step, in any generation."""
         return any(task in self._stepping for task in tasks)
+
+    def shortest_run(self, tasks: Iterable[str], now: float) -> float:
+        """For how long the current attempts of these tasks have run; of several, the shortest time."""
+        return min((now - self._pace[task].started for task in tasks if task in self._pace), default=0.0)
 
     def add_metrics(self, task: str, metrics: Mapping[str, float]) -> None:
         """Add what a task reported, such as an evaluator for a snapshot. It may use other names each time."""

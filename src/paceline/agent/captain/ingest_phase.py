@@ -6,7 +6,8 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.ledger import DONE, RUNNING, STOPPING, WAITING, Ledger
+from paceline.agent.captain.ledger import Ledger
+from paceline.agent.captain.restart_units import DONE, RUNNING, STOPPING, WAITING
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.plan import INGEST, Plan
 
@@ -89,6 +90,10 @@ class IngestPhase:
                 self._emit("ingest-done", data=event.data, **size, took_s=round(now - self._build_started, 3))
             else:
                 self._emit("ingest-skipped", data=event.data, **size, run=event.run)
+
+    def postpone(self, seconds: float) -> None:
+        """The run was paused for so long."""
+        self._deadline = None if self._deadline is None else self._deadline + seconds
 
     def check_limit(self, now: float) -> None:
         unit, ingest = self._ledger.ingest, self._plan.ingest

@@ -7,14 +7,15 @@ from dataclasses import field
 from typing import Any, Union
 
 from paceline.agent.captain.events import GenerationRecord
+from paceline.agent.fast_dataclass import record
 from paceline.agent.net.codec import Seconds
-from paceline.agent.records import record
 from paceline.agent.transfers.requests import Request
 from paceline.storage.snapshots.manifest import SnapshotId
 
 # How tasks end. TERMINATE: SIGTERM, then SIGKILL. INTERRUPT: SIGINT before these, as Ctrl-C would send it. ABORT: after
 # they have written their stack traces.
 KILL, TERMINATE, INTERRUPT, ABORT = "kill", "term", "int", "abort"
+RELEASED = "released"  # status of a member that is dismissed while the run continues without its host
 
 # ---- for members
 
@@ -29,7 +30,7 @@ class EndTasks:
 
 @record
 class DismissMember:
-    """The run has ended, or another instance has replaced the host."""
+    """The run has ended or is paused, another instance has replaced the host, or the host is no longer wanted."""
 
     host: str
     status: str
@@ -64,6 +65,16 @@ class PrepareHost:
     snapshot: SnapshotId | None
     generation: int
     sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@record
+class PrefetchSnapshot:
+    """Fetch the parts of a snapshot that this host lacks, so that a restart need not; stop fetching another one.
+    `sources`: as above, without the parts on this host; none: only stop."""
+
+    host: str
+    snapshot: SnapshotId
+    sources: Mapping[str, str]
 
 
 @record
@@ -105,9 +116,17 @@ class ReleaseHost:
     host: str
 
 
+@record
+class PrepareSpare:
+    """A host on which no task has run gets the record of what the program imports, so that it can start a spare."""
+
+    host: str
+    imports: str
+
+
 MemberInstruction = Union[
-    EndTasks, DismissMember, StorePart, DropPart, PrepareHost, AnnounceCommit, EvaluateSnapshot, AcknowledgeEvaluation,
-    AgreeOnStep, ReleaseHost,
+    EndTasks, DismissMember, StorePart, DropPart, PrepareHost, PrefetchSnapshot, AnnounceCommit, EvaluateSnapshot,
+    AcknowledgeEvaluation, AgreeOnStep, ReleaseHost, PrepareSpare,
 ]  # fmt: skip
 
 

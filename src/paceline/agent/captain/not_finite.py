@@ -9,12 +9,13 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.budget import Failure
 from paceline.agent.captain.failures import NOT_A_NUMBER, Failures
-from paceline.agent.captain.ledger import RUNNING, Ledger
+from paceline.agent.captain.ledger import Ledger
+from paceline.agent.captain.restart_units import RUNNING
+from paceline.agent.captain.root_cause import Failure
 from paceline.agent.captain.shutdown import Shutdown
 from paceline.agent.captain.snapshots.commits import Commits
-from paceline.plan import ALONE, GROUP, LEAD, ROLLBACK, STOP, WARN, Plan
+from paceline.plan import ALONE, GROUP, LEAD, OWN, ROLLBACK, STOP, WARN, Plan
 
 MOST = 1000  # metrics that are reported, because members choose their names
 REMEDY = "lower the learning rate, or skip the data that leads to it"
@@ -50,7 +51,8 @@ class NotFinite:
             ledger, commits, failures, shutdown, emit
         )  # fmt: skip
         self._choice = plan.restart.on_nan
-        # Reported: the generation and the metric, or of an evaluator its task, attempt and metric.
+        # Reported: the generation and the metric, or, of a task that restarts while others continue, such as an
+        # evaluator, its name, attempt and metric.
         self._emitted: set[tuple[str, int, str]] = set()
         self._due: Report | None = None  # what ends this generation
         self._last: Report | None = None  # what has ended a generation
@@ -63,9 +65,10 @@ class NotFinite:
         if task is None or task.host != event.host or attempt != event.attempt:
             return
         unit = self._ledger.unit_of[task.name]
+        is_live = unit.kind == ALONE and unit.phase == RUNNING and task.name in unit.live
         if task.role == "evaluator":
             self._emit_once((task.name, event.attempt, event.metric), event)
-        elif unit.kind in (GROUP, LEAD) or (unit.kind == ALONE and unit.phase == RUNNING and task.name in unit.live):
+        elif is_live or unit.kind in (GROUP, LEAD, *OWN):
             self._handle(event, now)
 
     def on_saved(self, saved: ev.PartSaved, now: float) -> None:
@@ -78,7 +81,8 @@ class NotFinite:
 
     def _handle(self, event: ev.MetricNotFinite, now: float) -> None:
         generation = self._ledger.generation
-        self._emit_once(("", generation, event.metric), event)
+        is_own = self._ledger.unit_of[event.task].restarts_within_generation
+        self._emit_once((event.task, event.attempt, event.metric) if is_own else ("", generation, event.metric), event)
         if self._choice == WARN:
             return
         if self._choice == ROLLBACK and event.step is not None:
@@ -87,7 +91,11 @@ class NotFinite:
             self._due = Report(generation, event.task, event.metric, event.value, event.step, now, event.step)
 
     def _emit_once(self, key: tuple[str, int, str], event: ev.MetricNotFinite) -> None:
-        if key not in self._emitted and len(self._emitted) < MOST:
+        if key in self._emitted:
+            return
+        task, attempt, _ = key
+        self._emitted -= {each for each in self._emitted if task and each[0] == task and each[1] < attempt}
+        if len(self._emitted) < MOST:
             self._emitted.add(key)
             self._emit("not-finite", task=event.task, metric=event.metric, value=event.value, step=event.step)
 
@@ -123,7 +131,7 @@ class NotFinite:
         last = self._last
         if last is not None and last.generation < due.generation and _is_repeated(last, due):
             before = "" if last.step is None else f" (the last time, it happened at step {last.step})"
-            reason = f"{due.task}: {due} again: going back to a snapshot did not help{before}; {REMEDY}"
+            reason = f"{due.task}: {due} again: rolling back to a snapshot did not help{before}; {REMEDY}"
             self._shutdown.end("failed", reason, NOT_A_NUMBER, now, ins.KILL)
             return
         self._last = due

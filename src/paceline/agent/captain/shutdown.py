@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable
 
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.ledger import CLOSING, ENDING, LIVE, OVER, RETURNING, Ledger
+from paceline.agent.captain.ledger import CLOSING, ENDING, LIVE, OVER, PAUSED, RETURNING, Ledger
 from paceline.agent.captain.snapshots.commits import Commits
 from paceline.agent.captain.snapshots.evaluations import Evaluations
 from paceline.plan import Plan
@@ -33,7 +33,7 @@ class Shutdown:
         self._plan, self._limits, self._ledger, self._commits, self._lease = plan, plan.limits, ledger, commits, lease
         self._evaluations = evaluations
         self._instruct, self._emit = instruct, emit
-        self._deciding = [task.name for task in plan.tasks if plan.role(task.role).decides]
+        self._deciding = {role.name for role in plan.roles if role.decides}
         servers = plan.strategy == "parameter-server"
         self._servers = [task.name for task in plan.tasks if servers and task.role in ("ps", "worker")]
         self.outcome: tuple[str, str, str | None] = ("", "", None)
@@ -42,6 +42,7 @@ class Shutdown:
         self._how, self._grace_until = ins.KILL, 0.0
         self._end_deadline = 0.0
         self._dismissed_at: float | None = None
+        self._was_paused = False  # hosts that have left do not come back
 
     # ---- reasons to end
 
@@ -52,6 +53,7 @@ class Shutdown:
             self.end("stopped", reason, None, now, how)
 
     def end(self, status: str, reason: str, cause: str | None, now: float, how: str) -> None:
+        self._was_paused = self._ledger.pause == PAUSED
         self._ledger.phase = ENDING
         self.outcome = (status, reason, cause)
         grace = self._limits.grace if how in (ins.TERMINATE, ins.INTERRUPT) else 0.0
@@ -90,15 +92,24 @@ class Shutdown:
     def _dismiss(self, host: str) -> None:
         self._instruct(ins.DismissMember(host, self.outcome[0], self.outcome[1]))
 
+    def has_dismissed(self) -> bool:
+        """Whether members have been told to leave: a connection that is closed now is one that has left."""
+        return self._dismissed_at is not None
+
     # ---- progress
 
     def advance(self, now: float) -> None:
-        if self._ledger.phase == LIVE and all(name in self._ledger.succeeded for name in self._deciding):
+        if self._ledger.phase == LIVE and self._has_succeeded():
             self.close(now)
         if self._ledger.phase == CLOSING:
             self._closing(now)
         if self._ledger.phase == ENDING:
             self._ending(now)
+
+    def _has_succeeded(self) -> bool:
+        """Whether all tasks that decide, and take part in the current generation, have succeeded."""
+        deciding = (task for unit in self._ledger.units for task in unit.tasks if task.role in self._deciding)
+        return all(task.name in self._ledger.succeeded for task in deciding)
 
     def _closing(self, now: float) -> None:
         if self._awaits_commit(now):
@@ -115,7 +126,8 @@ class Shutdown:
         """Whether to wait for the commit of a saved snapshot."""
         if self._commit_until is None:
             self._commit_until = now + self._limits.commit
-        return self._commits.is_busy() and now < self._commit_until
+        is_hopeless = self._was_paused and self._commits.is_out_of_reach()
+        return self._commits.is_busy() and not is_hopeless and now < self._commit_until
 
     def _awaits_store(self, now: float) -> bool:
         """Whether to wait until surplus snapshots are deleted and results of evaluators are recorded."""
@@ -166,23 +178,20 @@ class Shutdown:
         draft = self._commits.newest_incomplete()
         if self.outcome[0] != "succeeded" or draft is None:
             return
-        text = (
-            f"the snapshot of step {draft.snapshot.step} is not complete and cannot be used: it has {draft.part_count} "
-        )
-        text += (
-            f"parts, and only {', '.join(sorted(draft.parts))} saved one. Each task must save its part of a snapshot"
-        )
+        text = f"the snapshot of step {draft.snapshot.step} is incomplete and cannot be used: {draft.shortage()}. "
+        text += "Each task must save its part of a snapshot"
         self._emit("warning", text=text)
 
     def _check_communication(self) -> None:
-        """Tasks that train together and never met have each trained a model of their own."""
-        first = next((task.name for task in self._plan.tasks if task.rank == 0), "")
+        """If tasks that train together never connected to each other, each has trained a model of its own."""
+        group = self._ledger.group
+        first = group[0].name if group and not self._ledger.unit_of[group[0].name].restarts_within_generation else ""
         if self.outcome[0] != "succeeded" or first not in self._ledger.unmet:
             return
-        kind = "workers" if all(task.role == "worker" for task in self._plan.tasks if task.rank >= 0) else "tasks"
+        kind = "workers" if all(task.role == "worker" for task in group) else "tasks"
         names, remedy = MEETING_PLACES[self._plan.framework]
         address = self._ledger.addresses.get(first, "the address of rank 0")
-        text = f"{self._plan.world_size} {kind} succeeded and probably never communicated with each other: no process "
+        text = f"{len(group)} {kind} succeeded and probably never communicated with each other: no process "
         text += f"used {address}, where {first} should listen ({names}). Unless the program uses another address, "
         text += f"each trained on its own. Check that the program {remedy}"
         self._emit("warning", text=text)

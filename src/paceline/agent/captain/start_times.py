@@ -39,7 +39,7 @@ def forget_old(starts: Starts) -> None:
 
 
 def to_report(starts: Starts) -> list[dict[str, Any]]:
-    """For report.json: the generations of which anything was measured."""
+    """For report.json: the generations for which anything was measured."""
     return [
         {"generation": generation, "tasks": tasks, "advice": advice(generation, tasks) or None}
         for generation, tasks in sorted(starts.items())

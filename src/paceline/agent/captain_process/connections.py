@@ -8,15 +8,17 @@ from typing import Callable
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.state_machine import Captain
+from paceline.agent.captain_process import pause_requests, scale_requests
 from paceline.agent.captain_process.task_requests import KINDS, Instruction, TaskRequests
 from paceline.agent.net import messages
 from paceline.agent.net.frames import MEMBER_LIMIT, Message, WireError, encode
 from paceline.agent.net.listener import Listener, Strangers
 from paceline.agent.net.loop import Loop
+from paceline.agent.net.task_request import REFUSED
 from paceline.agent.net.tls import LinkClosed, TlsLink, context
 from paceline.agent.options import Options, endpoint
-from paceline.agent.profiles import ProfileTaken
-from paceline.agent.stacks import StacksTaken
+from paceline.agent.profile_messages import ProfileTaken
+from paceline.agent.stack_messages import StacksTaken
 
 JOIN_TIMEOUT = 10.0  # seconds for the first message of a connection
 BACKLOG = 4096  # connections: all hosts of a large run may connect at once
@@ -106,10 +108,22 @@ class Connections:
             reason = (text if isinstance(text, str) and text else "stopped by a user")[:REASON_LIMIT]
             connection.send(encode({"type": "stopping", "grace": self._captain.plan.limits.grace}))
             self._handle(ev.StopRequested(reason, message.get("interrupt") is True))
-        elif message["type"] in KINDS:
-            connection.patience = self._task_requests.begin(message, connection.send) + REQUEST_MARGIN
-        else:
+        elif message["type"] in (*KINDS, scale_requests.SCALE, *pause_requests.KINDS):
+            self._carry_out(connection, message)
+        else:  # the connection is closed: command lines of newer versions conclude that this version lacks the request
             raise WireError(f"message {message['type']!r} before join")
+
+    def _carry_out(self, connection: Connection, request: Message) -> None:
+        """A request of a user. It always gets a reply, because a command line may be of another version."""
+        try:
+            if request["type"] in KINDS:
+                connection.patience = self._task_requests.begin(request, connection.send) + REQUEST_MARGIN
+            elif request["type"] == scale_requests.SCALE:
+                connection.send(*map(encode, scale_requests.reply_to(request, self._captain, self._handle)))
+            else:
+                connection.send(*map(encode, pause_requests.reply_to(request, self._captain, self._handle)))
+        except WireError as error:
+            connection.send(encode({"type": REFUSED, "reason": f"invalid request: {error}"}))
 
     def hold_joins(self) -> None:
         """Members of a new run have to wait until `release_joins`. If that takes long, they connect again. If one

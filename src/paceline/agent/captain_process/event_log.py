@@ -18,6 +18,7 @@ MOST_UNWRITTEN = 500  # events
 UPLOADED = "events.uploaded.jsonl"  # is appended to, as an upload requires
 UPLOADED_LIMIT = 64 * 1024 * 1024  # bytes; the oldest are deleted first, usually long after they were uploaded
 STEP_EVERY_S = 600.0  # seconds between two steps of a task that are uploaded
+CLOCK_SHIFT_S = 1.0  # seconds by which the clock differs from the time that has passed; less is corrected gradually
 
 
 class EventLog:
@@ -33,9 +34,19 @@ class EventLog:
         self._unwritten: list[tuple[bytes, Mapping[str, Any]]] = []  # events that did not fit on the disk
         self._echo = echo
         self._redact = redact or Redactor()
+        self._clock_offset = _clock_offset()
         self.goodput, self.resources = read_sums(folder)  # of the whole run, also if this captain has restarted
 
     def write(self, kind: str, generation: int, fields: Mapping[str, Any]) -> None:
+        """If the clock was set, or the machine was suspended, since the last event, an event about that comes first:
+        readers then know how much time has passed between the two."""
+        before, self._clock_offset = self._clock_offset, _clock_offset()
+        shift = self._clock_offset - before
+        if abs(shift) >= CLOCK_SHIFT_S:
+            self._write("clock-changed", generation, {"shift_s": round(shift, 3)})
+        self._write(kind, generation, fields)
+
+    def _write(self, kind: str, generation: int, fields: Mapping[str, Any]) -> None:
         event = {"at": stamp(), "event": kind, "generation": generation, **self._redact.texts(fields)}
         line = json.dumps(event).encode() + b"\n"
         self.goodput.add(event)
@@ -89,3 +100,8 @@ class EventLog:
         except OSError:
             pass
         self._file.try_again()
+
+
+def _clock_offset() -> float:
+    """Constant, unless the clock is set. The monotonic clock also stands still while the machine is suspended."""
+    return time.time() - time.monotonic()

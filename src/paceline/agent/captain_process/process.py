@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline import __version__
-from paceline.agent import series
+from paceline.agent import series_files
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
@@ -20,9 +20,11 @@ from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process.connections import Connections
 from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.captain_process.saved_notes import CaptainNotes
+from paceline.agent.captain_process.ticks import Ticks
 from paceline.agent.deliveries.addresses import addresses_of
 from paceline.agent.deliveries.client import Deliveries
 from paceline.agent.deliveries.saved_state import saved_mlflow_run
+from paceline.agent.exhaustive import assert_never
 from paceline.agent.metrics.captain_samples import CaptainSamples
 from paceline.agent.metrics.server import MetricsServer
 from paceline.agent.net import messages
@@ -35,8 +37,7 @@ from paceline.agent.run_files import Echo, replace, stamp, write_termination_mes
 from paceline.agent.transfers.log_upload import LogUpload
 from paceline.agent.transfers.porter_client import PorterClient, porter_settings
 from paceline.agent.transfers.requests import Request
-from paceline.agent.unions import assert_never
-from paceline.plan import from_data
+from paceline.plan import GROUP, from_data
 
 HEAD_START = 0.1  # seconds by which the leader of a group starts before the others
 LOOKUP_EVERY = 10.0  # seconds between lookups of the captain's name
@@ -83,7 +84,7 @@ class CaptainProcess:
         _raise_file_limit()
         beat_every = 1.0 if len(plan.hosts) <= 256 else options.lease / 4
         self._connections = Connections(options, self._captain, beat_every, self.loop, self._handle)
-        started = series.seconds(self._notes.started)
+        started = series_files.seconds(self._notes.started)
         self._samples = CaptainSamples(
             self._captain, self._log.goodput, self._log.resources, options.folder, started, __version__, now
         )
@@ -92,16 +93,17 @@ class CaptainProcess:
             self._connections.hold_joins()
             self.loop.after(MLFLOW_S, self._begin_without_mlflow)
         if self._notes.is_new:
-            tasks, hosts = [task.name for task in plan.tasks], [host.name for host in plan.hosts]
+            hosts = [host.name for host in plan.first_hosts]
+            tasks = [task.name for task in plan.tasks if task.host in hosts]
             fields = {"framework": plan.framework, "strategy": plan.strategy, "tasks": tasks, "hosts": hosts}
-            self._log.write("run-started", 0, {"run": options.run, "job": plan.name, **fields})
+            scope = {} if plan.restart_scope == GROUP else {"restart_scope": plan.restart_scope}
+            self._log.write("run-started", 0, {"run": options.run, "job": plan.name, **fields, **scope})
         if self._notes.problem:
             self._log.write("warning", self._captain.generation, {"text": self._notes.problem})
         self._log.reserve_space()
         self._notes.save(self._captain, now)
         self._exit_code = 0
-        self._last_tick = now
-        self._tick()
+        Ticks(self.loop, self._tick_every, beat_every, self._tick).start()
         if options.metrics:
             self._metrics = self._serve_metrics(endpoint(options.metrics))
         self._resolved_at = 0.0  # when its name last resolved to this captain; 0: never
@@ -167,14 +169,12 @@ class CaptainProcess:
         self._notes.save_if_due(self._captain, self.loop.now(), isinstance(event, ev.Tick))
 
     def _tick(self) -> None:
-        now = self.loop.now()
-        is_late = now - self._last_tick > 2.0  # this process was delayed: messages from members may be unread
-        self._last_tick = now
-        if not is_late:
-            self._connections.drop_silent()
+        self._connections.drop_silent()
         self._handle(ev.Tick())
         self._connections.admit_successors()
-        self.loop.after(0.5 if len(self._captain.members) <= 256 else 1.0, self._tick)
+
+    def _tick_every(self) -> float:
+        return 0.5 if len(self._captain.members) <= 256 else 1.0
 
     def _carry_out(self, instruction: ins.Instruction) -> None:
         if isinstance(instruction, ins.EmitEvent):
@@ -193,8 +193,9 @@ class CaptainProcess:
         elif isinstance(
             instruction,
             (
-                ins.EndTasks, ins.DismissMember, ins.StorePart, ins.DropPart, ins.PrepareHost, ins.AnnounceCommit,
-                ins.EvaluateSnapshot, ins.AcknowledgeEvaluation, ins.AgreeOnStep, ins.ReleaseHost,
+                ins.EndTasks, ins.DismissMember, ins.StorePart, ins.DropPart, ins.PrepareHost, ins.PrefetchSnapshot,
+                ins.AnnounceCommit, ins.EvaluateSnapshot, ins.AcknowledgeEvaluation, ins.AgreeOnStep, ins.ReleaseHost,
+                ins.PrepareSpare,
             ),
         ):  # fmt: skip
             self._connections.send(instruction.host, encode(messages.captain_message(instruction)))
@@ -210,16 +211,17 @@ class CaptainProcess:
                 start.generation, start.restarts, start.data, restore, tasks, start.records, self._mlflow_run
             )
             frames = (roster, encode(messages.captain_message(message)))
-            if start.generation == 1 and self._needs_leader(tasks):
+            if start.generation == 1 and self._needs_leader(tasks, start.roster):
                 self._connections.send_later(host, frames, HEAD_START)
             else:
                 self._connections.send(host, *frames)
 
-    def _needs_leader(self, tasks: Iterable[str]) -> bool:
+    def _needs_leader(self, tasks: Iterable[str], roster: Iterable[str]) -> bool:
         """Whether these tasks connect to the first task of their group, and lose a second if it has not started yet."""
         if self._plan.framework not in ("tensorflow", "jax") or self._plan.strategy == "parameter-server":
             return False
-        return all(self._rank.get(name, 0) > 0 for name in tasks)
+        first = min((rank for name in roster if (rank := self._rank.get(name, -1)) >= 0), default=0)
+        return all(self._rank.get(name, 0) > first for name in tasks)
 
     def _request_from_store(self, request: Request, ticket: int) -> None:
         self._porter.ask(request, lambda answer: self._handle(ev.StoreAnswered(request, answer, ticket)))
@@ -299,7 +301,7 @@ class CaptainProcess:
                     "at": stamp(restart.failed_at_wall),
                     "first_step_after_s": restart.first_step_after_s,
                 }
-                for restart in captain.failures.restarts
+                for restart in captain.failures.followed_restarts()
             ],
             "starts": start_times.to_report(captain.starts),
             "steps": captain.watch.steps,

@@ -10,9 +10,10 @@ from paceline.agent.net.codec import is_finite
 from paceline.agent.net.frames import WireError
 from paceline.agent.run_files import replace_text, stamp
 from paceline.storage import boots
+from paceline.storage.json_values import read_json
 from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
-DAMAGED = "captain.json is damaged: the new captain learns from members and from the store how far the run is"
+DAMAGED = "captain.json is damaged: the new captain recovers the state of the run from its members and from the store"
 SAVE_EVERY = 5.0  # seconds between saves of changes that members could report, too
 
 
@@ -34,15 +35,14 @@ class CaptainNotes:
     def _read(self) -> dict[str, Any]:
         """{}: there are none, or `problem` says why they cannot be used."""
         try:
-            with open(self._path) as file:
-                notes = json.load(file)
+            notes = read_json(self._path)
             types: dict[str, Any] = {"started": str, "boot": str, "captain": dict}
             is_valid = isinstance(notes, dict) and all(isinstance(notes.get(name), types[name]) for name in types)
             if is_valid and is_finite(notes.get("now")):
                 return dict(notes)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             pass
         self.problem = DAMAGED
         return {}

@@ -1,7 +1,8 @@
 """Requests of users for stacks or profiles of tasks: passed on to members, whose replies are sent on as they come.
 
 Replies are not read here, apart from the fields that say whose they are: a thousand hosts reply at the same time, and
-one reply may have thousands of samples. The command line checks them."""
+one reply may have thousands of samples. The command line checks them. Only their size and nesting are limited: what
+neither the captain nor the command line could encode or read would end the replies of other hosts, too."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Union
 
-from paceline.agent import profiles, stacks
+from paceline.agent import profile_messages, stack_messages
 from paceline.agent.net import messages
 from paceline.agent.net.frames import MEMBER_LIMIT, Message, WireError, encode
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.task_request import REFUSED, end_type
-from paceline.agent.profiles import ProfileTaken, TakeProfile
-from paceline.agent.stacks import StacksTaken, TakeStacks
+from paceline.agent.profile_messages import ProfileTaken, TakeProfile
+from paceline.agent.stack_messages import StacksTaken, TakeStacks
 from paceline.plan import INGEST, Plan
+from paceline.storage.json_values import is_deep
 
 KINDS = ("stacks", "profile")  # types of requests, and of replies
 MOST_REQUESTS = 16  # at once
@@ -30,6 +32,7 @@ class _Open:
     message: Message
     reply: Callable[[bytes], None]
     missing: dict[str, set[str]]  # host -> tasks for which it has not replied
+    remaining: dict[str, int]  # task -> how many more replies its host may send
 
 
 class TaskRequests:
@@ -55,7 +58,8 @@ class TaskRequests:
         missing: dict[str, set[str]] = {}
         for task in tasks:
             missing.setdefault(self._host_of[task], set()).add(task)
-        self._open[request] = _Open(message, reply, missing)
+        most = 1 if message["type"] == "profile" else stack_messages.MOST_PROCESSES
+        self._open[request] = _Open(message, reply, missing, dict.fromkeys(tasks, most))
         for host, names in list(missing.items()):
             if not self._send(host, instruction(request, tuple(sorted(names)))):
                 self._give_up(request, host, "its host is not connected to the captain")
@@ -70,9 +74,16 @@ class TaskRequests:
             raise WireError(f"a reply with {message['type']} without a valid request, task or last")
         if self._host_of.get(task) != host:
             raise WireError(f"{message['type']} of another host's task: {task!r}")
+        if is_deep(message):
+            raise WireError(f"a reply with {message['type']} is nested too deeply")
         current = self._open.get(request)
         if current is None or current.message["type"] != message["type"] or host not in current.missing:
             return
+        if not current.remaining.get(task):  # a host without a limit could occupy the captain until the deadline
+            self._give_up(request, host, "its host has sent too many replies")
+            self._end_if_complete(request)
+            return
+        current.remaining[task] -= 1
         current.missing[host].discard(task)
         if is_last:
             del current.missing[host]
@@ -89,7 +100,7 @@ class TaskRequests:
 
     def _default_tasks(self, message: Message) -> list[str]:
         if message["type"] == "profile":
-            return profiles.profiled_tasks(self._plan)
+            return profile_messages.profiled_tasks(self._plan)
         return [name for name in self._host_of if name != INGEST]
 
     def _on_deadline(self, request: int) -> None:
@@ -116,12 +127,12 @@ class TaskRequests:
 def _instruction(message: Message) -> tuple[Callable[[int, tuple[str, ...]], Instruction], float]:
     """What a host is sent, by the number of the request and its tasks; and the seconds in which it has to reply."""
     if message["type"] == "stacks":
-        seconds = _number(message, "seconds", 0, stacks.MOST_SECONDS)
-        return lambda request, tasks: TakeStacks(request, tasks, seconds), seconds + stacks.ANSWER_WITHIN
-    steps = int(_number(message, "steps", 1, profiles.MOST_STEPS))
-    seconds = _number(message, "seconds", 1, profiles.MOST_SECONDS)
+        seconds = _number(message, "seconds", 0, stack_messages.MOST_SECONDS)
+        return lambda request, tasks: TakeStacks(request, tasks, seconds), seconds + stack_messages.ANSWER_WITHIN
+    steps = int(_number(message, "steps", 1, profile_messages.MOST_STEPS))
+    seconds = _number(message, "seconds", 1, profile_messages.MOST_SECONDS)
     session = time.strftime("%Y_%m_%d_%H_%M_%S")  # as frameworks name it
-    limit = seconds + profiles.FINISH_WITHIN + profiles.ANSWER_WITHIN
+    limit = seconds + profile_messages.FINISH_WITHIN + profile_messages.ANSWER_WITHIN
     return lambda request, tasks: TakeProfile(request, tasks, steps, seconds, session), limit
 
 

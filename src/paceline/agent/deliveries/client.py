@@ -4,7 +4,6 @@ The run never waits for it, except at its end, for a limited time."""
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -16,6 +15,7 @@ from paceline.agent.deliveries.schedule import END_S
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.transfers.porter_client import process
+from paceline.storage.json_values import parse_json
 
 RESTART_S = 5.0  # seconds until the process is restarted, doubled each time
 LONGEST_RESTART_S = 300.0
@@ -110,7 +110,7 @@ class Deliveries:
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
             try:
-                message = json.loads(line)
+                message = parse_json(line)
             except ValueError:
                 continue
             if "undelivered" in message:

@@ -1,7 +1,7 @@
 """Reads the events of a run, except frequent ones, each once: the position in the file outlives the process.
 
-If events.jsonl was replaced meanwhile (see event_file.py), reading continues in events.old.jsonl, after the last event
-that was read. Frequent events are not there, so they must not be that last one."""
+If events.jsonl was replaced in the meantime (see event_file.py), reading continues in events.old.jsonl, after the last
+event that was read. Frequent events are not there, so they must not be that last one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.agent.deliveries.saved_state import save_position
+from paceline.agent.deliveries.saved_state import save_position, saved_offset
 from paceline.agent.event_file import FREQUENT, NAME, OLD, ROTATED
-from paceline.agent.records import record
+from paceline.agent.fast_dataclass import record
+from paceline.storage.json_values import parse_json, read_json
+from paceline.storage.regular_files import open_regular
+from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
 Event = dict[str, Any]
 BEFORE = 512  # bytes before a position by which it is recognized: events have times
@@ -32,6 +35,7 @@ class Position:
 
 class EventReader:
     def __init__(self, folder: str, state_file: str) -> None:
+        """`state_file`: of the position; empty: reading begins with the oldest event."""
         self._path, self._old, self._state_file = f"{folder}/{NAME}", f"{folder}/{OLD}", state_file
         self.position = self._load()
         self._saved = self.position
@@ -40,7 +44,7 @@ class EventReader:
         """The next events, each with the position after it; [] if there are none yet."""
         for _ in range(_TRIES):
             try:
-                with open(self._path, "rb") as file:
+                with os.fdopen(open_regular(self._path, follow=True), "rb") as file:
                     inode = os.fstat(file.fileno()).st_ino
                     begin = max(0, self.position.offset - BEFORE)
                     file.seek(begin)
@@ -76,15 +80,14 @@ class EventReader:
 
     def _load(self) -> Position:
         try:
-            with open(self._state_file) as file:
-                state = json.load(file)
-            return Position(max(0, int(state["offset"])), str(state["before"]), str(state["last"]))
-        except (OSError, ValueError, TypeError, KeyError):
+            state = read_json(self._state_file)
+            return Position(saved_offset(state), str(state["before"]), str(state["last"]))
+        except (OSError, *INVALID_FIELDS):
             return Position()
 
     def _earlier(self) -> list[Event]:
         try:
-            with open(self._old, "rb") as file:
+            with os.fdopen(open_regular(self._old, follow=True), "rb") as file:
                 return [event for event in map(_parse, file) if event is not None]
         except OSError:
             return []
@@ -113,8 +116,8 @@ def _events(data: bytes, begin: int, skipped: int) -> Iterator[tuple[Event, Posi
 
 def _parse(line: bytes) -> Event | None:
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
     return event if isinstance(event, dict) else None
 

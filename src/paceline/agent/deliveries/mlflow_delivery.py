@@ -12,13 +12,14 @@ from typing import Any, Callable
 from paceline.agent.deliveries.addresses import host_of
 from paceline.agent.deliveries.event_reader import Event, EventReader
 from paceline.agent.deliveries.http_requests import DeliveryError
+from paceline.agent.deliveries.leading_tasks import LeadingTasks
 from paceline.agent.deliveries.mlflow_server import MOST_METRICS, Metric, MlflowServer, is_refusal, valid_name
 from paceline.agent.deliveries.saved_state import FOLDER, mlflow_run_file, saved_mlflow_run
 from paceline.agent.deliveries.schedule import Schedule
 from paceline.agent.deliveries.series_reader import Line, SeriesReader
 from paceline.agent.options import Options
 from paceline.agent.run_files import replace
-from paceline.agent.series import is_number, seconds
+from paceline.agent.series_files import is_number, seconds
 from paceline.plan import Plan, split_claim
 
 SEND_EVERY = 10.0  # seconds
@@ -42,7 +43,8 @@ class MlflowDelivery:
         self.name = f"MLflow ({host_of(plan.track.mlflow)})"
         state = f"{options.folder}/{FOLDER}/mlflow"
         self._events = EventReader(options.folder, f"{state}-events.json")
-        self._series = SeriesReader(options.folder, plan.leading_task, f"{state}-series.json")
+        self._leading = LeadingTasks(plan, options.folder)
+        self._series = SeriesReader(options.folder, self._leading.names, f"{state}-series.json")
         self._run = saved_mlflow_run(options.folder)
         self._is_open = False  # its parameters are there
         self._is_complete = False  # everything was sent, after the end of the run
@@ -129,7 +131,7 @@ class MlflowDelivery:
     def _send_series(self) -> None:
         highest: dict[str, int] | None = None
         while (unsent := self._series.read()) is not None:
-            lines, position = unsent
+            lines, position = self._leading.select(unsent[0]), unsent[1]
             if lines and highest is None:
                 highest = self._server.highest_steps(self._run)
             self._log(new_metrics(lines, highest or {}))

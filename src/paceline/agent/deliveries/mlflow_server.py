@@ -12,7 +12,8 @@ from urllib.parse import urlencode
 
 from paceline.agent.deliveries import http_requests
 from paceline.agent.deliveries.http_requests import DeliveryError
-from paceline.agent.records import record
+from paceline.agent.fast_dataclass import record
+from paceline.storage.json_values import parse_json
 
 MOST_METRICS = 1000  # in one request; MLflow accepts no more
 MOST_OTHERS = 100  # parameters or tags in one request
@@ -106,8 +107,8 @@ class MlflowServer:
 
     def _response(self, method: str, path: str, data: bytes | None) -> dict[str, Any]:
         try:
-            response = json.loads(http_requests.send(method, f"{self._uri}/api/2.0/mlflow/{path}", data, self._headers))
-        except (ValueError, RecursionError):
+            response = parse_json(http_requests.send(method, f"{self._uri}/api/2.0/mlflow/{path}", data, self._headers))
+        except ValueError:
             response = None
         except DeliveryError as error:
             raise _with_message(error) from None
@@ -156,8 +157,8 @@ def _with_message(error: DeliveryError) -> DeliveryError:
 
 def _details(error: DeliveryError) -> dict[str, Any]:
     try:
-        details = json.loads(error.body)
-    except (ValueError, RecursionError):
+        details = parse_json(error.body)
+    except ValueError:
         return {}
     return details if isinstance(details, dict) else {}
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.agent.records import record
+from paceline.agent.fast_dataclass import record
 from paceline.plan import FAILED, HANG, RESTART, SLACK, STOPPED, SUCCEEDED
 
 VERSION = 1  # of the body
@@ -25,11 +25,20 @@ class Notification:
     def encoded(self, form: str) -> bytes:
         """`form`: a field `format` of the job."""
         if form == SLACK:
-            text = self.body["text"]
-            for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-                text = text.replace(char, entity)
-            return json.dumps({"text": text}).encode()
+            return json.dumps({"text": without_markup(self.body["text"])}).encode()
         return json.dumps(self.body).encode()
+
+
+def without_markup(text: str) -> str:
+    """For Slack, a text that a program has written as it is: it must not call everybody in a channel. Slack reads
+    <!channel>; compatible services also read @channel, which an invisible character after the @ prevents.
+
+    >>> without_markup("<!here> @all")
+    '&lt;!here&gt; @\u200ball'
+    """
+    for char, replacement in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("@", "@\u200b")):
+        text = text.replace(char, replacement)
+    return text
 
 
 def notification(event: Mapping[str, Any], run: str, job: str) -> Notification | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from paceline.agent.run_files import replace
+from paceline.storage.json_values import read_json
 
 FOLDER = "deliveries"
 
@@ -19,8 +19,7 @@ def mlflow_run_file(folder: str) -> str:
 def saved_mlflow_run(folder: str) -> str:
     """The id of the MLflow run; empty: it is not known."""
     try:
-        with open(mlflow_run_file(folder)) as file:
-            return str(json.load(file)["run"])
+        return str(read_json(mlflow_run_file(folder))["run"])
     except (OSError, ValueError, TypeError, KeyError):
         return ""
 
@@ -32,3 +31,11 @@ def save_position(path: str, position: Mapping[str, Any]) -> bool:
     except OSError:
         return False
     return True
+
+
+def saved_offset(position: Mapping[str, Any]) -> int:
+    """ValueError, TypeError, KeyError, OverflowError: no file has such an offset."""
+    offset = int(position["offset"])
+    if not 0 <= offset < 1 << 62:
+        raise ValueError(f"offset {offset}")
+    return offset

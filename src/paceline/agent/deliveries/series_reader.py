@@ -1,17 +1,20 @@
-"""Reads the series of one task, from the oldest line on; the position outlives the process.
+"""Reads the series of some tasks, from the oldest line on; the position outlives the process.
 
-Lines that were summed up before they were read (see agent/series.py) are read from the coarser files. Some lines may
-then be read twice: readers have to ignore steps that they have seen."""
+Lines that were summed up before they were read (see agent/series_files.py) are read from the coarser files. Some lines
+may then be read twice: readers have to ignore steps that they have seen."""
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Set
 from typing import Any
 
-from paceline.agent.deliveries.saved_state import save_position
-from paceline.agent.records import record
-from paceline.agent.series import FOLDER, TIERS, is_number, parts
+from paceline.agent.deliveries.saved_state import save_position, saved_offset
+from paceline.agent.fast_dataclass import record
+from paceline.agent.series_files import FOLDER, TIERS, is_number, parts
+from paceline.storage.json_values import parse_json, read_json
+from paceline.storage.regular_files import open_regular
+from paceline.storage.snapshots.manifest import INVALID_FIELDS
 
 CHUNK = 1024 * 1024  # bytes read at a time
 
@@ -26,8 +29,8 @@ class Position:
 
 
 class SeriesReader:
-    def __init__(self, folder: str, task: str, state_file: str) -> None:
-        self._folder, self._task, self._state_file = f"{folder}/{FOLDER}", task, state_file
+    def __init__(self, folder: str, tasks: Set[str], state_file: str) -> None:
+        self._folder, self._tasks, self._state_file = f"{folder}/{FOLDER}", tasks, state_file
         self.position = self._load()
         self._saved = self.position
         self._backlog: list[str] | None = None  # coarser files that are still to be read; None: not looked for
@@ -47,7 +50,7 @@ class SeriesReader:
             if self._backlog:
                 lines_and_end = self._lines(self._backlog[0], 0)
                 if lines_and_end is None:
-                    self._backlog = None  # it was summed up meanwhile: look again
+                    self._backlog = None  # it was summed up in the meantime: look again
                     continue
                 del self._backlog[0]
                 lines, _ = lines_and_end
@@ -78,10 +81,9 @@ class SeriesReader:
 
     def _load(self) -> Position:
         try:
-            with open(self._state_file) as file:
-                state = json.load(file)
-            return Position(str(state["path"]), max(0, int(state["offset"])), float(state["at"]))
-        except (OSError, ValueError, TypeError, KeyError):
+            state = read_json(self._state_file)
+            return Position(str(state["path"]), saved_offset(state), float(state["at"]))
+        except (OSError, *INVALID_FIELDS):
             return Position()
 
     def _coarser_files(self) -> list[str]:
@@ -95,10 +97,10 @@ class SeriesReader:
         ]
 
     def _lines(self, path: str, offset: int) -> tuple[list[Line], int] | None:
-        """Complete lines of the task from `offset` on, and where they end; None if the file does not exist. Raises
+        """Complete lines of the tasks from `offset` on, and where they end; None if the file does not exist. Raises
         OSError if it cannot be read."""
         try:
-            with open(path, "rb") as file:
+            with os.fdopen(open_regular(path, follow=True), "rb") as file:
                 file.seek(offset)
                 data = file.read(CHUNK if offset or _tier(path) == TIERS[0] else -1)
         except FileNotFoundError:
@@ -108,11 +110,12 @@ class SeriesReader:
 
     def _parse(self, data: bytes) -> Line | None:
         try:
-            line = json.loads(data)
-        except (ValueError, RecursionError):
+            line = parse_json(data)
+        except ValueError:
             return None
-        is_wanted = isinstance(line, dict) and line.get("task") == self._task and is_number(line.get("at"))
-        return line if is_wanted else None
+        if not isinstance(line, dict) or not isinstance(line.get("task"), str) or not is_number(line.get("at")):
+            return None
+        return line if line["task"] in self._tasks else None
 
 
 def _first(path: str) -> int:

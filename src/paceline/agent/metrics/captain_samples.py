@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.agent.captain.ledger import ENDING, OVER
+from paceline.agent.captain.ledger import ENDING, OVER, PAUSED
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.goodput import Goodput
 from paceline.agent.metrics import families as fam
+from paceline.agent.metrics.openmetrics_text import Samples, render
 from paceline.agent.metrics.run_samples import (
     add_disk,
     add_goodput,
@@ -19,7 +20,6 @@ from paceline.agent.metrics.run_samples import (
     add_restarts,
     known_cause,
 )
-from paceline.agent.metrics.text import Samples, render
 from paceline.agent.resources import Resources
 
 
@@ -83,6 +83,8 @@ class CaptainSamples:
     def _status(self) -> str:
         if self._captain.phase in (ENDING, OVER):
             return "ending"
+        if self._captain.ledger.pause == PAUSED:
+            return "paused"
         return "running" if self._captain.generation else "starting"
 
     def _add_progress(self, samples: Samples, now: float) -> None:
@@ -92,7 +94,8 @@ class CaptainSamples:
         samples.add(fam.SPEED, watch.current_rate())
         if self._progress_at is not None:
             samples.add(fam.PROGRESS_AGE, now - self._progress_at)
-        for task in samples.first(captain.plan.tasks):
+        unwanted = self._unwanted_hosts()
+        for task in samples.first([task for task in captain.plan.tasks if task.host not in unwanted]):
             samples.add(fam.TASK_UP, task.name in captain.ledger.live, task.name)
             samples.add(fam.TASK_STEP, watch.step(task.name), task.name)
             samples.add(fam.TASK_SPEED, watch.rate(task.name), task.name)
@@ -121,7 +124,12 @@ class CaptainSamples:
     def _add_hosts(self, samples: Samples, now: float) -> None:
         lease = self._captain.lease
         samples.add(fam.LEASE, lease)
-        for member in samples.first(self._captain.members.values()):
+        unwanted = self._unwanted_hosts()
+        for member in samples.first([each for each in self._captain.members.values() if each.host not in unwanted]):
             samples.add(fam.HOST_UP, member.connected, member.host)
             if member.instance and not member.has_left:
                 samples.add(fam.LEASE_AGE, max(0.0, now - (member.lease_until - lease)), member.host)
+
+    def _unwanted_hosts(self) -> set[str]:
+        """Hosts of the plan that are not to take part: that they are not up is no problem."""
+        return set(self._captain.ledger.unwanted_hosts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.agent.metrics.text import COUNTER, GAUGE, INFO, LEFT_OUT, Family
+from paceline.agent.metrics.openmetrics_text import COUNTER, GAUGE, INFO, LEFT_OUT, Family
 
 CAUSES = (
     "program-error", "signal", "out-of-memory", "port-in-use", "start-failed", "host-lost", "hang", "nan", "preempted",

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.agent.goodput import KINDS
 from paceline.agent.metrics import families as fam
-from paceline.agent.metrics.text import Samples
+from paceline.agent.metrics.openmetrics_text import Samples
 
 MOST_NAMES = 100  # of numbers that one task reports
 MOST_GPUS = 64  # of a host

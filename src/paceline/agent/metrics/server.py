@@ -10,7 +10,7 @@ import selectors
 import socket
 from typing import Callable
 
-from paceline.agent.metrics.text import OPENMETRICS, PROMETHEUS
+from paceline.agent.metrics.openmetrics_text import OPENMETRICS, PROMETHEUS
 from paceline.agent.net.listener import Listener
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import METRICS_PATH
@@ -166,7 +166,7 @@ class MetricsServer:
         openmetrics = _ACCEPT.search(head) is not None
         try:
             body = self._recent_text(openmetrics)
-        except Exception as error:  # whatever it is: the loop goes on
+        except Exception as error:  # whatever it is: the loop continues
             self._report_once(f"metrics cannot be served: {error!r}")
             return _response(500)
         return _response(200, body, OPENMETRICS if openmetrics else PROMETHEUS, is_head=method == b"HEAD")

@@ -7,6 +7,8 @@ import struct
 import zlib
 from typing import Any
 
+from paceline.storage.json_values import parse_json
+
 PROTOCOL = 1
 LIMIT = 4 * 1024 * 1024
 MEMBER_LIMIT = 8 * 1024 * 1024  # bytes of a message from a member, also if the captain passes it on
@@ -67,8 +69,8 @@ def _decode(payload: bytes, packed: bool) -> Message:
             payload = unpacker.decompress(payload, UNPACKED_LIMIT)
             if unpacker.unconsumed_tail or not unpacker.eof:
                 raise WireError(f"a message decompresses to more than {UNPACKED_LIMIT} bytes, or is truncated")
-        message = json.loads(payload)
-    except (ValueError, zlib.error, RecursionError) as error:
+        message = parse_json(payload)
+    except (ValueError, zlib.error) as error:
         raise WireError(f"not a message: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise WireError("not a message: no type")

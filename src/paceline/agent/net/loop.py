@@ -12,6 +12,7 @@ import time
 from typing import Any, Callable
 
 Callback = Callable[[], None]
+CHECK_PENDING_EVERY = 0.001  # seconds
 SLICE = 0.05  # seconds after which timers get their turn, however many files are ready
 
 
@@ -37,6 +38,7 @@ class Loop:
         self._signals: dict[int, Callback] = {}
         self._running = True
         self._postponed: dict[int, int] = {}  # descriptors that the last iteration did not get to -> their order
+        self._pending: set[int] = set()  # descriptors that were ready when `after_pending` was called
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -53,9 +55,10 @@ class Loop:
 
     def on_child(self, callback: Callable[[int, int], None], then: Callback = _nothing) -> None:
         """Calls `callback(pid, wait status)` for every child that ends, including adopted ones; and `then` once after
-        all that have ended at the same time."""
+        those that have ended at the same time, or of thousands after some of them."""
 
         def reap() -> None:
+            until = self.now() + SLICE
             while True:
                 try:
                     pid, status = os.waitpid(-1, os.WNOHANG)
@@ -64,6 +67,9 @@ class Loop:
                 if pid == 0:
                     break
                 callback(pid, status)
+                if self.now() >= until:
+                    self.after(0.0, reap)
+                    break
             then()
 
         self.on_signal(signal.SIGCHLD, reap)
@@ -72,6 +78,20 @@ class Loop:
         timer = Timer(callback)
         heapq.heappush(self._timers, (self.now() + seconds, next(self._order), timer))
         return timer
+
+    def after_pending(self, longest: float, callback: Callback) -> None:
+        """Calls `callback` once all files that are ready now have had their turn, which may take several iterations; at
+        the latest after `longest` seconds. For one caller at a time."""
+        self._pending = {key.fd for key, _ in self._selector.select(0)}
+        deadline = self.now() + longest
+
+        def check() -> None:
+            if self._pending and self.now() < deadline:
+                self.after(CHECK_PENDING_EVERY, check)
+            else:
+                callback()
+
+        check()
 
     def watch(self, fileobj: Any, events: int, callback: Callback) -> None:
         """Calls `callback` when `fileobj` is ready. Watching the same object again replaces its events and callback."""
@@ -116,11 +136,13 @@ class Loop:
         if self._postponed:
             ready.sort(key=lambda key: self._postponed.get(key.fd, len(self._postponed)))
             self._postponed = {}
+        self._pending.intersection_update(key.fd for key in ready)  # others were closed, or are not ready any more
         until = self.now() + SLICE
         for number, key in enumerate(ready):
             if number and self.now() >= until:
                 self._postponed = {key.fd: order for order, key in enumerate(ready[number:])}
                 return
+            self._pending.discard(key.fd)
             try:
                 current = self._selector.get_key(key.fileobj)
             except (KeyError, ValueError):

@@ -9,6 +9,7 @@ from typing import Union, cast
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.events import GenerationRecord
+from paceline.agent.fast_dataclass import record
 from paceline.agent.net.codec import (
     Codec,
     HostPort,
@@ -22,9 +23,8 @@ from paceline.agent.net.codec import (
     sequence_of,
 )
 from paceline.agent.net.frames import PROTOCOL, Message, WireError
-from paceline.agent.profiles import ProfileTaken, TakeProfile
-from paceline.agent.records import record
-from paceline.agent.stacks import Frame, StacksTaken, TakeStacks, ThreadSamples
+from paceline.agent.profile_messages import ProfileTaken, TakeProfile
+from paceline.agent.stack_messages import Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.transfers.requests import Failure
 from paceline.storage.snapshots.manifest import File, SnapshotId, pair
 
@@ -64,6 +64,7 @@ _FROM_MEMBERS = Codec(
         "saved": ev.PartSaved,
         "stored": ev.PartStored,
         "prepared": ev.HostPrepared,
+        "prefetched": ev.SnapshotPrefetched,
         "evaluated": ev.SnapshotEvaluated,
         "follow": ev.EvaluatorWaiting,
         "ingest": ev.IngestProgress,
@@ -95,9 +96,7 @@ def read_join(message: Message, run: str) -> ev.MemberJoined:
         raise WireError("not a join message")
     if not 0 <= joined.generation <= MOST_GENERATIONS:
         raise WireError(f"generation {joined.generation} is not a number from 0 to {MOST_GENERATIONS}")
-    for each in joined.records:
-        if not 0 < each.generation <= MOST_GENERATIONS or (each.parent and each.parent.generation >= each.generation):
-            raise WireError(f"generation {each.generation} has no valid record")
+    _check_records(joined.records)
     held = tuple(replace(each, host=joined.host) for each in joined.held)
     evaluated = tuple(replace(each, host=joined.host) for each in joined.evaluated)
     not_finite = tuple(replace(each, host=joined.host) for each in joined.not_finite)
@@ -106,7 +105,15 @@ def read_join(message: Message, run: str) -> ev.MemberJoined:
 
 def read_records(value: object) -> tuple[GenerationRecord, ...]:
     """As `records_to_list` returned them; a member keeps them in a file."""
-    return cast("tuple[GenerationRecord, ...]", _READERS["tuple[GenerationRecord, ...]"](value))
+    records = cast("tuple[GenerationRecord, ...]", _READERS["tuple[GenerationRecord, ...]"](value))
+    _check_records(records)
+    return records
+
+
+def _check_records(records: tuple[GenerationRecord, ...]) -> None:
+    for each in records:
+        if not 0 < each.generation <= MOST_GENERATIONS or (each.parent and each.parent.generation >= each.generation):
+            raise WireError(f"generation {each.generation} has no valid record")
 
 
 def records_to_list(records: tuple[GenerationRecord, ...]) -> list[Message]:
@@ -191,11 +198,13 @@ _FROM_CAPTAIN = Codec(
         "send": ins.StorePart,
         "drop": ins.DropPart,
         "prepare": ins.PrepareHost,
+        "prefetch": ins.PrefetchSnapshot,
         "committed": ins.AnnounceCommit,
         "evaluate": ins.EvaluateSnapshot,
         "noted": ins.AcknowledgeEvaluation,
         "agree": ins.AgreeOnStep,
         "farewell": ins.ReleaseHost,
+        "spare": ins.PrepareSpare,
     },
     readers={**_READERS, "Mapping[str, Any]": mapping_of(lambda value: value)},
     implied=("host",),

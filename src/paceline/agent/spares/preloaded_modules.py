@@ -141,10 +141,12 @@ class Preloaded:
         group.before = self.effects.capture_state()
         variables = os.environ._data  # type: ignore[attr-defined]
         variables.reads.clear()
+        resume_collection = self.import_recorder.pause_collection(freeze=True)
         try:
             __import__(group.root)
         except BaseException:
             pass  # the program will get the same error
+        resume_collection()
         for name in variables.reads:
             self.reads.setdefault(os.fsdecode(name), group.root)
         changed = dict(os.environ)

@@ -20,6 +20,7 @@ from typing import IO, Any, Union
 
 from paceline.agent import machine
 from paceline.agent.tasks.python_command import Python
+from paceline.storage.json_values import parse_json
 from paceline.storage.regular_files import open_regular
 
 REPORT_FD = 3  # the report socket of a task
@@ -30,7 +31,7 @@ _PACKAGE = Path(__file__).parents[2]
 _SITE = _PACKAGE / "frameworks" / "site"
 _HOOK = (
     "agent/spares/import_recorder.py",
-    "agent/spares/fork_server.py",
+    "agent/spares/spare_process.py",
     "agent/spares/gpu_standby.py",
     "agent/spares/preloaded_modules.py",
     "agent/spares/import_effects.py",
@@ -39,6 +40,7 @@ _HOOK = (
     "frameworks/keras_files.py",
     "frameworks/keras_fit.py",
     "frameworks/keras_losses.py",
+    "frameworks/leader_wait.py",
     "frameworks/stack_signal.py",
     "frameworks/start_stages.py",
     "frameworks/tensorflow_initial_values.py",
@@ -63,9 +65,10 @@ Record = tuple[State, ...]
 class ContextOrder:
     """The CUDA context that a standby creates."""
 
-    environment: Mapping[str, str]  # the variables that CUDA reads
+    environment: Mapping[str, str]  # the variables that CUDA and NCCL read
     device: int  # the index among the devices that it sees
     pid: int  # a process of the same program; only if it uses CUDA itself, a context is created
+    nccl: bool = False  # load NCCL's kernels, too, if that process uses NCCL
     library: str = "libcuda.so.1"
     file: str = "/dev/nvidia-uvm"  # open in a process that has initialized CUDA, but not if it only queries devices
 
@@ -254,8 +257,8 @@ def read_record(path: Path) -> Record:
     states: list[tuple[dict[str, Any], list[str]]] = []
     for line in lines:
         try:
-            item = json.loads(line)
-        except (ValueError, RecursionError):
+            item = parse_json(line)
+        except ValueError:
             continue
         if isinstance(item, dict) and _is_state(item):
             states.append((item, []))
@@ -288,7 +291,7 @@ def _is_state(item: dict[str, Any]) -> bool:
 def _read_message(data: bytes) -> Message:
     """The modules that a spare has imported share its socket and may write anything to it."""
     try:
-        message = json.loads(data)
+        message = parse_json(data)
         if "ready" in message:
             ready = Ready(int(message["ready"]["rss"]), int(message["ready"]["modules"]), message["ready"]["seconds"])
             if isinstance(ready.seconds, (int, float)) and 0 <= ready.seconds < 1e9:
@@ -299,7 +302,7 @@ def _read_message(data: bytes) -> Message:
         elif isinstance(message["unfit"], str):
             module = message.get("module")
             return Unfit(message["unfit"][:500], module[:500] if isinstance(module, str) else "")
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         pass
     return Unfit("it sent an invalid message")
 

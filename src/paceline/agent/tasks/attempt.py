@@ -22,6 +22,7 @@ from paceline.agent.tasks.start_timer import StartTimer
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.tasks.tracebacks import Raised, places
 from paceline.plan import Task
+from paceline.storage.json_values import parse_json
 
 SAMPLES = 6  # samples of CPU time, one per heartbeat
 TEXT_LIMIT = 4000  # characters of one text in a message of a task
@@ -73,7 +74,7 @@ class Attempt:
         self.step_at = now
         self.metrics: dict[str, float] = {}
         self.start_timer = StartTimer(now, framework)
-        self.cuda_variables: dict[str, str] | None = None  # of its environment, as of its first step; None: no GPU
+        self.gpu_variables: dict[str, str] | None = None  # of CUDA and NCCL, as of its first step; None: no GPU
         self.on_profile: Callable[[dict[str, Any]], None] | None = None  # called with its messages about a profile
         self.polls_for_saves = False  # whether it checks once a step if it should take a snapshot
         self.cold_because = ""  # why it could not be started from a spare
@@ -82,6 +83,7 @@ class Attempt:
         self.raised_at = 0.0
         self.start_failure = ""  # why it has no process, if the machine or a limit was exhausted
         self.exited = False  # the process has ended and was reaped: its pid may be reused
+        self.exited_at = now
         self._deadline: tuple[float, Timer] | None = None
         self.gives_up: Callable[[], None] | None = None  # cancels the work that remains after its process has ended
         self.state = ""
@@ -175,7 +177,7 @@ class Attempt:
             self._pause()
 
     def _pause(self) -> None:
-        """The pipe holds what is written meanwhile."""
+        """The pipe holds what is written in the meantime."""
         if self._resume is None and not self.exited:
             self._loop.unwatch(self._output)
             self._resume = self._loop.after(PAUSE_S, self._watch_output)
@@ -202,8 +204,8 @@ class Attempt:
     def _handle_report(self, datagram: bytes) -> None:
         """Tasks may send anything: what is not a valid message is ignored."""
         try:
-            message = json.loads(datagram)
-        except (ValueError, RecursionError):
+            message = parse_json(datagram)
+        except ValueError:
             return
         if not isinstance(message, dict):
             return
@@ -215,7 +217,7 @@ class Attempt:
             self.start_timer.on_report(message, self._loop.now())
             return
         if message.get("_") == "gpu":
-            self.cuda_variables = _texts(message.get("environment"))
+            self.gpu_variables = _texts(message.get("environment"))
             return
         if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest", "not-finite"):
             self._on_message(self, message)

@@ -8,12 +8,13 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.agent.captain.budget import PLAIN_EXIT
+from paceline.agent.captain.restart_budget import PLAIN_EXIT
 from paceline.agent.tasks import launcher_errors
 from paceline.agent.tasks.tracebacks import LONGEST_LINE, Raised, traceback
 
 _PORT_IN_USE = re.compile(
-    r"address already in use|EADDRINUSE|errno: ?98|port is already (?:in use|allocated)|already bound|Address in use",
+    r"address already in use|EADDRINUSE|errno: ?98|port is already (?:in use|allocated)|already bound|Address in use|"
+    r"Could not start gRPC server",  # TensorFlow's
     re.I,
 )
 _SURVIVOR = re.compile(

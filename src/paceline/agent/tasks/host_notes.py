@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 
 from paceline.agent.captain import events as ev
+from paceline.agent.net.codec import TEXT_LIMIT
 from paceline.agent.net.frames import WireError
-from paceline.agent.net.messages import read_records, records_to_list
+from paceline.agent.net.messages import MOST_GENERATIONS, read_records, records_to_list
 from paceline.agent.run_files import replace_text
+from paceline.storage.json_values import read_json
+from paceline.storage.regular_files import open_regular
 
 
 class HostNotes:
     """Values that are kept in files. If one cannot be written, for example because the disk is full, only this agent
-    has it."""
+    has it. What a captain would reject is not read: the host could not join."""
 
     def __init__(self, folder: str, host: str) -> None:
         self._prefix = f"{folder}/logs/.{host}"
@@ -43,21 +47,25 @@ class HostNotes:
 
     def _read_generation(self) -> int:
         try:
-            with open(f"{self._prefix}.generation") as file:
-                return int(file.read())
+            generation = int(self._read("generation"))
         except (OSError, ValueError):
             return 0
+        return generation if 0 < generation <= MOST_GENERATIONS else 0
 
     def _read_data(self) -> str:
         try:
-            with open(f"{self._prefix}.data", encoding="utf-8", errors="surrogatepass") as file:
-                return file.read().rstrip("\n")
+            data = self._read("data").decode("utf-8", "surrogatepass").rstrip("\n")
         except (OSError, ValueError):
             return ""
+        return data if len(data) <= TEXT_LIMIT else ""
 
     def _read_records(self) -> tuple[ev.GenerationRecord, ...]:
         try:
-            with open(f"{self._prefix}.records") as file:
-                return read_records(json.load(file))
-        except (OSError, ValueError, RecursionError, WireError):
+            return read_records(read_json(f"{self._prefix}.records"))
+        except (OSError, ValueError, WireError):
             return ()
+
+    def _read(self, name: str) -> bytes:
+        """Tasks can write to the folder: the file may be a pipe."""
+        with os.fdopen(open_regular(f"{self._prefix}.{name}", follow=True), "rb") as file:
+            return file.read()

@@ -19,26 +19,26 @@ from paceline.agent.net.messages import StartOnHost
 from paceline.agent.options import Options, endpoint
 from paceline.agent.redaction import Redactor
 from paceline.agent.run_files import Echo
-from paceline.agent.tasks import compiled_folder, exit_causes, keras_hint, orphans
+from paceline.agent.tasks import compiled_folder, exit_causes, keras_hint
 from paceline.agent.tasks.attempt import Attempt, is_small_integer, text_of
-from paceline.agent.tasks.checkpoint_files import changed_checkpoint
 from paceline.agent.tasks.host_notes import HostNotes
 from paceline.agent.tasks.launcher import TaskLauncher
 from paceline.agent.tasks.not_finite_reports import NotFiniteReports
+from paceline.agent.tasks.orphans import Orphans
+from paceline.agent.tasks.port_reservations import PortReservations
 from paceline.agent.tasks.port_watch import PortWatch
+from paceline.agent.tasks.signs_of_work import changed_checkpoint
+from paceline.agent.tasks.stop_signals import GRACEFUL, StopSignals
 from paceline.agent.tasks.task_log import TaskLog
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
 from paceline.frameworks import compile_cache, environment
-from paceline.plan import INGEST, Plan, Task
+from paceline.plan import GROUP, INGEST, Plan
 
 EXHAUSTED = (  # of the machine, or of a limit: the next attempt may succeed
     errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT,
 )  # fmt: skip
-STACKS_WITHIN = 3.0  # seconds a task has to write its stacks
 STACKS_LIMIT = 16 * 1024
-GRACEFUL = (ins.TERMINATE, ins.INTERRUPT)  # ways to end after which the task may exit on its own
-TERMINATE_AFTER = 0.5  # share of the grace period between SIGINT and SIGTERM
 
 
 class HostTasks:
@@ -64,7 +64,9 @@ class HostTasks:
         self._launcher = TaskLauncher(
             plan, options, loop, connection.send, connection.notify, self._on_started, self._on_start_failed
         )
+        self._stop_signals = StopSignals(plan, loop, self._launcher)
         self.program_processes = self._launcher.program_processes
+        self.learn_imports = self._launcher.learn_imports
         self._memory = machine.Memory(options.memory)
         self._kills_before = self._memory.oom_kills()
         self._logs: dict[str, TaskLog] = {}
@@ -78,10 +80,14 @@ class HostTasks:
         self._port_watch: PortWatch | None = None  # of the running attempt of rank 0, if the group has more tasks
         self._listened: bool | None = None  # of the last attempt of rank 0
         self._early_exits: dict[int, int] = {}  # pid -> status of children that ended before their pid was known
+        self._orphans = Orphans(
+            loop, self._own_pids, self._is_idle, lambda text: connection.notify(self._redact(text))
+        )  # fmt: skip
         self._has_adopted = False  # a process has ended that is no task: its children may be this agent's now
         self.notes = HostNotes(options.folder, options.host)
         self.roster: dict[str, str] = {}
         self.reached = 0  # the highest step of attempts that have ended
+        self._ports = PortReservations()
         self._leaving = False
 
     # ---- reports to the captain
@@ -99,16 +105,10 @@ class HostTasks:
         """Addresses for the next start of tasks that are not running."""
         if self._leaving:
             return {}
-        used: set[str] = set()
-        offers = {}
-        for name in self._tasks:
-            if name not in self.attempts:
-                address = f"{self._options.address}:{machine.free_port()}"
-                while address in used:
-                    address = f"{self._options.address}:{machine.free_port()}"
-                used.add(address)
-                offers[name] = address
-        return offers
+        # Parameter-server tasks keep their addresses.
+        self._ports.release({int(self.roster[name].rpartition(":")[2]) for name in self._tasks if name in self.roster})
+        idle = [name for name in self._tasks if name not in self.attempts]
+        return {name: f"{self._options.address}:{self._ports.reserve()}" for name in idle}
 
     def heartbeat(self, number: int) -> ev.Heartbeat:
         now = self._loop.now()
@@ -122,6 +122,7 @@ class HostTasks:
         if self._leaving or message.generation < self.notes.generation:
             return
         self.notes.update(message.generation, message.data, message.records)
+        plan = self._plan.of_generation(self.roster)
         for name, number in message.tasks.items():
             if name not in self._tasks or name in self.attempts:
                 continue
@@ -132,7 +133,8 @@ class HostTasks:
                     self._echo, self._plan.limits.log,
                 )  # fmt: skip
             self._kills_before = self._memory.oom_kills()
-            task, framework = self._tasks[name], "" if self._launcher.starts_the_program_below else self._plan.framework
+            task = self._tasks[name] if name == INGEST else plan.task(name)
+            framework = "" if self._launcher.starts_the_program_below else plan.framework
             attempt = Attempt(
                 task, number, self.notes.generation, log, self._loop, framework, self._on_first_step,
                 self._on_task_message,
@@ -142,15 +144,15 @@ class HostTasks:
                 if name == INGEST:
                     self._launcher.start_ingest(attempt, self._snapshots.fetch_env())
                     continue
-                restore = message.restore if restores(self._plan, task) else None
+                restore = message.restore if restores(plan, task) else None
                 variables = {
                     **self._snapshots.environment(name, self.notes.generation, restore),
                     **self._snapshots.fetch_env(),
                 }
                 variables.update({"PACELINE_DATA": self.notes.data} if self.notes.data else {})
-                if task.rank == 0 and self._plan.framework != "none" and self._plan.world_size > 1:
-                    self._port_watch = PortWatch(endpoint(environment.rendezvous(self._plan, self.roster))[1])
-                self._launcher.start(attempt, self.roster, message.restarts, variables, message.mlflow_run)
+                if task.rank == 0 and plan.restart_scope == GROUP and plan.framework != "none" and plan.world_size > 1:
+                    self._port_watch = PortWatch(endpoint(environment.rendezvous(plan, self.roster))[1])
+                self._launcher.start(attempt, plan, self.roster, message.restarts, variables, message.mlflow_run)
             except OSError as error:
                 self._on_start_failed(attempt, error)
 
@@ -250,10 +252,11 @@ class HostTasks:
     # ---- exits
 
     def child_ended(self, pid: int, status: int) -> None:
+        self._orphans.on_reaped(pid)
         if self._launcher.child_ended(pid) or self._snapshots.porter.child_ended(pid):
             return
         for attempt in list(self.attempts.values()):
-            if attempt.pid == pid:
+            if attempt.pid == pid and not attempt.exited:  # its pid may be used again while its orphans are killed
                 self._on_exit(attempt, status)
                 return
         if self._launcher.awaits_spare():
@@ -262,29 +265,29 @@ class HostTasks:
 
     def children_ended(self) -> None:
         """After all that ended at once, which may be thousands: kills their children, which this agent has adopted."""
-        for name in self._tasks if self._has_adopted else ():
-            if name not in self.attempts:
-                orphans.kill(self._orphans(name))
+        if self._has_adopted:
+            self._orphans.kill_adopted(name for name in self._tasks if name not in self.attempts)
         self._has_adopted = False
 
     def _on_exit(self, attempt: Attempt, status: int) -> None:
-        attempt.exited = True
+        attempt.exited, attempt.exited_at = True, self._loop.now()
         if attempt.task.rank == 0:
             self._listened = None if self._port_watch is None else self._port_watch.finish()
             self._port_watch = None
-        if status == 0 and not attempt.requested_end:
-            left_behind = orphans.note(attempt.task.name, self._orphans(attempt.task.name))
-            self._connection.notify(self._redact(left_behind)) if left_behind else None
-        attempt.kill()  # the processes that it left in its process group
-        orphans.kill(self._orphans(attempt.task.name))
+        is_noted = status == 0 and not attempt.requested_end
+        self._orphans.end(attempt.task.name, attempt.kill, is_noted, lambda: self._on_all_killed(attempt, status))
+
+    def _on_all_killed(self, attempt: Attempt, status: int) -> None:
         attempt.finish()
         succeeded = status == 0 and attempt.requested_end in ("", *GRACEFUL)
         self._snapshots.watched.attempt_ended(attempt, succeeded, lambda: self._finish_attempt(attempt, status))
 
-    def _orphans(self, task: str) -> list[int]:
-        own_pids = {attempt.pid for attempt in self.attempts.values()} | self._launcher.pids()
-        is_idle = all(attempt.exited for attempt in self.attempts.values()) and not self._launcher.awaits_spare()
-        return orphans.orphans(task, own_pids | self._snapshots.porter.pids(), is_idle)
+    def _own_pids(self) -> set[int]:
+        pids = {attempt.pid for attempt in self.attempts.values()} | self._launcher.pids()
+        return pids | self._snapshots.porter.pids()
+
+    def _is_idle(self) -> bool:
+        return all(attempt.exited for attempt in self.attempts.values()) and not self._launcher.awaits_spare()
 
     def _finish_attempt(self, attempt: Attempt, status: int) -> None:
         name = attempt.task.name
@@ -293,6 +296,7 @@ class HostTasks:
         self._send_start_times(attempt, at_once=True)
         del self.attempts[name]
         self._evaluators.attempt_ended(name)
+        self._snapshots.attempt_ended(name)
         self.reached = max(self.reached, attempt.step or 0)
         if attempt.cold_because:
             reason = self._redact(attempt.cold_because)
@@ -319,8 +323,8 @@ class HostTasks:
         present = [path for name in compile_cache.NAMES if os.path.isdir(path := f"{folder}/{name}")]
         if present and compiled_folder.is_suspect(folder, exit, step):
             self._snapshots.remove(present)
-            text = f"{exit.task} failed before its first step: what was compiled earlier may be damaged, and is deleted"
-            self._connection.notify(text)
+            reason = "the compiled code kept from earlier may be damaged and was deleted"
+            self._connection.notify(f"{exit.task} failed before its first step: {reason}")
 
     def _exit_of(self, attempt: Attempt, status: int) -> ev.TaskExit:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -368,7 +372,7 @@ class HostTasks:
 
     def _failed_at(self, attempt: Attempt) -> float:
         """When the attempt failed: at its uncaught exception if there was one. It decides which task failed first."""
-        return attempt.raised_at if attempt.raised is not None else self._loop.now()
+        return attempt.raised_at if attempt.raised is not None else attempt.exited_at
 
     def _out_of_memory(self, attempt: Attempt, number: int) -> str | None:
         if number != signal.SIGKILL:
@@ -402,55 +406,12 @@ class HostTasks:
             attempt = self.attempts.get(name)
             self._ending[name] = number
             if attempt is not None and attempt.number == number:
-                self._end(attempt, message.how, message.grace)
+                self._stop_signals.end(attempt, message.how, message.grace)
         self._report_ended()
-
-    def _end(self, attempt: Attempt, how: str, grace: float) -> None:
-        is_repeated = attempt.requested_end in GRACEFUL  # by a captain to which this host has reconnected
-        attempt.requested_end = how
-        if how == ins.KILL:
-            attempt.state = "stopped" if attempt.is_stopped() else ""
-            attempt.kill()
-        elif how == ins.ABORT and not attempt.pid:
-            attempt.kill()  # there is no process that could write its stacks
-        elif how == ins.ABORT:
-            attempt.state = attempt.doing()
-            attempt.read_output()
-            attempt.log.clear_tail()
-            descendants = machine.descendants(attempt.pid) if self._launcher.starts_the_program_below else []
-            for pid in descendants or [attempt.pid]:  # the stacks of a shell or of torchrun are not useful
-                _signal(pid, signal.SIGABRT)
-                _signal(pid, signal.SIGCONT)
-            attempt.kill_within(STACKS_WITHIN)
-        elif how == ins.INTERRUPT and not self._only_serves(attempt.task):
-            if not is_repeated:  # a second SIGINT would interrupt the program's clean-up
-                self._interrupt(attempt, grace)
-            attempt.kill_within(grace)
-        else:
-            self._terminate(attempt)
-            attempt.signal(signal.SIGCONT, whole_group=True)
-            attempt.kill_within(grace)
-
-    def _only_serves(self, task: Task) -> bool:
-        """Whether a task runs none of the user's training: servers wait in C++ code, in which Python handles no
-        SIGINT."""
-        has_chief = any(role.name == "chief" for role in self._plan.roles)
-        servers = ("ps", "worker") if has_chief else ("ps",)
-        return task.name == INGEST or (self._plan.strategy == "parameter-server" and task.role in servers)
-
-    def _interrupt(self, attempt: Attempt, grace: float) -> None:
-        """As Ctrl-C in a terminal: SIGINT for all processes of the task. Half of the grace period later: SIGTERM."""
-        attempt.signal(signal.SIGINT, whole_group=True)
-        attempt.signal(signal.SIGCONT, whole_group=True)
-        self._loop.after(TERMINATE_AFTER * grace, lambda: None if attempt.exited else self._terminate(attempt))
-
-    def _terminate(self, attempt: Attempt) -> None:
-        whole_group = self._launcher.python is None or attempt.task.name == INGEST
-        attempt.signal(signal.SIGTERM, whole_group=whole_group)
 
     def terminate(self) -> None:
         for attempt in self.attempts.values():
-            self._terminate(attempt)
+            self._stop_signals.terminate(attempt)
 
     def kill(self) -> None:
         for attempt in self.attempts.values():
@@ -471,10 +432,3 @@ class HostTasks:
 
     def close(self) -> None:
         self._launcher.close()
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

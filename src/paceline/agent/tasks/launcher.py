@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Callable
 
@@ -14,7 +15,7 @@ from paceline.agent.captain import events as ev
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.spares import spare
-from paceline.agent.tasks import compiled_folder, references
+from paceline.agent.tasks import compiled_folder, variable_references
 from paceline.agent.tasks.attempt import Attempt
 from paceline.agent.tasks.gpu_standbys import GpuStandbys
 from paceline.agent.tasks.python_command import Python, parse_command, with_program_found
@@ -22,14 +23,17 @@ from paceline.agent.transfers.porter_client import process
 from paceline.frameworks import amx, environment, tensorflow_server
 from paceline.frameworks.tracking import tracking_variables
 from paceline.plan import Plan, launcher_of
+from paceline.storage.regular_files import append_to_regular, open_regular
 
 SETTLED = 3.0  # seconds without an import, after which a program has imported what it needs
-SPARE_DEATHS = 3  # spares that may end before no more are started
+SPARE_DEATHS = 3  # spares that may end before no more are started, unless one has started a task in between
 SPARE_ANSWERS = 10.0  # seconds that a spare may take to fork
 SPARE_RENEWALS = 3  # spares that are replaced because the program has imported more since
 SPARE_LEFT_OUT = 5  # modules that spares may leave to the program, because forks cannot share what they open
 SPARE_NICE = 5  # training has priority, but the spare must become ready eventually
 MARGIN = 256 * 1024 * 1024  # bytes of memory to leave free
+RECORD_SENDERS = 16  # hosts of a role that send it: the first ones
+RECORD_SENT = 60 * 1024  # bytes of a record of imports, at most, that other hosts get: it is one text of a message
 
 
 class TaskLauncher:
@@ -53,7 +57,7 @@ class TaskLauncher:
         host = plan.host(options.host)
         self._role = plan.role(host.role)
         self._command = list(self._role.command or tensorflow_server.COMMAND)
-        self._refers = any(references.is_changed(word) for word in self._command)
+        self._refers = any(variable_references.is_changed(word) for word in self._command)
         self._work = options.work or plan.code
         self._interpreter = options.interpreter or sys.executable
         self.python = parse_command(self._command, self._interpreter)
@@ -61,7 +65,7 @@ class TaskLauncher:
         self.starts_the_program_below = self.python is None or launcher_of(self._command) is not None
         # Their values are not the same for all tasks.
         self._env_with_references = {
-            name: value for name, value in self._role.env.items() if references.is_changed(value)
+            name: value for name, value in self._role.env.items() if variable_references.is_changed(value)
         }
         self._static = self._static_environment(len(host.tasks))
         self._record_path = f"{options.folder}/logs/.{options.host}.imports"
@@ -80,7 +84,7 @@ class TaskLauncher:
     def _is_program_varying(self) -> bool:
         """Whether tasks run different programs or start Python with different options, not only other arguments."""
         own = () if self.python is None else self.python.argv[: len(self.python.argv) - len(self.python.args)]
-        return any(references.is_changed(word) for word in own)
+        return any(variable_references.is_changed(word) for word in own)
 
     def _static_environment(self, tasks: int) -> dict[str, str]:
         """The variables that are the same for all tasks of this host in all generations."""
@@ -88,6 +92,8 @@ class TaskLauncher:
         environ = {**os.environ, **self._role.env}
         for name in self._env_with_references:
             del environ[name]
+        for name in environment.SHARE_VARIABLES:  # of a task that has started this run
+            environ.pop(name, None)
         site = (
             str(spare.site_folder()) if self.starts_the_program_below else ""
         )  # Python below a shell shows its stacks
@@ -108,22 +114,29 @@ class TaskLauncher:
         }
 
     def start(
-        self, attempt: Attempt, roster: dict[str, str], restarts: int, variables: dict[str, str], mlflow_run: str = ""
+        self,
+        attempt: Attempt,
+        plan: Plan,
+        roster: dict[str, str],
+        restarts: int,
+        variables: dict[str, str],
+        mlflow_run: str = "",
     ) -> None:
-        """Starts the attempt; `on_started` is called once it has a process. OSError: the command cannot be started."""
+        """Starts the attempt; `on_started` is called once it has a process. OSError: the command cannot be started.
+        `plan`: that of the generation."""
         task = attempt.task
         own_variables = {**self._static, **self._env_with_references}
         environ = {
             **self._static,
-            **tracking_variables(self._plan, task, self._options.run, mlflow_run, own_variables),
+            **tracking_variables(plan, task, self._options.run, mlflow_run, own_variables),
             **environment.task_variables(
-                self._plan, task, roster, self._options.run, attempt.generation, restarts, self._options.machine
+                plan, task, roster, self._options.run, attempt.generation, restarts, self._options.machine
             ),
-            **environment.gpus(self._plan, task, self._options.devices, self._options.machine),
+            **environment.gpus(plan, task, self._options.devices, self._options.machine),
             **attempt.environment(),
             **variables,
         }
-        environ.update(references.expand_env(self._env_with_references, environ))
+        environ.update(variable_references.expand_env(self._env_with_references, environ))
         standby = self.standbys.take(task.name, environ)
         if self._spare is not None and self._spare_ready:
             out, reports = attempt.output_end, attempt.report_end.fileno()
@@ -151,14 +164,14 @@ class TaskLauncher:
             **attempt.environment(),
             **variables,
         }
-        environ.update(references.expand_env(self._env_with_references, environ))
+        environ.update(variable_references.expand_env(self._env_with_references, environ))
         command = process("paceline.agent.ingest_process", self._options.to_json())
         out, reports = attempt.output_end, attempt.report_end.fileno()
         attempt.began(spare.start_plain(command, environ, self._work, out, out, reports), warm=False)
         self._on_started(attempt)
 
     def _expanded(self, environ: dict[str, str]) -> tuple[str, ...]:
-        return references.expand_command(self._command, environ) if self._refers else tuple(self._command)
+        return variable_references.expand_command(self._command, environ) if self._refers else tuple(self._command)
 
     def _python_for(self, environ: dict[str, str]) -> Python | None:
         """The Python program of a task with this environment."""
@@ -173,9 +186,8 @@ class TaskLauncher:
         else:
             record_fd = -1
             if self._spares_enabled and self._spare is None and attempt.task.local_index == 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 try:
-                    record_fd = os.open(self._record_path, flags, 0o600)
+                    record_fd = self._new_record()
                 except OSError:
                     self._spares_enabled = False  # a spare needs the record
             try:
@@ -185,6 +197,12 @@ class TaskLauncher:
                     os.close(record_fd)
         attempt.began(pid, warm=False)
         self._on_started(attempt)
+
+    def _new_record(self) -> int:
+        """The file in which a task records what it imports. Tasks can write to its folder."""
+        fd = append_to_regular(self._record_path)
+        os.ftruncate(fd, 0)
+        return fd
 
     # ---- the spare
 
@@ -199,16 +217,21 @@ class TaskLauncher:
                 self.standbys.prepare(self._spare, attempts.values(), memory)
         if not self._spares_enabled or self._spare is not None or self.python is None:
             return
-        if first is None or not (first.step is not None or self._has_finished_imports()):
+        record_path = self._record_path
+        if first is None:
+            record_path = self._record_for_newcomer()
+            if not record_path:
+                return
+        elif not (first.step is not None or self._has_finished_imports()):
             return
-        need = machine.resident(first.pid) + MARGIN
+        need = (MARGIN if first is None else machine.resident(first.pid)) + MARGIN
         if memory.free() < need:
             shortage = f"{need >> 20} MiB of memory needed, {memory.free() >> 20} MiB free"
             self.disable_spares(f"{self._options.host} does not use spares: {shortage}")
             return
         try:
             self._spare_record_size = self._record_size()
-            record = spare.without(spare.read_record(Path(self._record_path)), self._left_out)
+            record = spare.without(spare.read_record(Path(record_path)), self._left_out)
             if not record and self.python.hooked:
                 self._spares_enabled = False  # there is nothing to preload: a cold start is as fast
                 return
@@ -218,6 +241,43 @@ class TaskLauncher:
             self.disable_spares(f"{self._options.host} does not use spares: {error}")
             return
         self._loop.watch(self._spare, selectors.EVENT_READ, self._read_spare)
+
+    def _record_for_others(self) -> str:
+        """What the program has imported here, for hosts of an elastic job that join later."""
+        if self._plan.elastic is None or self._plan.host(self._options.host).index >= RECORD_SENDERS:
+            return ""
+        try:
+            with open(open_regular(self._record_path), "rb") as file:
+                record = file.read(RECORD_SENT + 1)
+        except OSError:
+            return ""
+        return record.decode(errors="replace") if len(record) <= RECORD_SENT else ""
+
+    def learn_imports(self, record: str) -> None:
+        """Another host has recorded what the program imports; ignored if it has run here."""
+        try:
+            with open(self._record_path, "x", opener=_open_private) as file:
+                file.write(record)
+        except OSError:
+            pass
+
+    def _record_for_newcomer(self) -> str:
+        """The record of what the program imports, for a host of an elastic job on which no task runs: its own, or that
+        of another host on this machine. Empty: there is none, or the program still imports."""
+        if self._plan.elastic is None:
+            return ""
+        folder = os.path.dirname(self._record_path)
+        hosts = [host.name for host in self._plan.hosts if host.role == self._role.name]
+        paths = [self._record_path, *(f"{folder}/.{host}.imports" for host in hosts)]
+        now = time.time()
+        for path in paths:
+            try:
+                about = os.stat(path)
+            except OSError:
+                continue
+            if about.st_size and now - about.st_mtime > SETTLED:
+                return path
+        return ""
 
     def _has_finished_imports(self) -> bool:
         try:
@@ -247,7 +307,7 @@ class TaskLauncher:
         for message in self._spare.receive():
             if isinstance(message, spare.Ready):
                 if not self._spare_ready:
-                    self._send(ev.SpareReady(self._options.host, message.seconds))
+                    self._send(ev.SpareReady(self._options.host, message.seconds, self._record_for_others()))
                 self._spare_ready = True
             elif isinstance(message, spare.Ended):
                 self._on_spare_ended()
@@ -263,16 +323,20 @@ class TaskLauncher:
             elif isinstance(message, spare.Started) and self._pending:
                 attempt = self._pending.pop(0)
                 self._pending_environments.pop(attempt.task.name, None)
+                self._spare_deaths = 0
                 attempt.began(message.pid, warm=True)
                 self._on_started(attempt)
 
     def _check_answered(self, attempt: Attempt) -> None:
+        """A spare that does not answer is killed. It is replaced: the machine may only have been busy."""
         if attempt in self._pending and self._spare is not None:
             try:
                 os.killpg(self._spare.pid, signal.SIGKILL)  # including forks that are not tasks yet
             except ProcessLookupError:
                 pass
-            self._on_spare_failed(f"the spare did not respond for {SPARE_ANSWERS:g} s")
+            host = self._options.host
+            self._notify(f"{host} does not use this spare: it did not respond for {SPARE_ANSWERS:g} s")
+            self._on_spare_ended()
 
     def awaits_spare(self) -> bool:
         """Whether a spare is forking a task whose pid is not known yet."""
@@ -285,7 +349,7 @@ class TaskLauncher:
         return False
 
     def _on_spare_ended(self) -> None:
-        """The spare is restarted, until SPARE_DEATHS spares have ended."""
+        """The spare is replaced, until SPARE_DEATHS spares have ended."""
         self._spare_deaths += 1
         self._drop_spare()
         if self._spare_deaths >= SPARE_DEATHS:
@@ -344,3 +408,7 @@ class TaskLauncher:
             os.unlink(self._record_path)
         except OSError:
             pass
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

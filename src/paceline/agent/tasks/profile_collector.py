@@ -6,19 +6,21 @@ within a limit, and the agent gives them their names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
 from paceline.agent.net.loop import Loop, Timer
-from paceline.agent.profiles import FINISH_WITHIN, FOLDER, MOST_BYTES, ProfileTaken, TakeProfile
+from paceline.agent.profile_messages import FINISH_WITHIN, FOLDER, MOST_BYTES, ProfileTaken, TakeProfile
 from paceline.agent.tasks.attempt import Attempt, is_small_integer, text_of
-from paceline.storage.event_files import find
+from paceline.agent.transfers.host_snapshots import REMOVED
+from paceline.storage.local_files import remove_tree
+from paceline.storage.tensorboard_event_files import find
 
 SUFFIXES = (".pt.trace.json", ".trace.json.gz", ".xplane.pb")
 MOST_FILES = 16  # of a task
@@ -44,6 +46,7 @@ class _Awaited:
     folder: str  # that it writes to
     has_reported: bool  # steps, before it was asked
     has_started: bool = False
+    has_ended_late: bool = False  # after this agent has given it up
 
 
 class ProfileCollector:
@@ -56,13 +59,16 @@ class ProfileCollector:
         attempts: Mapping[str, Attempt],
         redact: Callable[[str], str],
         send: Callable[[ProfileTaken], None],
+        remove: Callable[[Iterable[str]], None],
     ) -> None:
-        """`folder`: that of the run. `attempts`: the running ones, which change."""
+        """`folder`: that of the run. `attempts`: the running ones, which change. `remove`: deletes folders of tasks,
+        which may contain anything, without delay for the agent."""
         self._host, self._framework, self._folder, self._loop = host, framework, folder, loop
-        self._attempts, self._redact, self._send = attempts, redact, send
+        self._attempts, self._redact, self._send, self._remove = attempts, redact, send, remove
         self._current: TakeProfile | None = None
         self._began = 0.0
         self._awaited: dict[str, _Awaited] = {}
+        self._asked: set[str] = set()  # tasks that were asked for a profile, since this agent started
         self._timer: Timer | None = None  # of the next look
 
     def take(self, message: TakeProfile) -> None:
@@ -88,29 +94,36 @@ class ProfileCollector:
             return "it is not running"
         if not attempt.pid:
             return "it is starting"
-        folder = f"{self._folder}/.profile-{task}"
+        folder = f"{self._folder}/{_prefix(task)}{message.session}"
+        leftovers = [path for path in self._folders_of(task) if not path.endswith(REMOVED)]
+        self._remove(leftovers)  # of an earlier agent, or of a profile that was discarded
         try:
-            _remove(folder)
             os.mkdir(folder, 0o700)
         except OSError as error:
             return f"its agent cannot create a folder: {error.strerror}"
         awaited = self._awaited[task] = _Awaited(attempt, folder, attempt.step is not None)
-        attempt.on_profile = lambda reply: self._on_message(awaited, reply)
+        self._asked.add(task)
+        attempt.on_profile = lambda reply: self._on_message(awaited, message.request, reply)
         until = self._began + message.seconds  # the clock is that of the machine, the same in all its processes
         attempt.tell(
             {
                 "say": "profile", "request": message.request, "framework": self._framework, "steps": message.steps,
-                "until": until, "folder": folder,
+                "until": until, "discard_after": until + FINISH_WITHIN, "folder": folder,
             }
         )  # fmt: skip
         return ""
 
-    def _on_message(self, awaited: _Awaited, message: dict[str, Any]) -> None:
+    def _on_message(self, awaited: _Awaited, request: int, message: dict[str, Any]) -> None:
+        """`request`: the one for which the task was asked."""
         task = awaited.attempt.task.name
-        if self._current is None or message.get("request") != self._current.request or task not in self._awaited:
+        if message.get("request") != request:
             return
         stage, steps = message.get("stage"), message.get("steps", 0)
-        if stage == "started":
+        if self._awaited.get(task) is not awaited:
+            if stage in ("done", "failed", "discarded") and not awaited.has_ended_late:
+                awaited.has_ended_late = True  # a task may send this without end
+                self._remove([awaited.folder])  # its profiler may have created it again
+        elif stage == "started":
             awaited.has_started = True
         elif stage == "failed":
             error = self._redact(text_of(message.get("error")))
@@ -154,8 +167,7 @@ class ProfileCollector:
 
     def _finish(self, task: str, problem: str, steps: int = 0, files: Mapping[str, int] | None = None) -> None:
         awaited = self._awaited.pop(task)
-        awaited.attempt.on_profile = None
-        _remove(awaited.folder)
+        self._remove([awaited.folder])
         self._reply(task, problem, steps, files, is_last=not self._awaited)
 
     def _reply(
@@ -168,6 +180,26 @@ class ProfileCollector:
             if self._timer is not None:
                 self._timer.cancel()
         self._send(taken)
+
+    def _folders_of(self, task: str) -> list[str]:
+        """Those that the task writes to, and those that are being removed."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return []
+        prefix = _prefix(task)
+        return [f"{self._folder}/{name}" for name in names if name.startswith((prefix, f".{prefix}"))]
+
+    def close(self) -> None:
+        """When this host leaves, and its tasks have ended: removes what is left of their profiles."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for folder in (folder for task in self._asked for folder in self._folders_of(task)):
+            if os.path.islink(folder):
+                with contextlib.suppress(OSError):
+                    os.unlink(folder)
+            else:
+                remove_tree(folder, ignore_errors=True)
 
 
 def move_files(folder: str, tensorboard: str, session: str, task: str) -> dict[str, int]:
@@ -187,7 +219,7 @@ def move_files(folder: str, tensorboard: str, session: str, task: str) -> dict[s
         target = _target(path, session, task, moved)
         os.rename(f"{folder}/{path}", f"{tensorboard}/{target}")
         status = os.lstat(f"{tensorboard}/{target}")
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:  # it was replaced meanwhile
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:  # it was replaced in the meantime
             os.unlink(f"{tensorboard}/{target}")
             raise Refused("it has changed the files of its profile")
         moved[target] = status.st_size
@@ -203,8 +235,5 @@ def _target(path: str, session: str, task: str, taken: Mapping[str, int]) -> str
     return next(name for name in names if name not in taken)
 
 
-def _remove(folder: str) -> None:
-    if os.path.islink(folder):
-        os.unlink(folder)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+def _prefix(task: str) -> str:
+    return f".profile-{task}-"

@@ -77,7 +77,7 @@ class ResourceSampler:
 
     def _measure(self, task: _Task, pid: int) -> None:
         totals, resident = Totals(), 0
-        pids = [pid, *machine.descendants(pid)][:MOST_PROCESSES]
+        pids = [pid, *machine.descendants(pid, MOST_PROCESSES - 1)]
         for each in pids:
             totals.add(totals_of(each))
             resident += machine.resident(each)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from paceline.agent import machine
-from paceline.agent.stacks import Frame
+from paceline.agent.stack_messages import Frame
 from paceline.frameworks.stack_signal import (
     DUMP,
     HEAD_SIZE,

@@ -14,12 +14,11 @@ from itertools import islice
 from typing import Callable
 
 from paceline.agent.net.loop import Loop
-from paceline.agent.stacks import PER_SECOND, Frame, StacksTaken, TakeStacks, ThreadSamples
+from paceline.agent.stack_messages import MOST_PROCESSES, PER_SECOND, Frame, StacksTaken, TakeStacks, ThreadSamples
 from paceline.agent.tasks.attempt import Attempt
 from paceline.agent.tasks.stack_reader import CannotRead, Stack, StackReader, Stacks, has_handlers
 
 REPLY_WITHIN = 0.4  # seconds in which a main thread that runs Python code replies; otherwise it is in a C call
-MOST_PROCESSES = 64  # of a task
 MOST_CHECKED = 1000  # processes of a task: this takes about 0.1 ms each
 DUMPS_WITHIN = 2.5  # seconds for all processes of a host
 # Of a process, so that a reply is not larger than a message may be, whatever the program has written.

@@ -5,17 +5,16 @@ A task may write 100,000 lines a second: complete lines are handled together, no
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Callable
 
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.run_files import Echo, stamp
+from paceline.agent.tasks.overwritten_lines import OverwrittenLine, valid_utf8, visible
 from paceline.plan import LOG_LIMIT
 
 LONGEST_LINE = 64 * 1024
 TAIL_LINES = 400
-BAR_EVERY = 0.5  # seconds between two logged states of a progress bar
 
 
 class TaskLog:
@@ -28,7 +27,7 @@ class TaskLog:
         self._task = task.encode()
         self._echo = echo
         self._partial = b""
-        self._bar_at = 0.0
+        self._overwritten = OverwrittenLine()
         self.generation = 0
         self._recent: deque[tuple[bytes, int]] = deque()  # lines, separated by line ends, and their number
         self._recent_lines = 0
@@ -41,25 +40,25 @@ class TaskLog:
     def feed(self, data: bytes) -> None:
         """Appends output of the task, in pieces of any size."""
         if b"\r" in data or b"\r" in self._partial:
-            self._feed_with_bars(data)
+            self._feed_overwritten(data)
         else:
             complete, newline, rest = data.rpartition(b"\n")
             if newline:
-                lines, self._partial = _valid(self._partial + complete), rest
+                lines, self._partial = valid_utf8(self._partial + complete), rest
                 self._write([lines])
             else:
                 self._partial += rest
         if len(self._partial) > LONGEST_LINE:
             pieces = []
             while len(self._partial) > LONGEST_LINE:
-                pieces.append(_valid(self._partial[:LONGEST_LINE]))
+                pieces.append(valid_utf8(self._partial[:LONGEST_LINE]))
                 self._partial = self._partial[LONGEST_LINE:]
             self._write(pieces)
 
     def end(self) -> None:
         """The task has ended: an unterminated line is complete."""
         if self._partial:
-            self._write([_visible(self._partial)])
+            self._write([visible(self._partial)])
             self._partial = b""
 
     def close(self) -> None:
@@ -75,22 +74,14 @@ class TaskLog:
         self._recent.clear()
         self._recent_lines = 0
 
-    def _feed_with_bars(self, data: bytes) -> None:
+    def _feed_overwritten(self, data: bytes) -> None:
         pieces = (self._partial + data).split(b"\n")
         self._partial = pieces.pop()
-        self._write([_visible(piece) for piece in pieces])
+        self._write([visible(piece) for piece in pieces])
         if b"\r" in self._partial:
-            self._partial = self._bar(self._partial)
-
-    def _bar(self, partial: bytes) -> bytes:
-        """The latest state of a line that overwrites itself; older states are dropped."""
-        before, _, after = partial.rpartition(b"\r")
-        state = after or before.rpartition(b"\r")[2]
-        now = time.monotonic()
-        if state and now - self._bar_at >= BAR_EVERY:
-            self._bar_at = now
-            self._append(_valid(state), b"~ ")
-        return b"\r" + state if not after else b"\r" + after
+            self._partial, state = self._overwritten.collapse(self._partial)
+            if state:
+                self._append(state, b"~ ")
 
     def _write(self, chunks: list[bytes]) -> None:
         """Each chunk is a line, or several with line ends between them."""
@@ -113,17 +104,3 @@ class TaskLog:
 
 def _prefixed(lines: bytes, prefix: bytes) -> bytes:
     return prefix + lines.replace(b"\n", b"\n" + prefix) + b"\n"
-
-
-def _visible(raw: bytes) -> bytes:
-    """What a terminal would show of a line."""
-    return _valid(raw.rstrip(b"\r").rpartition(b"\r")[2])
-
-
-def _valid(raw: bytes) -> bytes:
-    """The same, if it is valid UTF-8."""
-    try:
-        raw.decode()
-        return raw
-    except UnicodeDecodeError:
-        return raw.decode("utf-8", "replace").encode()

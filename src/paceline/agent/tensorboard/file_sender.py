@@ -14,8 +14,8 @@ from paceline.agent.net.frames import PROTOCOL, Decoder, Message, WireError, enc
 from paceline.agent.net.tls import BOARD_NAME, context
 from paceline.agent.options import Options, endpoint
 from paceline.agent.tensorboard.generation_notes import GenerationNotes, notes_path
-from paceline.storage.event_files import find
 from paceline.storage.snapshots.manifest import INVALID_FIELDS
+from paceline.storage.tensorboard_event_files import find
 
 EVERY_S = 3.0
 MAX_BUSY = 0.05  # fraction of time for sweeps: if one takes long, the next one comes later
@@ -123,7 +123,7 @@ class FileSender:
         try:
             fd = os.open(f"{self._folder}/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            return  # deleted meanwhile
+            return  # deleted in the meantime
         try:
             at = 0 if is_replaced else self._received[path]
             while at < size:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Callable
 
 from paceline.agent.run_files import replace
-from paceline.storage.event_files import alone
+from paceline.storage.json_values import read_json
 from paceline.storage.snapshots.manifest import INVALID_FIELDS
+from paceline.storage.tensorboard_event_files import alone
 
 
 @dataclass
@@ -29,11 +29,10 @@ class GenerationNotes:
 
     def read(self) -> Notes:
         try:
-            with open(self._path) as file:
-                data = json.load(file)
+            data = read_json(self._path)
             after = {int(generation): (int(step), int(last)) for generation, (step, last) in data["after"].items()}
             return Notes(int(data["generation"]), {str(p): int(g) for p, g in data["old"].items()}, after)
-        except (OSError, *INVALID_FIELDS, RecursionError):
+        except (OSError, *INVALID_FIELDS):
             return Notes()
 
     def begin(self, generation: int, after: tuple[int, int] | None, files: Callable[[], Iterable[str]]) -> bool:

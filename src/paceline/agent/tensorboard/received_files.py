@@ -6,7 +6,7 @@ import os
 from collections.abc import Set
 from typing import Any
 
-from paceline.storage.event_files import After, EventFiles, find, is_event_file, mark_cut
+from paceline.storage.tensorboard_event_files import After, EventFiles, find, is_event_file, mark_cut
 
 MOST_BYTES = 4 * 1024 * 1024 * 1024  # total size of all files: the node's disk is shared
 MOST_FILES = 20_000

@@ -17,7 +17,7 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options, endpoint
 from paceline.frameworks.python_start import code_command
 from paceline.plan import TENSORBOARD
-from paceline.storage.event_files import FileStamps, event_files, last_cut
+from paceline.storage.tensorboard_event_files import FileStamps, event_files, last_cut
 
 MIN_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds between two starts
 STEADY_S = 60.0  # once it has run that long, the delay is reset

@@ -16,8 +16,8 @@ from paceline.agent.tensorboard.generation_notes import GenerationNotes, notes_p
 from paceline.agent.transfers.porter_client import PorterClient
 from paceline.agent.transfers.requests import Answer, TrimCurves
 from paceline.plan import ALONE, Plan
-from paceline.storage.event_files import find
 from paceline.storage.snapshots.manifest import parse_id
+from paceline.storage.tensorboard_event_files import find
 
 SOON, OFTEN, SELDOM = 5.0, 60.0, 600.0  # seconds between requests
 LAST_S = 5.0  # time limit at the end, when logs still have to be uploaded
@@ -25,7 +25,7 @@ LAST_S = 5.0  # time limit at the end, when logs still have to be uploaded
 _PROCESS = re.compile(r"\.tfevents\.\d+\..*?\.(\d+)\.")
 
 
-class Curves:
+class TrimRequests:
     def __init__(self, plan: Plan, options: Options, porter: PorterClient, loop: Loop) -> None:
         self._folder = f"{options.folder}/tensorboard"
         host = plan.host(options.host)

@@ -1,5 +1,5 @@
-"""Looks after what the tasks of a host compile, in the background: limits and syncs it, and on a cluster stores a copy
-with the run's snapshots, for a pod that replaces this one.
+"""Maintains the folder of what the tasks of a host compile, in the background: limits its size, syncs it to disk, and
+on a cluster stores a copy with the run's snapshots, for a pod that replaces this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SOON, SELDOM = 10.0, 600.0  # seconds between requests: tasks compile mostly at 
 
 class CompiledUpload:
     def __init__(self, plan: Plan, options: Options, folder: str, porter: PorterClient, loop: Loop) -> None:
-        """`folder`: with what tasks compile; empty: nothing is kept."""
+        """`folder`: contains what tasks compile; empty: nothing is kept."""
         self._porter, self._loop = porter, loop
         if not folder or not os.path.isdir(folder):
             return

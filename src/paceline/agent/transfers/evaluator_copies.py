@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable
 from typing import Any, Callable
@@ -20,6 +19,7 @@ from paceline.agent.run_files import replace
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient
 from paceline.plan import Plan
+from paceline.storage.json_values import read_json
 from paceline.storage.local_files import remove_tree
 from paceline.storage.snapshots.manifest import INVALID_FIELDS, SnapshotId, pair, parse_id
 
@@ -90,7 +90,7 @@ class EvaluatorCopies:
             self._remove([f"{folder}/{name}" for name in os.listdir(folder)])
 
     def _finish(self, result: ev.SnapshotEvaluated) -> None:
-        """Writes the result to disk first: the snapshot is not evaluated again, whichever process dies now."""
+        """Writes the result to disk first: the snapshot is not evaluated again even if a process dies now."""
         self._unacknowledged[result.snapshot] = result
         with contextlib.suppress(OSError):  # a full disk: this agent still has the result in memory
             os.makedirs(self._results, exist_ok=True)
@@ -112,7 +112,7 @@ class EvaluatorCopies:
     def evaluate(self, message: ins.EvaluateSnapshot) -> None:
         evaluator = self._tasks.get(message.task)
         if evaluator is None or not evaluator.is_waiting or evaluator.snapshot is not None:
-            return  # the task died meanwhile, or has this snapshot already
+            return  # the task has died, or already has this snapshot
         if message.snapshot is None:
             evaluator.is_waiting = False
             self._reply(message.task, {"over": True})
@@ -162,8 +162,8 @@ class EvaluatorCopies:
         results = {}
         for name in os.listdir(self._results) if os.path.isdir(self._results) else ():
             id = parse_id(name[: -len(".json")])
-            with contextlib.suppress(OSError, *INVALID_FIELDS, RecursionError), open(f"{self._results}/{name}") as file:
-                data = json.load(file)
+            with contextlib.suppress(OSError, *INVALID_FIELDS):
+                data = read_json(f"{self._results}/{name}")
                 if id is not None:
                     results[id] = ev.SnapshotEvaluated(self._host, str(data["task"]), id, _numbers(data["metrics"]))
         return results

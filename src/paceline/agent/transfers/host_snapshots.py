@@ -2,18 +2,18 @@
 
 <folder>/staging/<task>/g<generation>/step-<n>     written by the task
 <folder>/held/<task>/step-<n>-g<generation>        collected by the agent, until the captain has it deleted
-<folder>/restored/<host>/step-<n>-g<generation>    to resume from: files of the held parts, or a verified copy
+<folder>/fetched-parts/<host>/<task>/step-<n>-g<generation>    of other hosts; see fetched_parts.py
+<folder>/restored/<host>/step-<n>-g<generation>    to resume from: files of these parts, or a verified copy
 <folder>/committed/<host>/step-<n>                 for evaluators that poll this folder; see also evaluator_copies.py
 <memory>/staging, held, restored                   the same in memory, with `snapshots.memory`
 A part stays where the task wrote it, on disk or in memory. A folder to resume from is in memory only if all its files
 are; <folder>/restored/<host> then has a link to it.
-If tasks write checkpoints to a watched folder instead, see watched_folder.py.
+If tasks write checkpoints to a watched folder instead, see watched_checkpoints.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -28,10 +28,11 @@ from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import stored_messages
 from paceline.agent.options import Options
 from paceline.agent.transfers import requests as req
-from paceline.agent.transfers.porter_client import PorterClient, held_folders, porter_settings
-from paceline.agent.transfers.watched_folder import WatchedFolder
+from paceline.agent.transfers.porter_client import PorterClient, fetched_folder, held_folders, porter_settings
+from paceline.agent.transfers.watched_checkpoints import WatchedFolder
 from paceline.plan import Plan
 from paceline.storage import boots
+from paceline.storage.json_values import parse_json
 from paceline.storage.local_files import remove_tree
 from paceline.storage.regular_files import open_regular
 from paceline.storage.snapshots import shared_parts
@@ -73,9 +74,11 @@ class HostSnapshots:
         host = plan.host(options.host)
         self._tasks = host.tasks
         self._is_evaluator = host.role == "evaluator"
+        self._resumed: dict[str, str] = {}  # running task -> the name of the folder that it resumes from
         self._folder, self._memory = options.folder, options.memory
         self._held_folders = held_folders(options)
         self._held_on_disk = self._held_folders[-1]
+        self._fetched_folder = fetched_folder(options)
         self._restored_folder = f"{options.folder}/restored/{options.host}"
         self._restored_in_memory = f"{options.memory}/restored/{options.host}" if options.memory else ""
         self._committed_folder = f"{options.folder}/committed/{options.host}"
@@ -87,6 +90,7 @@ class HostSnapshots:
         self._stored: dict[tuple[str, SnapshotId], tuple[File, ...]] = {}
         self._preparing: tuple[ins.PrepareHost, int] | None = None  # and the number of the request
         self._prepared: tuple[SnapshotId | None] | None = None  # not used by a task yet
+        self._prefetch: tuple[SnapshotId, int] | None = None  # what is being fetched in advance, and the request
         self._move: int | None = None  # number of the request that moves the restored folder from memory to disk
         self._use_memory: set[str] = set()  # tasks that have saved to memory
         self._noted: set[str] = set()  # notes on `snapshots.memory`
@@ -95,12 +99,15 @@ class HostSnapshots:
         self._next_fetch: SnapshotId | None = None  # for evaluators, once the current fetch has ended
         self._discard_other_boots()
         self._finish_removals()
+        # Of an earlier agent: they may be incomplete if the machine has restarted since.
+        self.remove([f"{self._fetched_folder}/{name}" for name in _names(self._fetched_folder)])
 
     # ---- for tasks
 
     def environment(self, task: str, generation: int, restore: str | None) -> dict[str, str]:
         """Environment variables of a task. Its staging folders belong to this task and generation alone."""
         self._prepared = None
+        self._resumed[task] = restore or ""
         restored = f"{self._restored_folder}/{restore}" if restore else ""
         staging = self._make_staging(self._folder, task, generation)
         variables = {"PACELINE_SNAPSHOT_DIR": staging, "PACELINE_RESTORE": restored}
@@ -115,13 +122,15 @@ class HostSnapshots:
             variables["PACELINE_COMMITTED_DIR"] = self._committed_folder
         return variables
 
+    def attempt_ended(self, task: str) -> None:
+        self._resumed.pop(task, None)
+
     def _make_staging(self, root: str, task: str, generation: int) -> str:
+        """What remains there was not complete when an earlier attempt ended, perhaps in the same generation."""
         folder = f"{root}/staging/{task}"
         staging = f"{folder}/g{generation}"
+        self.remove(f"{folder}/{name}" for name in _names(folder) if not name.endswith(REMOVED))
         os.makedirs(staging, exist_ok=True)
-        old = [f"{folder}/{name}" for name in os.listdir(folder) if name != f"g{generation}"]
-        if old:
-            self.remove(old)
         return staging
 
     def fetch_env(self) -> dict[str, str]:
@@ -179,7 +188,7 @@ class HostSnapshots:
             self.porter.start()  # other hosts may need it
 
     def _note_disk(self, task: str, step: int, is_full: bool) -> None:
-        """Says once that memory is full, and once that a program does not use it."""
+        """Notify the user once that memory is full, and once that a program does not use it."""
         if is_full or task in self._use_memory:
             reason, text = "full", f"no room for the snapshot of step {step} of {task}: written to disk"
         else:
@@ -217,7 +226,8 @@ class HostSnapshots:
                     os.unlink(f"{folder}/{BOOT}")
 
     def _finish_removals(self) -> None:
-        """Of an earlier agent that was killed meanwhile: what remains would occupy memory as long as the pod exists."""
+        """Those of an earlier agent that was killed before they were done: what remains would occupy memory as long as
+        the pod exists."""
         folders = [f"{folder}/{task}" for folder in self._held_folders for task in self._tasks]
         removed = [f"{folder}/{name}" for folder in folders for name in _names(folder) if name.endswith(REMOVED)]
         if removed:
@@ -314,12 +324,19 @@ class HostSnapshots:
             self._send(ev.HostPrepared(self._options.host, id, from_hosts=from_hosts))
             return
         self._prepared = None
+        self._cancel_prefetch(except_of=id)
         if self._move is not None:
             self.porter.cancel(self._move)
             self._move = None
+        # Other tasks of this host may be running, and still read what they resume from.
+        in_use = set(self._resumed.values())
         for restored in filter(None, (self._restored_folder, self._restored_in_memory)):
-            self.remove([f"{restored}/{name}" for name in _names(restored)])
+            self.remove([f"{restored}/{name}" for name in _names(restored) if name not in in_use])
         folder = f"{self._restored_folder}/{id}"
+        if str(id) in in_use and os.path.exists(folder):
+            self._prepared = (id,)
+            self._send(ev.HostPrepared(self._options.host, id, from_hosts=from_hosts))
+            return
 
         def fetched(answer: req.Answer) -> None:
             failure = answer if isinstance(answer, req.Failure) else None
@@ -341,11 +358,37 @@ class HostSnapshots:
             self._preparing = message, self.watched.restore(message.generation, None, "", finished)
             return
         request: req.Request = req.FetchSnapshot(id, folder, self._held_folders)
-        if message.sources:
+        if not message.sources:
+            # Parts of an older snapshot would take up the room that this one needs.
+            self.remove([f"{self._fetched_folder}/{name}" for name in _names(self._fetched_folder)])
+        else:
             in_memory = f"{self._restored_in_memory}/{id}" if self._memory else ""
             request = req.LinkSnapshot(id, folder, self._held_folders, message.sources, in_memory)
         number = self.porter.ask(request, fetched)
         self._preparing = message, number
+
+    def prefetch(self, message: ins.PrefetchSnapshot) -> None:
+        id = message.snapshot
+        if self._prefetch is not None and self._prefetch[0] == id:
+            return
+        self._cancel_prefetch()
+        if not message.sources:
+            return
+
+        def fetched(answer: req.Answer) -> None:
+            if self._prefetch == (id, number):
+                self._prefetch = None
+            failure = answer if isinstance(answer, req.Failure) else None
+            self._send(ev.SnapshotPrefetched(self._options.host, id, failure))
+
+        number = self.porter.ask(req.FetchParts(id, message.sources), fetched)
+        self._prefetch = id, number
+
+    def _cancel_prefetch(self, except_of: SnapshotId | None = None) -> None:
+        """`except_of`: the snapshot that tasks resume from, as what was fetched of it is used."""
+        if self._prefetch is not None and self._prefetch[0] != except_of:
+            self.porter.cancel(self._prefetch[1])
+            self._prefetch = None
 
     def copy_for_evaluators(self, id: SnapshotId, is_retry: bool = False) -> None:
         """Fetches the snapshot for evaluators that poll PACELINE_COMMITTED_DIR."""
@@ -395,8 +438,9 @@ class HostSnapshots:
         if renamed:
             self.porter.ask(req.RemoveFolders(tuple(renamed)), lambda _: None)
 
-    def tidy(self) -> None:
-        """Removes copies after the end of the run. Held parts stay: they are stored nowhere else."""
+    def tidy(self, may_return: bool = False) -> None:
+        """Removes copies after the end of the run. Held parts stay: they are stored nowhere else. `may_return`: the run
+        continues, and this host may come back."""
         if self._memory:
             remove_tree(f"{self._memory}/staging", ignore_errors=True)
             remove_tree(f"{self._memory}/restored", ignore_errors=True)
@@ -407,10 +451,11 @@ class HostSnapshots:
                     os.unlink(f"{folder}/{BOOT}")
         leftovers = [f"{folder}/{name}" for folder in task_folders for name in _names(folder) if parse_id(name) is None]
         staged = [f"{self._folder}/staging/{task}" for task in self._tasks]
-        for folder in (self._restored_folder, self._committed_folder, f"{self._folder}/fetched", *staged, *leftovers):
+        copies = self._restored_folder, self._fetched_folder, self._committed_folder, f"{self._folder}/fetched"
+        for folder in (*copies, *staged, *leftovers):
             remove_tree(folder, ignore_errors=True)
-        parents = [f"{self._folder}/{name}" for name in ("held", "restored", "committed", "staging")]
-        self.watched.tidy()
+        parents = [f"{self._folder}/{name}" for name in ("held", "restored", "fetched-parts", "committed", "staging")]
+        self.watched.tidy(may_return)
         for folder in (*task_folders, *parents):
             try:
                 os.rmdir(folder)
@@ -427,10 +472,10 @@ def _read_about(folder: str) -> Mapping[str, Any]:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             raise _InvalidSnapshot("it is not a folder")
         with open(open_regular(f"{folder}/{ABOUT}"), "rb") as file:
-            about = json.loads(file.read(ABOUT_LIMIT))
+            about = parse_json(file.read(ABOUT_LIMIT))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise _InvalidSnapshot(f"cannot read its {ABOUT}: {error}") from None
     if not isinstance(about, dict):
         raise _InvalidSnapshot(f"its {ABOUT} is not a JSON object")

@@ -7,25 +7,28 @@ uploaded or not: a store that is too slow, or unreachable, must not fill the dis
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Callable
 
+from paceline.agent.event_file import NAME as EVENTS
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.run_files import replace, stamp
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.porter_client import PorterClient
+from paceline.agent.transfers.stored_events import CHECK_EVERY
 from paceline.plan import Plan
 from paceline.storage import log_parts
-from paceline.storage.run_archive import MOST
-from paceline.storage.snapshots.manifest import INVALID_FIELDS
+from paceline.storage.json_values import read_json
+from paceline.storage.snapshots.manifest import INVALID_FIELDS, is_safe_path
+from paceline.storage.stored_run_files import MOST
 
 EVERY = 10.0  # seconds between uploads: the output that may be lost with a host
 LARGE = 256 * 1024  # bytes; a piece of this size is complete and not sent again
 LAST_S = 8.0  # time limit for the last upload
 LONGEST_LINE = 128 * 1024  # bytes; longer lines may be split
+_MOST_PIECES = 10**8  # their numbers have 8 digits
 
 
 class LogUpload:
@@ -51,13 +54,13 @@ class LogUpload:
         if not self._files:
             return
         try:
-            with open(self._state_file) as file:
-                state = json.load(file)
+            state = read_json(self._state_file)
             begins = {name: int(state["begins"][name]) for name in files}
             self._life, self._number = str(state["life"]), int(state["number"])
-            if min(self._number, *begins.values()) < 0 or self._life.count("/") != 1:
+            is_valid = 0 < self._number < _MOST_PIECES and min(begins.values()) >= 0
+            if not is_valid or not is_safe_path(self._life) or self._life.split("/")[:-1] != [options.host]:
                 raise ValueError(state)
-        except (OSError, *INVALID_FIELDS, RecursionError):  # there is none, or it is damaged
+        except (OSError, *INVALID_FIELDS):  # there is none, or it is damaged
             self._life = f"{options.host}/{stamp().replace(':', '').replace('-', '')}-{os.urandom(4).hex()}"
             self._number, begins = 1, dict.fromkeys(files, 0)
         self._begins: dict[str, int] = begins
@@ -65,6 +68,7 @@ class LogUpload:
         if self._write_state(self._number, self._begins):
             # A random delay, so that hosts that start together do not upload at the same time.
             loop.after(EVERY * os.urandom(1)[0] / 256, self._upload_regularly)
+            self._fold_events()
         else:
             self._files = {}  # a later agent could not tell what has been uploaded
 
@@ -152,6 +156,14 @@ class LogUpload:
         is_large = sum(self._ends.values()) - sum(self._begins.values()) >= LARGE
         if is_large and self._write_state(self._number + 1, self._ends):
             self._number, self._begins = self._number + 1, dict(self._ends)
+            if self._number % CHECK_EVERY == 0:
+                self._fold_events()
+
+    def _fold_events(self) -> None:
+        """Bound what the store keeps of events. If this fails, it is tried again later."""
+        if EVENTS in self._files:
+            request = req.FoldEvents(self._life.split("/")[0], f"{self._state_file}.folded")
+            self._porter.ask(request, lambda answer: None)
 
     def _write_state(self, number: int, begins: Mapping[str, int]) -> bool:
         """Before the next piece starts: otherwise a later agent might send the same bytes in two pieces."""

@@ -7,39 +7,41 @@ transfer at a time; short requests, log uploads and the watched folder do not wa
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import queue
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable
 
+from paceline.agent.exhaustive import assert_never
 from paceline.agent.net.frames import WireError
 from paceline.agent.options import endpoint
 from paceline.agent.tensorboard.generation_notes import GenerationNotes
 from paceline.agent.transfers import requests as req
+from paceline.agent.transfers import stored_events
 from paceline.agent.transfers.requests import Answer, Request
-from paceline.agent.unions import assert_never
+from paceline.agent.transfers.upload_rate import UploadRate
 from paceline.errors import is_out_of_threads
 from paceline.storage import compiled_files
 from paceline.storage.compiled_files import StoredCompiled
-from paceline.storage.event_files import FOLDER, EventFiles
 from paceline.storage.local_files import remove_tree
-from paceline.storage.run_archive import RunArchive
 from paceline.storage.snapshots import shared_parts
 from paceline.storage.snapshots.evaluation import Evaluation
+from paceline.storage.snapshots.fetched_parts import FetchedParts
 from paceline.storage.snapshots.manifest import Damaged, Newer, parse
-from paceline.storage.snapshots.part_exchange import fetch_parts
 from paceline.storage.snapshots.repository import SnapshotRepository, Superseded, Unfit, always
+from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores import obstore_library
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.locations import open_store
 from paceline.storage.stores.peer_access import MemberAccess, part_access
 from paceline.storage.stores.protocol import ContinueCheck, Store, StoreError, TransferCanceled
+from paceline.storage.tensorboard_event_files import FOLDER, EventFiles
 from paceline.storage.watched.capture import FolderCapture
 from paceline.storage.watched.folder_contents import Later
 from paceline.storage.watched.restore import TASKS, begin
@@ -47,11 +49,11 @@ from paceline.storage.watched.restore import TASKS, begin
 if TYPE_CHECKING:
     from paceline.storage.stores.peer_client import PeerStore
 
-SHORT, TRANSFERS, LINKS, WATCHED, LOGS, CURVES, COMPILED = (
-    "short", "transfers", "links", "watched", "logs", "curves", "compiled"
+SHORT, TRANSFERS, LINKS, IN_ADVANCE, WATCHED, LOGS, CURVES, COMPILED = (
+    "short", "transfers", "links", "in-advance", "watched", "logs", "curves", "compiled"
 )  # fmt: skip
 # Each has its own thread, so slow requests delay only their own lane.
-LANES = (SHORT, TRANSFERS, LINKS, WATCHED, LOGS, CURVES, COMPILED)
+LANES = (SHORT, TRANSFERS, LINKS, IN_ADVANCE, WATCHED, LOGS, CURVES, COMPILED)
 NICE = 5  # training goes first
 NO_THREADS = "this machine allows no more threads or processes: a limit of processes or of memory is reached"
 PATIENCE = 8.0  # seconds for one short request; the agent may retry
@@ -74,23 +76,21 @@ class Porter:
         answer: Callable[[int, Answer], None],
         rate: float | None = None,
         lanes: Iterable[str] = LANES,
-        archive: RunArchive | None = None,
+        archive: StoredRunFiles | None = None,
         origin: str = "",
         called: str = "",
         scratch: str = "",
-        peer: Callable[[str], PeerStore] | None = None,
+        fetched: FetchedParts | None = None,
         compiled: StoredCompiled | None = None,
     ) -> None:
         """`rate`: limit in bytes per second for uploads. `lanes`: each has its own thread. `origin`: the snapshot that
-        the run starts from, shown to users as `called`; it is copied through the folder `scratch`. `peer`: connects to
-        the host at an address, which serves its parts."""
+        the run starts from, shown to users as `called`; it is copied through the folder `scratch`. `fetched`: parts
+        that other hosts have."""
         self._short, self._transfers, self._archive = short, transfers, archive
         self._compiled = compiled
         self._answer = answer
-        self._rate = rate
-        self._origin, self._called, self._scratch, self._peer = origin, called, scratch, peer
-        self._next_piece_at = 0.0
-        self._pacing = threading.Lock()
+        self._rate = None if rate is None else UploadRate(rate)
+        self._origin, self._called, self._scratch, self._fetched = origin, called, scratch, fetched
         self._canceled: set[int] = set()
         self._capture: FolderCapture | None = None
         self._event_files: EventFiles | None = None
@@ -175,6 +175,8 @@ class Porter:
             return req.SnapshotFetched(manifest.size, received)
         elif isinstance(request, req.LinkSnapshot):
             return self._link(request, number)
+        elif isinstance(request, req.FetchParts):
+            return self._prefetch(request, number)
         elif isinstance(request, req.MoveToDisk):
             shared_parts.move_to_disk(request.link, self._is_wanted(number))
         elif isinstance(request, req.RestoreWatched):
@@ -190,6 +192,10 @@ class Porter:
             assert self._archive is not None
             self._short.claim()
             self._archive.send(request.piece, request.ranges, request.scratch, self._paced(number))
+        elif isinstance(request, req.FoldEvents):
+            assert self._archive is not None
+            self._short.claim()
+            stored_events.fold(self._archive, request.host, request.scratch, self._is_wanted(number))
         elif isinstance(request, req.TrimCurves):
             self._trim_curves(request, number)
         elif isinstance(request, req.KeepCompiled):
@@ -223,18 +229,24 @@ class Porter:
         return req.SnapshotList(contents.generation, current, tuple(sorted(contents.committed)), metrics, evaluations)
 
     def _link(self, request: req.LinkSnapshot, number: int) -> req.SnapshotFetched:
-        fetched = f"{request.folder}.{os.urandom(4).hex()}.partial"
         remote = {task: address for task, address in request.sources.items() if address}
-        try:
-            received = fetch_parts(remote, request.snapshot, fetched, self._peer, self._is_wanted(number))
-            own_tasks = request.sources.keys() - remote.keys()
-            own = {task: shared_parts.find(request.held, task, request.snapshot) for task in own_tasks}
-            is_in_memory = not remote and all(part.startswith(f"{request.held[0]}/") for part in own.values())
-            parts = [(own.get(task) or f"{fetched}/{task}", task in own) for task in request.sources]
-            in_memory = request.in_memory if is_in_memory else ""
-            return req.SnapshotFetched(shared_parts.assemble(parts, request.folder, in_memory), received)
-        finally:
-            remove_tree(fetched, ignore_errors=True)
+        parts = {task: shared_parts.find(request.held, task, request.snapshot) for task in request.sources}
+        received = 0
+        if remote:
+            assert self._fetched is not None
+            received = self._fetched.fetch(remote, request.snapshot, self._is_wanted(number))
+            fetched = {task: self._fetched.part(task, request.snapshot) for task in remote}
+            if not all(map(os.path.isdir, fetched.values())):  # a fetch in advance of another snapshot deleted one
+                raise OSError(errno.ESTALE, "parts of another host were deleted while they were fetched")
+            parts.update(fetched)
+        is_in_memory = all(part.startswith(f"{request.held[0]}/") for part in parts.values())
+        in_memory = request.in_memory if is_in_memory else ""
+        return req.SnapshotFetched(shared_parts.assemble([*parts.values()], request.folder, in_memory), received)
+
+    def _prefetch(self, request: req.FetchParts, number: int) -> req.SnapshotFetched:
+        assert self._fetched is not None
+        received = self._fetched.fetch_in_advance(request.sources, request.snapshot, self._paced(number))
+        return req.SnapshotFetched(received, received)
 
     def _adopt(self, number: int) -> req.OriginAdopted:
         from paceline.storage.snapshots.origin import adopt
@@ -280,27 +292,18 @@ class Porter:
         return lambda _: number not in self._canceled
 
     def _paced(self, number: int) -> ContinueCheck:
-        """A function that is called before each piece, and returns when the piece may be sent."""
-        is_wanted, rate = self._is_wanted(number), self._rate
-        if rate is None:
-            return is_wanted
-
-        def wait(size: int) -> bool:
-            with self._pacing:
-                begin = max(self._next_piece_at, time.monotonic())
-                self._next_piece_at = begin + size / rate
-            while is_wanted(size) and (delay := begin - time.monotonic()) > 0:
-                time.sleep(min(delay, 0.1))
-            return is_wanted(size)
-
-        return wait
+        is_wanted = self._is_wanted(number)
+        return is_wanted if self._rate is None else self._rate.paced(is_wanted)
 
 
 def _lane_of(request: Request) -> str:
-    if isinstance(request, (req.SendPart, req.FetchSnapshot, req.SweepGenerations, req.AdoptOrigin)):
+    transfers = (req.SendPart, req.FetchSnapshot, req.SweepGenerations, req.AdoptOrigin, req.FoldEvents)
+    if isinstance(request, transfers):
         return TRANSFERS
     if isinstance(request, (req.LinkSnapshot, req.MoveToDisk)):
         return LINKS
+    if isinstance(request, req.FetchParts):
+        return IN_ADVANCE
     if isinstance(request, (req.RestoreWatched, req.CaptureWatched)):
         return WATCHED
     if isinstance(request, req.UploadLogs):
@@ -327,6 +330,7 @@ class PorterSettings:
     called: str = ""  # the origin as shown to users
     buckets: bool = False  # whether this host uses buckets
     held: tuple[str, ...] = ()  # members: the folders of the parts that are served to other hosts
+    fetched: str = ""  # members: the folder of the parts that were fetched from other hosts
 
 
 PEER = "peer://"
@@ -441,11 +445,12 @@ def main(argument: str) -> int:
                 bring_obstore(settings)
                 short = SnapshotRepository(_open(settings, PATIENCE), settings.run, settings.token, settings.to)
                 transfers = SnapshotRepository(_open(settings, None), settings.run)
-                archive = RunArchive(_open(settings, PATIENCE), settings.run)
+                archive = StoredRunFiles(_open(settings, PATIENCE), settings.run)
+                fetched = FetchedParts(settings.fetched, lambda address: _member(settings, address))
                 porter = Porter(
                     short, transfers, answer, settings.rate, archive=archive, origin=settings.origin,
                     called=settings.called, scratch=f"{settings.folder}/.origin", compiled=_compiled(settings),
-                    peer=lambda address: _member(settings, address),
+                    fetched=fetched if settings.fetched else None,
                 )  # fmt: skip
             porter.ask(number, request)
         except WireError as error:

@@ -39,16 +39,23 @@ RESTART_S = 1.0  # seconds until a porter that serves other hosts is restarted
 def porter_settings(plan: Plan, options: Options) -> PorterSettings:
     to = "" if plan.snapshots.claimed[0] else plan.snapshots.to  # claims exist on a cluster only
     location = options.snapshots or to or f"{options.folder}/snapshots"
+    is_member = options.host != CAPTAIN
     return PorterSettings(
         location, options.run, plan.snapshots.rate, options.tls, options.serve, options.obstore, options.folder,
         options.origin or plan.snapshots.origin, options.token, plan.snapshots.to or location,
-        plan.snapshots.origin, plan.needs_bucket, () if options.host == CAPTAIN else held_folders(options),
+        plan.snapshots.origin, plan.needs_bucket, held_folders(options) if is_member else (),
+        fetched_folder(options) if is_member else "",
     )  # fmt: skip
 
 
 def held_folders(options: Options) -> tuple[str, ...]:
     """The parts of snapshots that the tasks of this host have saved: in memory (`snapshots.memory`), and on disk."""
     return tuple(f"{root}/held" for root in (options.memory, options.folder) if root)
+
+
+def fetched_folder(options: Options) -> str:
+    """The parts of snapshots that this host has fetched from other hosts."""
+    return f"{options.folder}/fetched-parts/{options.host}"
 
 
 def process(module: str, argument: str) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Union, cast
 
+from paceline.agent.fast_dataclass import record
 from paceline.agent.net.codec import Codec, mapping_of, read_file, sequence_of
 from paceline.agent.net.frames import WireError
-from paceline.agent.records import record
-from paceline.storage.run_archive import Ranges
 from paceline.storage.snapshots.manifest import File, SnapshotId
+from paceline.storage.stored_run_files import Ranges
 from paceline.storage.watched.folder_contents import Signature
 
 MOST_FILES = 1_000_000  # of a snapshot; its manifest has room for fewer
@@ -73,7 +73,8 @@ class DeleteSnapshot:
 
 @record
 class DeleteUncommitted:
-    """Delete what was sent of a snapshot that will never be committed; nothing if it is. `generation`: as above."""
+    """Delete what was sent of a snapshot that will never be committed; if it is committed, nothing is deleted.
+    `generation`: as above."""
 
     snapshot: SnapshotId
     generation: int
@@ -113,15 +114,25 @@ class FetchSnapshot:
 
 @record
 class LinkSnapshot:
-    """Build a folder to resume from out of the parts that hosts have. The files of this host are linked, not copied.
-    `sources`: task -> address of the host that has its part; empty if it is below one of `held`. `in_memory`: where to
-    build it, with a link at `folder`, if all parts are in memory, below the first of `held`; empty: never."""
+    """Build a folder to resume from out of the parts that hosts have; this host fetches those that it lacks. Files are
+    linked, not copied. `sources`: task -> address of the host that has its part; empty if it is below one of `held`.
+    `in_memory`: where to build it, with a link at `folder`, if all parts are in memory, below the first of `held`;
+    empty: never."""
 
     snapshot: SnapshotId
     folder: str
     held: tuple[str, ...]
     sources: Mapping[str, str]
     in_memory: str = ""
+
+
+@record
+class FetchParts:
+    """Fetch parts of a snapshot from other hosts in advance, so that `LinkSnapshot` finds them. `sources`: task ->
+    address."""
+
+    snapshot: SnapshotId
+    sources: Mapping[str, str]
 
 
 @record
@@ -173,6 +184,14 @@ class UploadLogs:
 
 
 @record
+class FoldEvents:
+    """Replace the oldest pieces of this host, if there are too many. `scratch`: path of a temporary file."""
+
+    host: str
+    scratch: str
+
+
+@record
 class TrimCurves:
     """Keep one curve per tag in TensorBoard's event files. `host`: update its copy in the store, if not empty."""
 
@@ -211,8 +230,9 @@ class Cancel:
 
 Request = Union[
     ListSnapshots, BeginGeneration, CommitSnapshot, RecordEvaluation, DeleteSnapshot, DeleteUncommitted,
-    SweepGenerations, AdoptOrigin, SendPart, FetchSnapshot, LinkSnapshot, MoveToDisk, RestoreWatched, CaptureWatched,
-    RemoveFolders, UploadLogs, TrimCurves, KeepCompiled, FetchCompiled, Cancel,
+    SweepGenerations, AdoptOrigin, SendPart, FetchSnapshot, LinkSnapshot, FetchParts, MoveToDisk, RestoreWatched,
+    CaptureWatched, RemoveFolders, UploadLogs, FoldEvents, TrimCurves, KeepCompiled, FetchCompiled,
+    Cancel,
 ]  # fmt: skip
 
 
@@ -311,9 +331,10 @@ _REQUESTS = Codec(
         "known": ListSnapshots, "begin": BeginGeneration, "commit": CommitSnapshot, "evaluated": RecordEvaluation,
         "delete": DeleteSnapshot, "delete-uncommitted": DeleteUncommitted, "sweep": SweepGenerations,
         "adopt": AdoptOrigin, "send": SendPart,
-        "fetch": FetchSnapshot, "link": LinkSnapshot, "to-disk": MoveToDisk, "put": RestoreWatched,
-        "take": CaptureWatched, "remove": RemoveFolders, "keep": UploadLogs, "curves": TrimCurves,
-        "compiled": KeepCompiled, "fetch-compiled": FetchCompiled, "forget": Cancel,
+        "fetch": FetchSnapshot, "link": LinkSnapshot, "fetch-parts": FetchParts, "to-disk": MoveToDisk,
+        "put": RestoreWatched, "take": CaptureWatched, "remove": RemoveFolders, "keep": UploadLogs,
+        "fold": FoldEvents,
+        "curves": TrimCurves, "compiled": KeepCompiled, "fetch-compiled": FetchCompiled, "forget": Cancel,
     },
     "do", _READERS,
 )  # fmt: skip

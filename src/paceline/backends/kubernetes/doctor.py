@@ -19,7 +19,7 @@ from paceline.backends.check_result import FAIL, OK, WARN, Check
 from paceline.backends.kubernetes.api import permissions, raw_requests
 from paceline.backends.kubernetes.api.cluster import Cluster, NoCredentials, Refused, Unreachable, connect
 from paceline.backends.kubernetes.objects import pods
-from paceline.view.wording import count, size
+from paceline.view.text.wording import count, size
 
 OLDEST_VERSION = 1, 31
 CONNECT_S = 4.0  # the first result appears within 5 s, including the start of Python

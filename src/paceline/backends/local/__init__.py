@@ -27,20 +27,22 @@ from paceline.backends.local.resources import (
     check_addresses,
     check_loopback,
     check_path,
+    fitting,
     interpreter,
 )
 from paceline.backends.local.supervisor import supervise
-from paceline.backends.run_ids import new_run, run_identity
+from paceline.backends.new_run_ids import new_run, run_identity
+from paceline.errors import PacelineError
 from paceline.plan import Plan, to_json
-from paceline.view import run_files
-from paceline.view.run_folders import alive, runs_folder, taken
+from paceline.view.files import run_files
+from paceline.view.files.run_folders import alive, runs_folder, taken
 
 __all__ = ["CannotRun", "Running", "caveats", "create", "kill", "page_for", "start", "start_detached", "stop"]
 
 
 def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str, Path]:
     """Create the folder of a new run, without starting it. `requested`: its id; default: a generated one."""
-    assign(plan)
+    plan = fitting(plan, assign(plan))
     check_loopback()
     check_addresses(plan)
     runs = runs_folder()
@@ -51,7 +53,7 @@ def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str
         while True:
             run = new_run(plan.name, requested)
             folder = runs / run
-            conflict = taken(folder) if folder.exists() else snapshot_origin.taken(plan, run)
+            conflict: PacelineError | None = taken(folder) if folder.exists() else snapshot_origin.taken(plan, run)
             try:
                 if not conflict:
                     folder.mkdir(mode=0o700)
@@ -60,7 +62,7 @@ def create(plan: Plan, job_text: str, requested: str | None = None) -> tuple[str
             except FileExistsError:
                 conflict = taken(folder)
             if requested:
-                raise CannotRun(conflict)
+                raise CannotRun(conflict.what, remedy=conflict.remedy_text)
         for name in ("logs", "snapshots", "tensorboard"):
             (folder / name).mkdir()
         (folder / "plan.json").write_text(to_json(plan))
@@ -121,6 +123,7 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
     """Start the run's supervisor, which starts the hosts. Unless detached, the run ends with this process. `page`: host
     and port for TensorBoard; empty: no TensorBoard. Forks, which is fast: this process must not have threads."""
     hosts = assign(plan)
+    plan = fitting(plan, hosts)
     with _removed_unless_recorded(folder), ExitStack() as descriptors:
         captain, metrics, _ = _prepare(plan, folder, descriptors)
         recorded, announce = _pipe(descriptors)
@@ -151,12 +154,13 @@ def start_detached(plan: Plan, run: str, folder: Path, page: str = "") -> None:
     from paceline.backends.local.detached_start import start_supervisor
 
     hosts = assign(plan)
+    plan = fitting(plan, hosts)
     with _removed_unless_recorded(folder), ExitStack() as descriptors:
         captain, metrics, lock = _prepare(plan, folder, descriptors)
         recorded, announce = _pipe(descriptors)
         pid = start_supervisor(plan, run, folder, captain, hosts, interpreter(), lock, recorded, page, metrics)
         _write_info(plan, run, folder, captain, pid, True, page, metrics)
-        os.write(announce, b"1")  # closing it might not be enough: another thread may have forked meanwhile
+        os.write(announce, b"1")  # closing it might not be enough: another thread may have forked in the meantime
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def _as_file(data: bytes) -> int:
 def main(arguments: list[str]) -> NoReturn:
     """`arguments`: the descriptor of the request."""
     from paceline.backends.local.supervisor import supervise
-    from paceline.view.plan_files import plan_of
+    from paceline.view.files.plan_files import plan_of
 
     with os.fdopen(int(arguments[0]), "rb") as file:
         request: dict[str, Any] = json.load(file)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.agent.run_files import replace, stamp
-from paceline.view.run_files import is_time
-from paceline.view.run_folders import read_object
+from paceline.storage.regular_files import append_to_regular
+from paceline.view.files.run_files import is_time
+from paceline.view.files.run_folders import read_object
 
 
 def write_report(folder: Path, run: str, status: str, reason: str) -> None:
@@ -37,7 +39,7 @@ def write_report(folder: Path, run: str, status: str, reason: str) -> None:
     try:
         (folder / ".reserve").unlink(missing_ok=True)
         replace(str(folder / "report.json"), report)
-        with (folder / "events.jsonl").open("a") as events:
+        with os.fdopen(append_to_regular(str(folder / "events.jsonl")), "w") as events:
             events.write(json.dumps(event) + "\n")
     except OSError:
         pass  # disk full; the released lock still shows that the run has ended
@@ -45,7 +47,9 @@ def write_report(folder: Path, run: str, status: str, reason: str) -> None:
 
 def _progress(captain: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """The generation, and fields of the report, from the captain's notes."""
-    restarts = [{**record, "at": stamp(record["at"])} for record in captain["restarts"]]
+    awaited = captain.get("awaited", ())  # restarts that no generation has followed
+    followed = [record for number, record in enumerate(captain["restarts"]) if number not in awaited]
+    restarts = [{**record, "at": stamp(record["at"])} for record in followed]
     for record in restarts:
         record.pop("_at", None)  # measured on the captain's own clock
     watch = captain["watch"]

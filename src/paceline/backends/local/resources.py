@@ -7,15 +7,17 @@ import os
 import resource
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.agent import machine
 from paceline.agent.deliveries.addresses import address_of, problem_with
 from paceline.agent.tasks.python_command import active_interpreter
-from paceline.errors import USAGE, PacelineError
+from paceline.errors import USAGE, Argument, PacelineError
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view import machine_info
+from paceline.view.text.wording import count
 
 LEAST_MEMORY = 5 * 1024 * 1024  # bytes of a process that has just started
 LONGEST_PATH = 4096 - 400  # bytes of a path, less those of the files of a run
@@ -37,42 +39,56 @@ class Share:
 
 
 def assign(plan: Plan) -> dict[str, Share]:
-    """Cores are shared equally among tasks, each GPU goes to one host. CannotRun: there are too few GPUs."""
+    """Cores are shared equally among the tasks that the run starts with, each GPU goes to one host. A host that can be
+    added later has no share if there are no GPUs left for it. CannotRun: there are too few GPUs."""
     if plan.code == CODE_IN_IMAGE:
         raise CannotRun(
             "`code: image` means that the code is in a container image",
-            remedy="run with --on kubernetes, or set `code` to a folder",
+            remedy=("run with ", Argument("on", "kubernetes"), ", or set `code` to a folder"),
         )
     _check_limits(plan)
-    needed = sum(host.gpus for host in plan.hosts)
+    first = plan.first_hosts
+    needed = sum(host.gpus for host in first)
     devices = gpus() if needed else ()
     if needed > len(devices):
-        available = "no GPU" if not devices else f"{len(devices)} GPU{'s' * (len(devices) > 1)}"
-        roles = ", ".join(
-            f"{role.name} {sum(h.gpus for h in plan.hosts if h.role == role.name)}" for role in plan.roles
-        )
+        available = count(len(devices), "GPU") if devices else "no GPU"
+        by_role = {role.name: sum(host.gpus for host in first if host.role == role.name) for role in plan.roles}
+        roles = ", ".join(f"{role} {gpus}" for role, gpus in by_role.items() if gpus)
         raise CannotRun(
-            f"the job needs {needed} GPUs ({roles}) and this machine has {available}", remedy="lower gpus or replicas"
+            f"the job needs {count(needed, 'GPU')} ({roles}), but this machine has {available}",
+            remedy="lower gpus or replicas",
         )
     cores = float(machine.cores())
-    shares = {}
-    for host in plan.hosts:
-        assigned, devices = devices[: host.gpus], devices[host.gpus :]
-        share = cores * len(host.tasks) / len(plan.tasks)
-        shares[host.name] = Share(min(host.cpu, cores) if host.cpu else share, assigned)
+    shares: dict[str, Share] = {}
+    tasks = sum(len(host.tasks) for host in first)
+    names = {host.name for host in first}
+    for host in (*first, *(host for host in plan.hosts if host.name not in names)):
+        if host.gpus <= len(devices):
+            assigned, devices = devices[: host.gpus], devices[host.gpus :]
+            share = cores * len(host.tasks) / tasks
+            shares[host.name] = Share(min(host.cpu, cores) if host.cpu else share, assigned)
     return shares
+
+
+def fitting(plan: Plan, shares: Mapping[str, Share]) -> Plan:
+    """The plan without the hosts that this machine has no GPUs for: `paceline scale` cannot add them."""
+    if len(shares) == len(plan.hosts):
+        return plan
+    hosts = tuple(host for host in plan.hosts if host.name in shares)
+    return replace(plan, hosts=hosts, tasks=tuple(task for task in plan.tasks if task.host in shares))
 
 
 def _check_limits(plan: Plan) -> None:
     """CannotRun: this machine does not have enough memory, processes or open files for so many hosts and tasks."""
-    hosts, processes = len(plan.hosts), 2 * len(plan.hosts) + len(plan.tasks)
-    count = f"{len(plan.tasks)} tasks on {hosts} hosts"
+    hosts, tasks = len(plan.first_hosts), sum(len(host.tasks) for host in plan.first_hosts)
+    processes = 2 * hosts + tasks
+    count = f"{tasks} tasks on {hosts} hosts"
     memory = machine_info.memory()
     if memory is not None and processes * LEAST_MEMORY > memory:
         needed = f"{processes * LEAST_MEMORY >> 30} GiB"
         raise CannotRun(
             f"{count} need at least {needed} of memory before they train, and this machine has {memory >> 30} GiB",
-            remedy="lower replicas, or run with --on kubernetes",
+            remedy=("lower replicas, or run with ", Argument("on", "kubernetes")),
         )
     most = machine_info.processes()
     if most is not None and processes > most:
@@ -105,7 +121,7 @@ def check_path(runs: Path) -> None:
     length = len(os.fsencode(runs))
     if length > LONGEST_PATH:
         raise CannotRun(
-            f"the path of the folder for runs is too long: {length} bytes, and {LONGEST_PATH} are possible",
+            f"the path of the folder for runs is too long: {length} bytes; at most {LONGEST_PATH} are allowed",
             remedy="set PACELINE_HOME to another folder",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.agent.net import stop_request
-from paceline.view import run_folders
+from paceline.view.files import run_folders
 
 
 def ask_to_stop(folder: Path, reason: str, timeout: float = 5.0, interrupt: bool = False) -> bool:

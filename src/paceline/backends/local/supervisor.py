@@ -10,21 +10,23 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # The modules of agents, which are forked from here: imported once. Agents that start later have them as well, so that
-# they do not mix two versions if Paceline has been upgraded meanwhile.
+# they do not mix two versions if Paceline has been upgraded in the meantime.
 import paceline.agent.captain_process.process
 import paceline.agent.member
 import paceline.agent.tensorboard.server  # noqa: F401
 from paceline.agent import __main__ as agent
 from paceline.agent import machine
+from paceline.agent.captain.ledger import HALTING, PAUSED, SAVING
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import FAILED, SHARED_FOLDER, Options
 from paceline.backends.local.lost_captain_report import write_report
 from paceline.backends.local.resources import Share
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, with_absolute_paths
-from paceline.view.run_folders import home
+from paceline.storage.json_values import read_json
+from paceline.view.files.run_folders import home
 
 RUN_ENDED = (0, FAILED)  # exit codes of a captain that has ended the run
 PATIENCE = 5.0  # seconds for members to exit after the captain
@@ -93,6 +95,7 @@ class Supervisor:
         page: str,
         metrics: str,
     ) -> None:
+        self._plan = plan
         self._folder = folder
         self._run = run
         self._options = {
@@ -109,10 +112,9 @@ class Supervisor:
             )
         }
         hosts_here = {name: share.devices for name, share in shares.items()}
-        for host in plan.hosts:
-            share = shares[host.name]
-            self._options[host.name] = Options(
-                run, host.name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
+        for name, share in shares.items():
+            self._options[name] = Options(
+                run, name, str(folder / "plan.json"), str(folder), str(folder / "tls"), captain,
                 interpreter=interpreter, cores=share.cores, devices=share.devices, replaces=True,
                 starter=os.getpid(), ingest=_claim(plan), machine=hosts_here, peers=SHARED_FOLDER,
                 compiled=str(home() / "compiled"),
@@ -130,10 +132,13 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # `paceline run` handles it; a detached run outlives it
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, lambda: self._end("stopped", "the supervisor received a signal to stop"))
+        self._loop.on_signal(signal.SIGUSR1, self._start_wanted)  # from `scale` and `resume`
         if pipe >= 0:
             self._loop.watch(pipe, selectors.EVENT_READ, self._client_ended)
+        later = {host.name for host in plan.hosts} - {host.name for host in plan.first_hosts}
         for name in self._options:
-            self._start(name)
+            if name not in later:
+                self._start(name)
 
     def run(self) -> int:
         self._loop.run()
@@ -141,8 +146,10 @@ class Supervisor:
         return 0
 
     def _start(self, host: str) -> None:
-        if self._has_ended:
+        if self._has_ended or host in self._pids.values():
             return
+        if host not in (CAPTAIN, TENSORBOARD) and _stage_of_pause(_notes_of(self._folder)) == PAUSED:
+            return  # it has crashed while it was to leave
         pid = os.fork()  # forked, not started: this process has already imported an agent's modules
         if pid == 0:
             _run_agent(self._options[host])
@@ -162,6 +169,8 @@ class Supervisor:
                     os.kill(other, signal.SIGUSR1)
         elif not self._has_ended and code != 0:
             self._replace(host)
+        elif not self._has_ended:
+            self._start_wanted()  # it may have been requested again while it was leaving
         if self._has_ended and not self._pids:
             self._loop.stop()
 
@@ -175,6 +184,12 @@ class Supervisor:
             self._end("failed", f"the agent of {host} keeps crashing: see agents.log in the run's folder")
             return
         self._loop.after(0.0 if len(times) < 5 else 0.5, lambda: self._start(host))
+
+    def _start_wanted(self) -> None:
+        """Start hosts that `scale` or `resume` has requested and that do not run."""
+        for host in _requested_hosts(self._plan, self._folder):
+            if host in self._options:
+                self._start(host)
 
     def _client_ended(self) -> None:
         self._end("stopped", "killed immediately: `paceline run` ended, or requested it")
@@ -205,7 +220,7 @@ def _run_agent(options: Options) -> NoReturn:
     try:
         machine.name_process(options.host)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         os.closerange(3, max(int(fd.name) for fd in Path("/dev/fd").iterdir()) + 1)  # above all the lock
         code = agent.main(options)
@@ -232,6 +247,35 @@ def _end_children(hosts: set[int]) -> None:
         if not strays:
             return
         time.sleep(0.005)
+
+
+def _requested_hosts(plan: Plan, folder: Path) -> list[str]:
+    """The hosts that the captain wants, read from its notes, which it saves before it replies to a request. For a run
+    that was never paused: only hosts of scalable roles. Empty if the run is paused or ending, or if the notes cannot be
+    read."""
+    notes = _notes_of(folder)
+    try:
+        sizes = {role: int(count) for role, count in notes["books"].get("sizes", {}).items()}
+        has_outcome = bool(notes["outcome"][0])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []
+    if has_outcome or _stage_of_pause(notes) in (SAVING, HALTING, PAUSED):
+        return []
+    return [host.name for host in plan.hosts_of_size(sizes) if host.role in sizes or "pause" in notes]
+
+
+def _notes_of(folder: Path) -> dict[str, Any]:
+    """{}: there are none, or they cannot be read."""
+    try:
+        notes = read_json(str(folder / "captain.json"))["captain"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return notes if isinstance(notes, dict) else {}
+
+
+def _stage_of_pause(notes: dict[str, Any]) -> str:
+    pause = notes.get("pause")
+    return str(pause.get("stage")) if isinstance(pause, dict) else ""
 
 
 def _claim(plan: Plan) -> str:

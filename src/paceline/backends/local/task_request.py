@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.agent.net import task_request
 from paceline.agent.net.frames import Message
-from paceline.view import run_folders
+from paceline.view.files import run_folders
 
 
 def ask_captain(folder: Path, request: Message, seconds: float) -> Iterator[Message]:

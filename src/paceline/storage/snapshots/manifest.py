@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.storage.json_values import parse_json
 
 VERSION = 1
 MOST_BYTES = 64 * 1024 * 1024  # bytes of a manifest
@@ -135,9 +136,9 @@ def parse(data: bytes, name: str) -> Manifest:
 def read_object(data: bytes, name: str) -> dict[str, Any]:
     """A JSON object of this version."""
     try:
-        fields = json.loads(data)
+        fields = parse_json(data)
         version = int(fields["version"])
-    except (*INVALID_FIELDS, RecursionError):
+    except INVALID_FIELDS:
         raise Damaged(f"{name} is damaged: it is not JSON with a version") from None
     if version != VERSION:
         raise Newer(

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.storage import compiled_files, event_files, run_archive
+from paceline.storage import compiled_files, stored_run_files, tensorboard_event_files
 from paceline.storage.local_files import copy
 from paceline.storage.snapshots import chain, evaluation, manifest
 from paceline.storage.snapshots.chain import Record
@@ -45,10 +45,6 @@ def run_exists(location: str, run: str) -> StoreError:
         remedy=f"choose another id (--run), start from that run (--set snapshots.from={address}), "
         f"or delete it (`paceline delete --snapshots {address}`)",
     )
-
-
-def taken(location: str, run: str) -> str:
-    return str(run_exists(location, run))
 
 
 @dataclass(frozen=True)
@@ -134,9 +130,9 @@ class SnapshotRepository:
         current snapshots when the parent was chosen. `by`: id of the captain that started the generation; this captain,
         or the next one, may write the same record again if it gets no reply.
 
-        If the previous generation has meanwhile committed a snapshot later than the parent, return its current
-        snapshots, newest first: their commit may already be confirmed to the writer. The caller then starts one more
-        generation, from the newest of these.
+        If the previous generation has since committed a snapshot later than the parent, return its current snapshots,
+        newest first: their commit may already be confirmed to the writer. The caller then starts one more generation,
+        from the newest of these.
         """
         self.claim()
         self._check_newest(generation)
@@ -307,8 +303,8 @@ class SnapshotRepository:
             self._store.delete(self._manifest(id))
         for id in ids:
             self.delete(id)
-        self._store.clear(f"{self.run}/{run_archive.FOLDER}/")
-        self._store.clear(f"{self.run}/{event_files.FOLDER}/")
+        self._store.clear(f"{self.run}/{stored_run_files.FOLDER}/")
+        self._store.clear(f"{self.run}/{tensorboard_event_files.FOLDER}/")
         self._store.clear(f"{self.run}/{compiled_files.FOLDER}/")
         self._store.clear(f"{self.run}/generations/")
 

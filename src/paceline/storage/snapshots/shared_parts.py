@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from paceline.storage.json_values import read_json
 from paceline.storage.local_files import copy, remove_tree
 from paceline.storage.snapshots.manifest import Damaged, SnapshotId
 from paceline.storage.snapshots.repository import always, files_of
@@ -44,10 +45,10 @@ class PartsStore(FolderStore):
         return next(filter(os.path.exists, paths), paths[-1])
 
 
-def assemble(parts: Sequence[tuple[str, bool]], folder: str, in_memory: str = "") -> int:
+def assemble(parts: Sequence[str], folder: str, in_memory: str = "") -> int:
     """Build a folder with the files of all parts; if two parts have the same path, the first one wins. The folder
-    appears when it is complete. Return the size of its files. `parts`: their folders, and whether they are shared; the
-    files of others are moved. `in_memory`: build it there, and make the folder a link to it, unless memory is full."""
+    appears when it is complete. Return the size of its files. `parts`: their folders. `in_memory`: build it there, and
+    make the folder a link to it, unless memory is full."""
     if in_memory:
         try:
             size = assemble(parts, in_memory)
@@ -63,8 +64,8 @@ def assemble(parts: Sequence[tuple[str, bool]], folder: str, in_memory: str = ""
     size = 0
     try:
         os.makedirs(partial)
-        for part, is_shared in parts:
-            size += _share_part(part, partial) if is_shared else _move_part(part, partial)
+        for part in parts:
+            size += _share_part(part, partial)
         os.rename(partial, folder)
     except BaseException:
         remove_tree(partial, ignore_errors=True)
@@ -106,17 +107,6 @@ def _share_part(part: str, folder: str) -> int:
     return size
 
 
-def _move_part(part: str, folder: str) -> int:
-    size = 0
-    for path in sorted(files_of(part)):
-        target = f"{folder}/{path}"
-        if not os.path.exists(target):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            size += os.path.getsize(f"{part}/{path}")
-            os.rename(f"{part}/{path}", target)
-    return size
-
-
 def _link(source: str, target: str) -> bool:
     """Whether the file could be linked."""
     try:
@@ -137,6 +127,11 @@ def sign(part: str) -> _Signatures:
     else:
         verify(part)
     return recorded
+
+
+def is_signed(part: str) -> bool:
+    """Whether `sign` has recorded its files. Damaged: the record cannot be read."""
+    return _read_signatures(part) is not None
 
 
 def verify(part: str) -> None:
@@ -170,11 +165,10 @@ def _signature_file(part: str) -> str:
 def _read_signatures(part: str) -> _Signatures | None:
     """None: nothing is recorded."""
     try:
-        with open(_signature_file(part)) as file:
-            return dict(json.load(file))
+        return dict(read_json(_signature_file(part)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         raise Damaged(f"{_signature_file(part)} is damaged") from None
 
 

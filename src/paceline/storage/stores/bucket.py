@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from paceline.storage.local_files import MODE, NEW, digest, write_all
+from paceline.storage.regular_files import open_regular
 from paceline.storage.stores.parallel import together
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, Sent, StoreError, TransferCanceled
 
@@ -190,7 +191,7 @@ class BucketStore:
                 size += len(data)
                 yield data
 
-        reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        reading = open_regular(path, follow=True)
         try:
             length = os.fstat(reading).st_size
             if length <= IN_PARTS:

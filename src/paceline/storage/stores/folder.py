@@ -216,10 +216,27 @@ class FolderStore:
             os.close(fd)
         return size, digest.hexdigest()
 
-    def give(self, name: str) -> Iterator[bytes] | None:
-        """Read a file for a client; None: the name does not exist."""
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The files whose names begin with `prefix`, and how large they are."""
+        sizes = {}
+        for name in self.names(prefix):
+            try:
+                sizes[name] = os.stat(self._path(name)).st_size
+            except FileNotFoundError:
+                continue  # it was deleted in the meantime
+            except OSError as error:
+                raise self._failed("list", prefix, error) from None
+        return sizes
+
+    @contextmanager
+    def give(self, name: str, start: int = 0, size: int | None = None) -> Iterator[Iterator[bytes] | None]:
+        """Read a file for a client, or `size` bytes of it; None: the name does not exist."""
         fd = self._open(name)
-        return None if fd is None else pieces(fd)
+        try:
+            yield None if fd is None else pieces(fd, start, size)
+        finally:
+            if fd is not None:
+                os.close(fd)
 
     def _open(self, name: str) -> int | None:
         try:

@@ -12,16 +12,16 @@ from typing import Callable
 
 from paceline.plan import ORDER
 from paceline.storage.compiled_files import FOLDER as COMPILED
-from paceline.storage.run_archive import FOLDER as LOGS
 from paceline.storage.snapshots.manifest import is_safe_path, parse_id
 from paceline.storage.snapshots.repository import MANIFEST
+from paceline.storage.stored_run_files import FOLDER as LOGS
 from paceline.storage.stores.protocol import StoreError
 
 Access = Callable[[str, str], None]  # verb and name of a request; raises StoreError if it is not allowed
 
 _TASK = re.compile(rf"({'|'.join(ORDER)})-(0|[1-9][0-9]{{0,6}})")
 _HOST = re.compile(rf"({'|'.join(ORDER)})-host-(0|[1-9][0-9]{{0,6}})")
-_PIECE = re.compile(r"[0-9A-Za-z.-]{1,64}/[0-9]{8}")  # of a log: life and number, see run_archive
+_PIECE = re.compile(r"[0-9A-Za-z.-]{1,64}/[0-9]{8}")  # of a log: life and number, see stored_run_files
 _SHOWN = 200  # characters of a name in a message
 
 
@@ -92,7 +92,7 @@ def part_access(verb: str, name: str) -> None:
     task, _, below = name.partition("/")
     snapshot, _, path = below.partition("/")
     is_part = bool(_TASK.fullmatch(task)) and parse_id(snapshot) is not None
-    if not is_part or not ((verb == "names" and not path) or (verb == "fetch" and is_safe_path(path))):
+    if not is_part or not ((verb == "sizes" and not path) or (verb == "fetch" and is_safe_path(path))):
         raise StoreError(f"{str(verb)[:20]} {name[:_SHOWN]!r} is not allowed: members may only list and fetch parts")
 
 

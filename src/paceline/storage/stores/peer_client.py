@@ -18,16 +18,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, Protocol
 
+from paceline.storage.json_values import parse_json
 from paceline.storage.local_files import write_all
+from paceline.storage.regular_files import open_regular
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, Sent, StoreError, TransferCanceled
 
 REQUEST_LIMIT = 64 * 1024
 REPLY_LIMIT = 64 * 1024 * 1024
+LARGEST_FILE = 1 << 60  # bytes
 CONNECT_S = 5.0
 SILENCE_S = 60.0  # either side gives up after this time without a byte
 IDLE_S = 30.0  # an idle connection is reopened after this time: the other side may have closed it
 _LENGTH = struct.Struct(">I")
-_OPERATIONS = {"send": "write", "fetch": "read", "has": "read", "digest": "read", "folders": "list", "names": "list"}
+_OPERATIONS = {
+    "send": "write", "fetch": "read", "has": "read", "digest": "read", "folders": "list", "names": "list",
+    "sizes": "list",
+}  # fmt: skip
 
 Message = dict[str, Any]
 
@@ -71,7 +77,7 @@ class Wire:
         return self._exactly(length)
 
     def read_object(self, most: int) -> Message:
-        message = json.loads(self.read(most))
+        message = parse_json(self.read(most))
         if not isinstance(message, dict):
             raise Closed("received JSON that is not an object")
         return message
@@ -132,7 +138,7 @@ class PeerStore:
         raise NotImplementedError  # only the process that has the folder commits
 
     def send(self, path: str, name: str, should_continue: ContinueCheck) -> tuple[int, str]:
-        reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        reading = open_regular(path, follow=True)
         digest, size = hashlib.sha256(), 0
         try:
             with self._request("send", name) as wire:
@@ -167,6 +173,22 @@ class PeerStore:
             raise KeyError(name)
         return received
 
+    def fetch_range(self, name: str, start: int, size: int, fd: int, should_continue: ContinueCheck) -> int:
+        """Writes these bytes of a file to the same place in `fd`; returns how many came. Their digest is not made: TLS
+        protects them. KeyError: there is no such file."""
+        written = 0
+        with self._request("fetch", name, start=start, size=size) as wire:
+            is_there = bool(_reply(wire).get("there"))
+            for data in wire.pieces() if is_there else ():
+                if not should_continue(len(data)):
+                    raise TransferCanceled(name)
+                if len(data) > size - written:
+                    raise Closed("received more than was requested")
+                written += _write_at(fd, data, start + written)
+        if not is_there:
+            raise KeyError(name)
+        return written
+
     def digest(self, name: str, should_continue: ContinueCheck) -> tuple[int, str]:
         with self._request("digest", name) as wire:
             reply = _reply(wire)
@@ -178,6 +200,15 @@ class PeerStore:
         if digest is None:
             raise KeyError(name)
         return digest
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        with self._request("sizes", prefix) as wire:
+            sizes = _reply(wire).get("found")
+            if not isinstance(sizes, dict) or not all(
+                type(size) is int and 0 <= size < LARGEST_FILE for size in sizes.values()
+            ):
+                raise Closed("received a list of files that is invalid")
+        return sizes
 
     def _list(self, verb: str, prefix: str) -> list[str]:
         with self._request(verb, prefix) as wire:
@@ -191,25 +222,24 @@ class PeerStore:
             return _reply(wire)
 
     @contextmanager
-    def _request(self, verb: str, name: str) -> Iterator[Wire]:
+    def _request(self, verb: str, name: str, **more: int) -> Iterator[Wire]:
         """One request at a time. An incomplete reply closes the connection."""
         with self._lock:
             complete = False
             try:
-                yield self._send_request(verb, name)
+                yield self._send_request({"do": verb, "name": name, **more})
                 complete = True
-            except (Closed, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            except (Closed, ValueError, KeyError, TypeError, OverflowError) as error:
                 raise self._failed(verb, name, error) from None
             finally:
                 self._used = time.monotonic()
                 if not complete:
                     self._disconnect()
 
-    def _send_request(self, verb: str, name: str) -> Wire:
+    def _send_request(self, request: Message) -> Wire:
         """An idle connection may have been closed: reconnect in that case."""
         if time.monotonic() - self._used > IDLE_S:
             self._disconnect()
-        request = {"do": verb, "name": name}
         if self._wire is not None:
             try:
                 self._wire.write_object(request)
@@ -219,7 +249,7 @@ class PeerStore:
         try:
             self._wire = Wire(self._dial())
         except OSError as error:
-            raise self._failed(verb, name, error) from None
+            raise self._failed(str(request["do"]), str(request["name"]), error) from None
         self._wire.write_object(request)
         return self._wire
 
@@ -271,6 +301,14 @@ def _write_file(wire: Wire, name: str, path: str, should_continue: ContinueCheck
     finally:
         os.close(writing)
     return size, digest.hexdigest()
+
+
+def _write_at(fd: int, data: bytearray, position: int) -> int:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, position)
+        view, position = view[written:], position + written
+    return len(data)
 
 
 def _reason(error: Exception) -> str:

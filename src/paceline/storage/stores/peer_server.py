@@ -15,7 +15,15 @@ import time
 from paceline.storage.local_files import write_all
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.peer_access import Access, ReaderAccess
-from paceline.storage.stores.peer_client import CONNECT_S, REPLY_LIMIT, REQUEST_LIMIT, Closed, Message, Wire
+from paceline.storage.stores.peer_client import (
+    CONNECT_S,
+    LARGEST_FILE,
+    REPLY_LIMIT,
+    REQUEST_LIMIT,
+    Closed,
+    Message,
+    Wire,
+)
 from paceline.storage.stores.protocol import StoreError
 
 AT_ONCE = 1024  # connections of members
@@ -128,7 +136,7 @@ def answer_all(wire: Wire, folder: FolderStore, access: Access) -> None:
     try:
         while True:
             _answer(wire, wire.read_object(REQUEST_LIMIT), folder, access)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, Closed):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, Closed):
         pass
 
 
@@ -146,11 +154,13 @@ def _answer(wire: Wire, request: Message, folder: FolderStore, access: Access) -
             if data is not None:
                 wire.write(data)
         elif verb == "fetch":
-            _send(wire, folder, name)
+            _send(wire, folder, name, request)
         elif verb == "digest":
             _digest(wire, folder, name)
         elif verb == "has":
             wire.write_object({"there": folder.has(name)})
+        elif verb == "sizes":
+            wire.write_object({"found": folder.sizes(name)})
         elif verb in ("folders", "names"):
             wire.write_object({"found": folder.folders(name) if verb == "folders" else folder.names(name)})
         else:
@@ -184,13 +194,17 @@ def _receive(wire: Wire, folder: FolderStore, name: str) -> None:
     wire.write_object({"size": size, "sha256": digest})
 
 
-def _send(wire: Wire, folder: FolderStore, name: str) -> None:
-    pieces = folder.give(name)
-    wire.write_object({"there": pieces is not None})
-    for data in pieces or ():
-        wire.write(data)
-    if pieces is not None:
-        wire.write(b"")
+def _send(wire: Wire, folder: FolderStore, name: str, request: Message) -> None:
+    start, size = request.get("start", 0), request.get("size")
+    for number in (start, 0 if size is None else size):
+        if type(number) is not int or not 0 <= number < LARGEST_FILE:
+            raise Closed("not a request")
+    with folder.give(name, start, size) as pieces:
+        wire.write_object({"there": pieces is not None})
+        for data in pieces or ():
+            wire.write(data)
+        if pieces is not None:
+            wire.write(b"")
 
 
 def _digest(wire: Wire, folder: FolderStore, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable, Protocol
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Text
 
 PIECE = 8 * 1024 * 1024  # bytes that are read, sent or fetched at a time
 Sent = dict[str, tuple[int, str]]  # name -> size and SHA-256 of the bytes that were sent
@@ -16,7 +16,7 @@ class StoreError(PacelineError):
     """A store failed or refused; the text names the store, the operation and the reason."""
 
     def __init__(
-        self, what: str, is_transient: bool = False, *, reason: str = "", where: str = "", remedy: str = ""
+        self, what: str, is_transient: bool = False, *, reason: str = "", where: Text = "", remedy: Text = ""
     ) -> None:
         super().__init__(what, where=where, remedy=remedy)
         self.is_transient = is_transient  # a retry may succeed

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 
 from paceline.storage.local_files import remove_tree
+from paceline.storage.regular_files import open_regular
 from paceline.storage.snapshots.repository import Unfit, always
 from paceline.storage.stores.protocol import ContinueCheck
 from paceline.storage.watched import folder_contents
@@ -110,7 +111,7 @@ class FolderCapture:
         """If all tasks live now, none of them had died while writing when no open file was found."""
         for task in {*folder_contents.names(self._tasks), *filter(None, [leader])}:
             try:
-                with open(f"{self._tasks}/{task}") as file:
+                with open(open_regular(f"{self._tasks}/{task}")) as file:
                     if folder_contents.lives(file.read()):
                         continue
             except FileNotFoundError:

@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass, field
 
 from paceline.storage.local_files import remove_tree
+from paceline.storage.regular_files import open_regular
 from paceline.storage.snapshots.manifest import is_safe_path
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, TransferCanceled
 
@@ -171,7 +172,8 @@ def names(folder: str) -> list[str]:
 
 def duplicate(source: str, target: str, should_continue: ContinueCheck) -> None:
     """Copy a file; the copy shares its data blocks if the file system supports that."""
-    with open(source, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
+    source_fd = open_regular(source, follow=True)
+    with open(source_fd, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
         size, copied = os.fstat(reading.fileno()).st_size, 0
         try:
             while copied < size:

@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from paceline.storage.json_values import read_json
 from paceline.storage.snapshots.manifest import INVALID_FIELDS
 from paceline.storage.snapshots.repository import Unfit, always
 from paceline.storage.stores.protocol import ContinueCheck, TransferCanceled
@@ -116,13 +117,20 @@ def _only_here(folder: str, path: str, before: list[int], source: str) -> bool:
         return os.path.exists(f"{folder}/{path}")
 
 
-def tidy(path: str, own: str, owner: tuple[str, str]) -> None:
-    """Remove temporary folders at the end of the run."""
+def tidy(path: str, own: str, owner: tuple[str, str], keep_record: bool = False) -> None:
+    """Remove temporary folders at the end of the run. `keep_record`: the run is paused, and the contents of the folder
+    are still its own when it is resumed."""
     target = _target(select(path), label(path))
     for parent in (os.path.dirname(target), own):
         for name in _hidden(target, owner):
             remove(f"{parent}/{name}")
-    remove(own)
+    if not keep_record:
+        remove(own)
+        return
+    with contextlib.suppress(FileNotFoundError):  # another host of this machine tidies, too
+        for name in os.listdir(own):
+            if name != _BEGUN:
+                remove(f"{own}/{name}")
 
 
 def _replace(
@@ -250,10 +258,9 @@ def _locked(path: str) -> Iterator[None]:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        with open(path) as file:
-            fields = json.load(file)
-            return fields if isinstance(fields, dict) else {}
-    except (FileNotFoundError, ValueError, RecursionError):
+        fields = read_json(path)
+        return fields if isinstance(fields, dict) else {}
+    except (FileNotFoundError, ValueError):
         return {}
 
 

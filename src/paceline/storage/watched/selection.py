@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.storage.json_values import read_json
 from paceline.storage.watched.folder_contents import ABOUT
 
 _PATTERN = re.compile(r"[*?\[]")
@@ -51,10 +51,9 @@ def _has_file(source: str, name: str) -> bool:
 
 def _read_about(source: str) -> dict[str, Any] | None:
     try:
-        with open(f"{source}/{ABOUT}") as file:
-            watched = json.load(file).get("watched")
-            return watched if isinstance(watched, dict) else None
-    except (OSError, ValueError, AttributeError, RecursionError):
+        watched = read_json(f"{source}/{ABOUT}").get("watched")
+        return watched if isinstance(watched, dict) else None
+    except (OSError, ValueError, AttributeError):
         return None
 
 

@@ -16,7 +16,7 @@ class CommitPace:
         self._began = 0.0
         self._not_before = 0.0
         self._failed_at = 0.0
-        self.failures = 0  # in succession, of whichever snapshot
+        self.failures = 0  # in succession, of any snapshots
 
     def resume(self, now: float) -> None:
         """A captain that returns does not know when the last snapshot was sent."""
@@ -43,4 +43,4 @@ class CommitPace:
     def __str__(self) -> str:
         if self._every is not None:
             return f"at most every {self._every:g} s (snapshots.commit_every)"
-        return "as soon as the last one is committed, or after a pause if that took long"
+        return "as soon as the previous one is committed, or after a pause if that took long"

@@ -1,6 +1,6 @@
 """Commits of saved snapshots. No I/O.
 
-One snapshot is sent at a time, as often as `CommitPace` allows. If more are saved meanwhile, the newest is next, and
+One snapshot is sent at a time, as often as `CommitPace` allows. If more are saved until then, the newest is next, and
 the others are skipped. A generation commits its own snapshots and, if it started from one that was not committed yet,
 that one. Hosts keep the newest committed snapshot, so that tasks resume from it without the store, and it survives the
 loss of the store.
@@ -18,7 +18,8 @@ from paceline.agent.captain.ledger import Member
 from paceline.agent.captain.snapshots.commit_pace import CommitPace
 from paceline.agent.captain.snapshots.drafts import Draft
 from paceline.agent.captain.snapshots.given_up_uploads import GivenUpUploads
-from paceline.agent.captain.snapshots.owed_records import PAUSE, OwedRecords
+from paceline.agent.captain.snapshots.incomplete_snapshots import MOST, IncompleteSnapshots
+from paceline.agent.captain.snapshots.pending_records import PAUSE, PendingRecords
 from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers import requests as req
@@ -41,8 +42,10 @@ class Commits:
         self._instruct, self._emit = instruct, emit
         self._order = {task.name: number for number, task in enumerate(plan.tasks)}
         self.contents = StoreContents(plan, instruct, emit)
-        self.records = OwedRecords(instruct, emit)
+        self.records = PendingRecords(instruct, emit)
         self.uploads = GivenUpUploads(instruct)
+        training = {task.name for task in plan.tasks if task.rank >= 0 or task.role == "chief"}
+        self.incomplete = IncompleteSnapshots(training, emit)
         self.generation = 0  # only its snapshots, and `parent`, are committed
         self.parent: SnapshotId | None = None  # the snapshot that this generation started from
         self.has_returned = False  # a previous captain has led the run
@@ -58,7 +61,10 @@ class Commits:
         self.tickets = itertools.count(1)  # tickets of requests while a generation starts
         self._store_is_empty = False  # it has lost the data of this run
         self._restoring: SnapshotId | None = None  # the snapshot that is sent again to an empty store
+        self.world_sizes: dict[int, int] = {}  # of the newest generations: how many tasks train together
         self._copies: dict[SnapshotId, Draft] = {}  # on hosts: committed snapshots, or those of earlier generations
+        # Whether a host has fetched all parts of a snapshot that are on others.
+        self.has_fetched: Callable[[str, SnapshotId], bool] = lambda host, snapshot: False
 
     # ---- queries
 
@@ -76,15 +82,32 @@ class Commits:
         is_unrecorded = is_known and not self.records and self.generation > self.records.written and not is_restoring
         return self.missed_newer or (is_unrecorded and not self._store_is_empty)
 
+    def is_out_of_reach(self) -> bool:
+        """Whether the newest snapshot that is not committed cannot be, as hosts that have a part of it are gone."""
+        draft = self.newest_uncommitted()
+        if draft is None or self.is_committing or not self.contents.is_known:
+            return False
+        hosts = [self._members[part.host] for part in draft.parts.values() if part.stored is None]
+        return any(host.has_left or not host.connected for host in hosts)
+
     @property
     def held_count(self) -> int:
-        """Snapshots of which hosts have at least a part."""
+        """The number of snapshots of which a host has at least one part."""
         return len(self._drafts) + len(self._copies)
+
+    @property
+    def has_surplus(self) -> bool:
+        """Whether there are more incomplete snapshots than hosts should keep."""
+        return len(self._drafts) > MOST and sum(not draft.is_complete for draft in self._drafts.values()) > MOST
 
     @property
     def store_error(self) -> str:
         """Why listing the store, or writing a record, failed."""
         return self._list_error or self.records.error
+
+    def needs(self, host: str) -> bool:
+        """Whether the host has a part of a snapshot that is not committed yet."""
+        return any(part.host == host for draft in self._drafts.values() for part in draft.parts.values())
 
     def newest_uncommitted(self) -> Draft | None:
         complete = (draft for draft in self._drafts.values() if draft.is_complete)
@@ -118,12 +141,27 @@ class Commits:
 
     def sources(self, snapshot: SnapshotId, host: str) -> dict[str, str] | None:
         """Where the host gets each part: task -> address of the host that has it, empty if it is on this host. None:
-        from the store."""
+        from the store. The address of a host that is gone stands for what was fetched from it."""
         draft = self._drafts.get(snapshot) or self._copies.get(snapshot)
         if draft is None or not self._is_reachable(draft, [host]):
             return None
         tasks = sorted(draft.parts, key=self._order.__getitem__)
         return {task: self._address(draft.parts[task].host, host) for task in tasks}
+
+    def newest_on_hosts(self) -> SnapshotId | None:
+        """The snapshot that a restart would resume from, if hosts have all of it."""
+        if self.is_stuck():
+            return None
+        drafts = [draft.snapshot for draft in self._drafts.values() if draft.is_on_hosts]
+        copy = self._copies.get(self.contents.chain[0]) if self.contents.chain else None
+        return max(drafts, default=None) or (copy.snapshot if copy is not None and copy.is_on_hosts else None)
+
+    def lacking_hosts(self, snapshot: SnapshotId, hosts: Collection[str]) -> list[str]:
+        """Those of these hosts that would have to fetch parts of the snapshot, in order."""
+        draft = self._drafts.get(snapshot) or self._copies.get(snapshot)
+        holders = set() if draft is None else {part.host for part in draft.parts.values()}
+        remote = {holder for holder in holders if self._members[holder].serves not in ("", SHARED_FOLDER)}
+        return sorted(host for host in hosts if self._members[host].connected and len(remote) > (host in remote))
 
     def on_unreachable(self, snapshot: SnapshotId | None) -> None:
         """A host could not get this snapshot from the hosts that have it: until these join again, the store is used."""
@@ -138,6 +176,15 @@ class Commits:
         if snapshot in self._copies:
             self._drop_copy(snapshot)
 
+    def discard_incomplete(self, tasks: Collection[str]) -> None:
+        """These tasks start again in the same generation, and may save the same steps again: their parts of snapshots
+        that are not complete must not be combined with those that they save from now on."""
+        for draft in [each for each in self._drafts.values() if not each.is_complete]:
+            for task in tasks & draft.parts.keys():
+                self._instruct(ins.DropPart(draft.parts.pop(task).host, task, draft.snapshot))
+            if not draft.parts:
+                self._drop(draft.snapshot)
+
     def abandon(self, generation: int, step: int, now: float) -> None:
         """Never restore or commit the snapshots of this generation, and of those before it, from this step on."""
         if self.contents.abandon(generation, step):
@@ -147,9 +194,15 @@ class Commits:
             self.delete_surplus(now)
 
     def _is_reachable(self, draft: Draft, hosts: Collection[str]) -> bool:
-        """Whether each of these hosts can get all parts from hosts."""
+        """Whether each of these hosts can get all parts from hosts. If a host is gone that had a part, they must have
+        fetched it, and it must be in the store: otherwise the snapshot could never be committed."""
         holders = {part.host for part in draft.parts.values()}
-        if not hosts or not draft.is_on_hosts or not all(self._members[holder].connected for holder in holders):
+        gone = {holder for holder in holders if not self._members[holder].connected}
+        parts = draft.parts.values()
+        is_safe = all(part.stored is not None if part.host in gone else part.is_held for part in parts)
+        if not hosts or not draft.is_complete or not is_safe:
+            return False
+        if gone and not all(self.has_fetched(host, draft.snapshot) for host in hosts):
             return False
         return all(holder == host or self._members[holder].serves for holder in holders for host in hosts)
 
@@ -162,8 +215,12 @@ class Commits:
     def record_of(self, generation: int, parent: SnapshotId | None, seen: Iterable[SnapshotId]) -> req.BeginGeneration:
         return req.BeginGeneration(generation, parent, tuple(seen), self._name)
 
-    def begin_generation(self, record: req.BeginGeneration, is_written: bool, now: float) -> None:
-        """`is_written`: the record is in the store. Otherwise it is written now, while tasks start."""
+    def begin_generation(self, record: req.BeginGeneration, world_size: int, is_written: bool, now: float) -> None:
+        """`world_size`: how many tasks train together. `is_written`: the record is in the store. Otherwise, it is
+        written now, while tasks start."""
+        parent = 0 if record.parent is None else record.parent.generation
+        self.world_sizes = {each: size for each, size in self.world_sizes.items() if each == parent}
+        self.world_sizes[record.generation] = world_size
         self._open_generation(record.generation, record.parent)
         self.contents.continue_from(record.parent)
         if is_written:
@@ -211,6 +268,7 @@ class Commits:
     def on_saved(self, event: ev.PartSaved, now: float, is_known: bool = False) -> Draft | None:
         """Returns the snapshot that this part completes on its hosts. `is_known`: an earlier captain may know of it."""
         snapshot = event.snapshot
+        self.incomplete.on_saved(event.task, snapshot)
         is_useless = self.contents.is_past(snapshot) or self.uploads.is_deleted(snapshot)
         if is_useless or not self._may_commit(snapshot):
             self._copies.setdefault(snapshot, Draft(snapshot, event.parts, now)).add(event)
@@ -233,14 +291,23 @@ class Commits:
         return draft
 
     def _skip_older(self) -> None:
-        """Hosts hold only the newest complete snapshot, the one that is being sent, and the one that is being saved."""
+        """Of complete snapshots, hosts hold only the newest, and the one that is being sent."""
         newest = self.newest_uncommitted()
         for draft in list(self._drafts.values()):
             if newest is not None and draft.snapshot < newest.snapshot and draft.snapshot != self._sending:
                 if draft.is_complete and not self.skipped and not self.pace.failures:
                     self._emit("note", text=f"not every saved snapshot is committed: the newest is sent {self.pace}")
                 self.skipped += draft.is_complete
-                self._drop(draft.snapshot)
+                if draft.snapshot in self.contents.being_fetched():
+                    self._copies[draft.snapshot] = self._drafts.pop(draft.snapshot)
+                    self.uploads.give_up(draft.snapshot)
+                else:
+                    self._drop(draft.snapshot)
+
+    def limit_incomplete(self, live: Collection[str], awaited: int | None) -> None:
+        """Delete surplus incomplete snapshots; see IncompleteSnapshots.surplus."""
+        for draft in self.incomplete.surplus(self._drafts, live, awaited):
+            self._drop(draft.snapshot)
 
     def on_stored(self, event: ev.PartStored, now: float) -> None:
         draft = self._drafts.get(event.snapshot)
@@ -280,6 +347,11 @@ class Commits:
                 self._sending = None
         for copy in self._copies.values():
             copy.parts = {task: part for task, part in copy.parts.items() if part.host != host}
+
+    def on_lost(self, host: str) -> None:
+        """The lease of a host has expired, and others may continue without it: what only it has is lost unless it
+        returns."""
+        self.on_joined(host, ())
 
     # ---- answers of the store
 
@@ -421,7 +493,8 @@ class Commits:
         stored = [part for part in (draft.parts[task].stored for task in tasks) if part is not None]
         if self.is_committing or not draft.is_complete or len(stored) < len(tasks):
             return
-        manifest = draft.manifest(self._run, self._plan.world_size, stored).to_bytes().decode()
+        world_size = self.world_sizes.get(draft.snapshot.generation, self._plan.world_size)
+        manifest = draft.manifest(self._run, world_size, stored).to_bytes().decode()
         self.is_committing = True
         self.uploads.on_commit_requested(draft.snapshot)
         self._instruct(ins.AskStore(req.CommitSnapshot(draft.snapshot, manifest, self._newest_generation())))
@@ -467,11 +540,25 @@ class Commits:
         """The run has ended: hosts keep no committed snapshots."""
         self._drop_copies(is_over=True)
 
+    def drop_copies_on(self, host: str) -> None:
+        """The host leaves, and may not come back: it keeps no committed snapshots."""
+        for snapshot, copy in list(self._copies.items()):
+            for task in [task for task, part in copy.parts.items() if part.host == host]:
+                del copy.parts[task]
+                self._instruct(ins.DropPart(host, task, snapshot))
+            if not copy.parts:
+                del self._copies[snapshot]
+
+    def on_fetched(self, now: float) -> None:
+        """A host has the snapshot that others have kept for it."""
+        self._drop_copies()
+        self.delete_surplus(now)
+
     def _drop_copies(self, is_over: bool = False) -> None:
         """Drop copies that are no longer needed."""
         if not self.contents.is_known or self._store_is_empty:
             return
-        needed = set() if is_over else set(self.contents.chain[:1])
+        needed = set() if is_over else {*self.contents.chain[:1], *self.contents.being_fetched()}
         for snapshot in [each for each in self._copies if each not in needed]:
             self._drop_copy(snapshot)
 

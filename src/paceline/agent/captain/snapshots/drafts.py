@@ -9,6 +9,8 @@ from paceline.agent.captain import events as ev
 from paceline.agent.run_files import stamp
 from paceline.storage.snapshots.manifest import File, Manifest, Part, SnapshotId
 
+MOST_NAMED = 8  # tasks in a message
+
 
 @dataclass
 class DraftPart:
@@ -47,6 +49,12 @@ class Draft:
     def manifest(self, run: str, world_size: int, parts: Sequence[Part]) -> Manifest:
         """`parts`: as they are in the store."""
         return Manifest(run, self.snapshot, world_size, tuple(parts), self.metrics, self.versions, stamp())
+
+    def shortage(self) -> str:
+        """Why it is incomplete, for a message."""
+        names = sorted(self.parts)
+        others = f" and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
+        return f"it needs {self.part_count} parts, but only {', '.join(names[:MOST_NAMED])}{others} saved one"
 
     def add(self, saved: ev.PartSaved) -> None:
         previous = self.parts.get(saved.task)

@@ -10,9 +10,10 @@ from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.ledger import DONE, ENDING, OVER, RETURNING, Ledger
+from paceline.agent.captain.ledger import ENDING, OVER, RETURNING, Ledger
+from paceline.agent.captain.restart_units import DONE
 from paceline.agent.captain.snapshots.commits import Commits
-from paceline.agent.captain.snapshots.owed_records import PAUSE
+from paceline.agent.captain.snapshots.pending_records import PAUSE
 from paceline.agent.run_files import stamp
 from paceline.agent.transfers.requests import DAMAGED, Answer, EvaluationRecorded, Failure, Metrics, RecordEvaluation
 from paceline.plan import Plan
@@ -59,6 +60,10 @@ class Evaluations:
     def on_attempt_started(self, task: str) -> None:
         self._idle.discard(task)
         self._assigned.pop(task, None)
+
+    def postpone(self, seconds: float) -> None:
+        """The run was paused for so long, in which no evaluator could request a snapshot."""
+        self._first_started = {task: at + seconds for task, at in self._first_started.items()}
 
     def on_step(self, task: str) -> None:
         self._independent.add(task)
@@ -140,7 +145,7 @@ class Evaluations:
         self._instruct(ins.AcknowledgeEvaluation(event.host, event.snapshot))
 
     def _forget_deleted(self) -> None:
-        """If an evaluator reports a snapshot again that was deleted meanwhile, the store refuses the result."""
+        """If an evaluator reports a snapshot again that has been deleted, the store refuses the result."""
         for known in (self._reported, self._skipped, self._warned):
             known -= {each for each in known if isinstance(each, SnapshotId) and not self._contents.may_exist(each)}
 

@@ -1,7 +1,7 @@
 """Parts in the store of snapshots that were never committed, because an upload failed and a newer one was committed.
 
 The next generation deletes them all; a run without restarts would keep them for months. They are deleted after a newer
-snapshot of the same generation has been committed: hosts send one snapshot at a time, so nobody still sends them. No
+snapshot of the same generation has been committed: hosts send one snapshot at a time, so no host still sends them. No
 I/O.
 """
 
@@ -75,9 +75,15 @@ class GivenUpUploads:
     def on_committed(self, committed: SnapshotId, generation: int, now: float) -> None:
         """Delete what is older. `generation`: the newest that this captain knows."""
         self._uploads.pop(committed, None)
-        same = {each: upload for each, upload in self._uploads.items() if each.generation == committed.generation}
-        self._uploads = same
-        due = [each for each, upload in same.items() if upload.is_given_up and now >= upload.not_before]
+        # Those of later generations stay: the parent of a generation may be committed after some of its own snapshots
+        # were sent, and a request to commit one of them may still be on its way.
+        self._uploads = {
+            each: upload for each, upload in self._uploads.items() if each.generation >= committed.generation
+        }
+        due = [
+            each for each, upload in self._uploads.items()
+            if each.generation == committed.generation and upload.is_given_up and now >= upload.not_before
+        ]  # fmt: skip
         for snapshot in sorted(each for each in due if each < committed and each not in self._deleting)[:AT_ONCE]:
             self._deleting.add(snapshot)
             if not self.is_deleted(snapshot):

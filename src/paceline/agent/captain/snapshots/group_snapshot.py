@@ -8,7 +8,8 @@ from typing import Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.captain.ledger import RUNNING, Ledger
+from paceline.agent.captain.ledger import Ledger
+from paceline.agent.captain.restart_units import RUNNING
 from paceline.agent.captain.snapshots.step_agreement import StepAgreement
 from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.plan import ALONE
@@ -21,12 +22,14 @@ class GroupSnapshot:
         ledger: Ledger,
         contents: StoreContents,
         rate: Callable[[str], float | None],
+        is_on_others: Callable[[SnapshotId], bool],
         instruct: Callable[[ins.Instruction], None],
         captain: str,
     ) -> None:
-        """`rate`: steps per second of a task. `captain`: its name, different for each captain of a run."""
+        """`rate`: steps per second of a task. `is_on_others`: whether the others can continue from the snapshot without
+        the hosts that shut down. `captain`: its name, different for each captain of a run."""
         self._ledger, self._contents = ledger, contents
-        self._rate, self._instruct = rate, instruct
+        self._rate, self._is_on_others, self._instruct = rate, is_on_others, instruct
         self._agreement: StepAgreement | None = None
         self._since: tuple[bool | None, float] | None = None  # whether tasks have agreed, and since when
         self._served: set[str] = set()  # hosts that were leaving when it began
@@ -85,16 +88,22 @@ class GroupSnapshot:
         """Whether tasks are about to save: sending an older snapshot now would delay that one."""
         return self._agreement is not None and self._agreement.agreed is not False and self._snapshot is None
 
+    @property
+    def awaited_step(self) -> int | None:
+        """The step that all tasks save, while not all of them have."""
+        return max(self._saving_steps.values(), default=None) if self._snapshot is None else None
+
     # ---- agreement
 
     def _agree(self) -> None:
-        """Have all tasks that train together (in a parameter-server job: the chief) save at the same step. If they are
-        about to, wait until each of them has."""
+        """Have all tasks that train together (in a parameter-server job: the chief; with `restart.scope`: those of the
+        first unit that can) save at the same step. If they are about to, wait until each of them has."""
         if self._agreement is not None and not self._have_all_saved(self._agreement):
             return
         for unit in self._ledger.units:
             tasks = [task.name for task in unit.tasks if task.rank >= 0 or task.role == "chief"]
-            if unit.kind != ALONE and unit.phase == RUNNING and tasks and self._polling.issuperset(tasks):
+            are_polling = bool(tasks) and unit.live.issuperset(tasks) and self._polling.issuperset(tasks)
+            if unit.kind != ALONE and unit.phase == RUNNING and are_polling:
                 host_of = {task.name: task.host for task in unit.tasks}
                 self._is_requested, self._saving_steps, self._snapshot = False, {}, None
                 self._since, self._served = None, set(self._leaving)
@@ -109,8 +118,8 @@ class GroupSnapshot:
         return self._saving_steps.keys() >= agreement.tasks
 
     def advance(self, now: float) -> None:
-        """Once the snapshot of the group is committed, let the hosts that wait for it shut down. If tasks do not agree,
-        or do not save in time, try again for hosts that have begun to shut down since."""
+        """Once the snapshot of the group is committed, or the others have it, let the hosts that wait for it shut down.
+        If tasks do not agree, or do not save in time, try again for hosts that have begun to shut down since."""
         agreement = self._agreement
         if agreement is None:
             return
@@ -118,12 +127,14 @@ class GroupSnapshot:
         if self._since is None or self._since[0] is not agreement.agreed:
             self._since = agreement.agreed, now
         is_live = all(name in self._ledger.live for name in agreement.tasks)
-        is_committed = self._snapshot is not None and self._contents.chain[:1] >= [self._snapshot]
+        is_safe = self._snapshot is not None and (
+            self._contents.chain[:1] >= [self._snapshot] or (bool(self._leaving) and self._is_on_others(self._snapshot))
+        )
         is_overdue = now - self._since[1] > agreement.limit_s and not self._have_all_saved(agreement)
-        if agreement.agreed is False or not is_live or is_committed or is_overdue:
+        if agreement.agreed is False or not is_live or is_safe or is_overdue:
             agreement.withdraw()
             self._agreement, self._saving_steps, self._snapshot = None, {}, None
-            must_try_again = not is_committed and not self._leaving <= self._served
+            must_try_again = not is_safe and not self._leaving <= self._served
             if not must_try_again:
                 self._release_hosts()
             if must_try_again or self._is_requested:

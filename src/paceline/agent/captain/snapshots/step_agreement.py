@@ -15,7 +15,7 @@ ROUND_S = 0.5  # initial estimate of the round-trip time of a message to all tas
 MARGIN = 2  # steps
 TRIES = 12
 LIMIT_S = 60.0  # for tasks to agree, and then for all of them to save, unless steps are slow; longer than they wait
-LIMIT_FACTOR = 3  # at least so many times the time in which tasks should reach the proposed step
+LIMIT_FACTOR = 3  # at least this many times the time in which tasks should reach the proposed step
 
 
 class StepAgreement:

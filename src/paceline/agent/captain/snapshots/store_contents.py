@@ -42,6 +42,7 @@ class StoreContents:
         self._values: dict[SnapshotId, float] = {}  # values of the metric in snapshots.best
         self.evaluations: dict[SnapshotId, Metrics] = {}  # results of evaluators, as in the store
         self.awaiting_evaluation: Callable[[float], set[SnapshotId]] = lambda now: set()
+        self.being_fetched: Callable[[], set[SnapshotId]] = set  # by hosts, while others train
         self._warned_of_metric = False
 
     def list_request(self) -> ListSnapshots:
@@ -180,7 +181,7 @@ class StoreContents:
             return
         settings = self._plan.snapshots
         lowest = settings.best is None or settings.best[1]
-        present, awaiting = sorted(self._committed), self.awaiting_evaluation(now)
+        present, awaiting = sorted(self._committed - self.being_fetched()), self.awaiting_evaluation(now)
         for snapshot in to_delete(self.chain, present, settings.keep, self._values, lowest, awaiting):
             self._committed.discard(snapshot)
             self.deleting.add(snapshot)

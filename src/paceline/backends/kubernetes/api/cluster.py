@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from paceline.backends.kubernetes.api import kubeconfig
 from paceline.backends.kubernetes.api.connections import Access, Transport
 from paceline.backends.kubernetes.api.credential_renewal import Credentials
 from paceline.backends.kubernetes.api.pending_reasons import remedy
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Text
 
 CONNECT_S = 5.0  # seconds until a cluster that does not respond is reported as unreachable
 RESPONSE_S = 30.0
@@ -35,7 +36,7 @@ _DECODERS = threading.Lock()
 class Unreachable(PacelineError):
     """The cluster does not respond."""
 
-    def __init__(self, what: str, *, where: str = "", remedy: str = "", sent: bool = False) -> None:
+    def __init__(self, what: str, *, where: Text = "", remedy: Text = "", sent: bool = False) -> None:
         super().__init__(what, where=where, remedy=remedy)
         self.sent = sent  # the cluster may have received the request
 
@@ -47,7 +48,7 @@ class NoCredentials(Unreachable):
 class Refused(PacelineError):
     """The cluster refused a request."""
 
-    def __init__(self, what: str, reason: str, *, message: str = "", remedy: str = "") -> None:
+    def __init__(self, what: str, reason: str, *, message: str = "", remedy: Text = "") -> None:
         super().__init__(what, remedy=remedy)
         self.reason = reason  # reason code of the API: AlreadyExists, NotFound, Forbidden, ...
         self.message = message  # message of the API
@@ -75,7 +76,7 @@ class Cluster:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise Unreachable(
                 f"cannot connect to the cluster at {self.server} (context {self.context}): {_short(error)}",
-                remedy="check that it is up and that this is the right context (--context, KUBECONFIG)",
+                remedy="check that it is up and that this is the right context of your kubeconfig",
             ) from None
         except httpx2.HTTPError as error:
             text = f"cannot {action}: the connection to {self.server} failed: {_short(error)}"
@@ -117,8 +118,11 @@ class Cluster:
             self.transport.close()
 
 
-def connect(context: str | None = None, namespace: str | None = None, files: Sequence[Path] = ()) -> Cluster:
-    """Sends no request yet. `files`: of the kubeconfig; default: those that KUBECONFIG names."""
+def connect(
+    context: str | None = None, namespace: str | None = None, files: Sequence[Path] = (), until: float = math.inf
+) -> Cluster:
+    """Sends no request yet. `files`: of the kubeconfig; default: those that KUBECONFIG names. `until`: a time of
+    time.monotonic(), at which all requests end."""
     _prepare_decoders()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # an API server that hangs up must not end this process
@@ -126,9 +130,9 @@ def connect(context: str | None = None, namespace: str | None = None, files: Seq
         paths = list(files) or kubeconfig.find_files()
         single = kubeconfig.read_context(paths, context)
     except kubeconfig.InvalidKubeconfig as error:
-        raise Unreachable(error.what, where=error.where, remedy=error.remedy) from None
+        raise Unreachable(error.what, where=error.where_text, remedy=error.remedy_text) from None
     access = Access(single, Credentials(paths, single))
-    transport = access.transport()
+    transport = access.transport(until)
     try:
         client = Client(
             config=single._replace(user=User()),  # the transport adds the credentials

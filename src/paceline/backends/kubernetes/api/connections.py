@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,16 @@ UNAUTHORIZED = 401
 _FAILED = (httpx2.NetworkError, httpx2.RemoteProtocolError)  # a server may end the handshake if a certificate expired
 
 
+_KINDS = ("connect", "read", "write", "pool")  # of timeouts
+
+
+class LimitPassed(httpx2.TimeoutException):
+    """The time limit of the caller has passed, which tells nothing about the server."""
+
+    def __init__(self, request: httpx2.Request | None = None) -> None:
+        super().__init__("it did not respond within the time limit", request=request)
+
+
 @dataclass(frozen=True)
 class Access:
     """How to reach the API server, for clients of different kinds."""
@@ -30,8 +42,9 @@ class Access:
     single: SingleConfig
     credentials: Credentials
 
-    def transport(self) -> Transport:
-        return Transport(self)
+    def transport(self, until: float = math.inf) -> Transport:
+        """`until`: a time of time.monotonic(), at which all requests end."""
+        return Transport(self, until)
 
     def async_transport(self) -> AsyncTransport:
         return AsyncTransport(self)
@@ -45,8 +58,8 @@ class Access:
 
 
 class Transport(httpx2.BaseTransport):
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, access: Access, until: float = math.inf) -> None:
+        self._access, self._until = access, until
         self._lock = threading.Lock()
         self._certificate: Certificate | None = None
         self._client: httpx2.Client | None = None  # its connections have this certificate
@@ -56,16 +69,16 @@ class Transport(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         credentials = self._access.credentials
         request.extensions = {**request.extensions, "trace": self._trace}
-        credential = credentials.current()
+        credential = credentials.current(self._until)
         try:
             response = self._send(request, credential)
         except _FAILED as error:
-            renewed = credentials.renewed_certificate(credential)
+            renewed = credentials.renewed_certificate(credential, self._until)
             if renewed is None or not _may_repeat(request, error):
                 raise
             return self._send(request, renewed)
         if response.status_code == UNAUTHORIZED and not self._is_interrupted:
-            renewed = credentials.renewed(credential)
+            renewed = credentials.renewed(credential, self._until)
             if renewed is not None:
                 response.close()
                 return self._send(request, renewed)
@@ -75,7 +88,20 @@ class Transport(httpx2.BaseTransport):
         if self._is_interrupted:
             raise httpx2.ConnectError("the connections were closed", request=request)
         _authorize(request, credential)
-        return self._client_with(credential.certificate).send(request, stream=True)
+        if self._until == math.inf:
+            return self._client_with(credential.certificate).send(request, stream=True)
+        limits = request.extensions.get("timeout", {})
+        remaining = self._until - time.monotonic()
+        if remaining <= 0:
+            raise LimitPassed(request=request)
+        limits = {kind: remaining if limits.get(kind) is None else min(limits[kind], remaining) for kind in _KINDS}
+        request.extensions = {**request.extensions, "timeout": limits}
+        try:
+            return self._client_with(credential.certificate).send(request, stream=True)
+        except httpx2.TimeoutException:
+            if self._until - time.monotonic() > 0:
+                raise
+            raise LimitPassed(request=request) from None
 
     def _client_with(self, certificate: Certificate | None) -> httpx2.Client:
         with self._lock:
@@ -173,7 +199,7 @@ def _keepalive() -> Sequence[tuple[int, int, int]]:
 
 
 def _shut_down(stream: Any) -> None:
-    """Wakes a thread that reads from it. Closing it would not, and its number could be reused meanwhile."""
+    """Wakes a thread that reads from it. Closing it would not, and its number could be reused in the meantime."""
     connection = stream.get_extra_info("socket")
     try:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not the TLS method, which is not for other threads

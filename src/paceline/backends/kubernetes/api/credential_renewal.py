@@ -9,7 +9,8 @@ import ssl
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,35 +64,46 @@ class Credentials:
         self._plugin_error: ConfigError | None = None
         self._checked_at = -math.inf
 
-    def current(self) -> Credential:
-        """Raises ConfigError or OSError if there is none."""
-        with self._lock:
+    def current(self, until: float = math.inf) -> Credential:
+        """Raises ConfigError or OSError if there is none. `until`: a time of time.monotonic(), at which a credential
+        plugin is ended."""
+        with self._locked(until):
             if self._current is None or self._current.expires - _EARLY_S <= time.time():
-                self._current = self._read(self._single) or self._current
+                self._current = self._read(self._single, until) or self._current
             if self._current is None:
                 raise ConfigError("the credential plugin printed no credential")
             return self._current
 
-    def renewed(self, refused: Credential) -> Credential | None:
+    def renewed(self, refused: Credential, until: float = math.inf) -> Credential | None:
         """The credential to use in place of one that the cluster refused; None: there is no other."""
-        with self._lock:
+        with self._locked(until):
             if self._current is not None and self._current != refused:
                 return self._current  # another thread has read it
-            return self._read_again(refused)
+            return self._read_again(refused, until)
 
-    def renewed_certificate(self, failed: Credential) -> Credential | None:
+    @contextmanager
+    def _locked(self, until: float) -> Iterator[None]:
+        """Another thread may wait for a credential plugin."""
+        if not self._lock.acquire(timeout=max(0.0, min(until - time.monotonic(), threading.TIMEOUT_MAX))):
+            raise ConfigError("the credential plugin did not finish within the time limit")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def renewed_certificate(self, failed: Credential, until: float = math.inf) -> Credential | None:
         """The same after a connection failed, which an expired certificate may cause. Starts no plugin."""
-        with self._lock:
+        with self._locked(until):
             if self._current is not None and self._current.certificate != failed.certificate:
                 return self._current
             is_early = time.monotonic() - self._checked_at < CHECK_PAUSE_S
             if failed.certificate is None or is_early or (self._single.user and self._single.user.exec):
                 return None
             self._checked_at = time.monotonic()
-            renewed = self._read_again(failed)
+            renewed = self._read_again(failed, math.inf)
             return renewed if renewed and renewed.certificate != failed.certificate else None
 
-    def _read_again(self, refused: Credential) -> Credential | None:
+    def _read_again(self, refused: Credential, until: float) -> Credential | None:
         try:
             single = kubeconfig.read_context(self._paths, self._single.context_name)
         except kubeconfig.InvalidKubeconfig:
@@ -100,7 +112,7 @@ class Credentials:
             return None  # these credentials are for another cluster
         has_plugin = bool(single.user and single.user.exec)
         try:
-            credential = self._read(single)
+            credential = self._read(single, until)
         except (ConfigError, OSError):
             if has_plugin:
                 raise
@@ -110,7 +122,7 @@ class Credentials:
         self._single, self._current = single, credential
         return credential
 
-    def _read(self, single: SingleConfig) -> Credential | None:
+    def _read(self, single: SingleConfig, until: float) -> Credential | None:
         """None: the credential plugin has run a moment ago."""
         user = single.user or User()
         certificate = _certificate_of(single, user)
@@ -119,7 +131,7 @@ class Credentials:
         if user.token:
             return Credential(_bearer(user.token), certificate)
         if user.exec:
-            return self._from_plugin(single, certificate)
+            return self._from_plugin(single, certificate, until)
         if user.username and user.password:
             pair = base64.b64encode(f"{user.username}:{user.password}".encode()).decode()
             return Credential(f"Basic {pair}", certificate)
@@ -127,14 +139,14 @@ class Credentials:
             raise ConfigError("the user's auth-provider is not supported: kubectl has replaced it with exec plugins")
         return Credential("", certificate)
 
-    def _from_plugin(self, single: SingleConfig, certificate: Certificate | None) -> Credential | None:
+    def _from_plugin(self, single: SingleConfig, certificate: Certificate | None, until: float) -> Credential | None:
         assert single.user and single.user.exec
         if time.monotonic() - self._plugin_ran_at < PLUGIN_PAUSE_S:
             if self._plugin_error is not None:
                 raise self._plugin_error
             return None
         try:
-            status = credential_plugin.run(single, single.user.exec)
+            status = credential_plugin.run(single, single.user.exec, until - time.monotonic())
             chain, key, token = (status.get(name) for name in ("clientCertificateData", "clientKeyData", "token"))
             if chain:
                 certificate = _checked(Certificate(str(chain).encode(), str(key or "").encode()))

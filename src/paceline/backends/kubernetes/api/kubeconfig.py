@@ -38,7 +38,9 @@ def read_context(paths: Sequence[Path], context: str | None) -> SingleConfig:
         name = context or next((each.current_context for each in configs if each.current_context), None)
         if name is None:
             raise InvalidKubeconfig(
-                "the kubeconfig has no current context", where=str(paths[0]), remedy="select one with --context NAME"
+                "the kubeconfig has no current context",
+                where=str(paths[0]),
+                remedy="name one, or select one with `kubectl config use-context`",
             )
         for config in configs:
             if name in config.contexts:
@@ -63,3 +65,18 @@ def _merged(first: KubeConfig, others: list[KubeConfig]) -> KubeConfig:
             for name, value in getattr(other, kind).items():
                 entries.setdefault(name, value)
     return first
+
+
+def list_contexts(paths: Sequence[Path]) -> tuple[dict[str, str | None], str | None]:
+    """The namespace of each context, and the name of the current one."""
+    namespaces: dict[str, str | None] = {}
+    current = None
+    try:
+        for path in paths:
+            config = KubeConfig.from_file(path)
+            current = current or config.current_context
+            for name, context in config.contexts.items():
+                namespaces.setdefault(name, context.namespace)
+    except Exception as error:  # of the YAML parser, or because a field is missing or has a wrong type
+        raise InvalidKubeconfig(f"not a kubeconfig: {error!r}", where=str(paths[0])) from None
+    return namespaces, current

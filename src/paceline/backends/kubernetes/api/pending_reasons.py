@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from paceline.agent.options import NO_CAPTAIN
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
+from paceline.storage.json_values import parse_json
 
 Object = dict[str, Any]
 
@@ -110,8 +110,8 @@ def _of_end(ended: Object, what: str, image: str, advice: Advice) -> Reason | No
 def _of_termination_message(message: str, what: str) -> Reason | None:
     """The reason that a member gives when it exits and must not be replaced."""
     try:
-        report = json.loads(message)
-    except (ValueError, RecursionError):
+        report = parse_json(message)
+    except ValueError:
         return None
     if isinstance(report, dict) and report.get("status") == "left":
         return Reason(what, "no-captain", _sentence(str(report.get("reason"))), final=True)
@@ -300,7 +300,7 @@ def remedy(reason: str, message: str, namespace: str) -> str:
     if reason == "Forbidden":
         return f"`paceline doctor --on kubernetes` shows which permissions are missing in {namespace}"
     if reason == "NotFound" and f'namespaces "{namespace}" not found' in message:
-        return "create it, or choose another with -n"
+        return "create it, or choose another namespace"
     if reason == "Unauthorized":
         return "the kubeconfig has no valid credentials: log in to the cluster again"
     return ""

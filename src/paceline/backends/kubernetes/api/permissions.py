@@ -46,7 +46,8 @@ RIGHTS = (
         "",
         "pods/exec",
         ("create", "get"),
-        "`paceline stop` ends the pods instead of asking the captain, and snapshots in pods and claims cannot be read",
+        "`paceline stop` ends the pods instead of asking the captain; `scale`, `pause`, `resume`, `stacks` and "
+        "`profile` fail; and snapshots in pods and claims cannot be read",
     ),
     Right(
         "",

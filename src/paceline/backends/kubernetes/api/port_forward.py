@@ -18,6 +18,7 @@ DATA, ERROR = 0, 1  # channels of the port; the first message of each is the por
 CHUNK = 32 * 1024
 MESSAGE_LIMIT = 16 * 1024 * 1024
 CONNECT_S = 10.0
+MOST = 100  # connections; each takes a request to the API server, and others of this machine can connect, too
 
 
 class Forward:
@@ -35,6 +36,9 @@ class Forward:
             connections: set[asyncio.Task[None]] = set()
 
             def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                if len(connections) >= MOST:
+                    writer.close()
+                    return
                 task = asyncio.create_task(self._serve(client, reader, writer))
                 connections.add(task)
                 task.add_done_callback(connections.discard)

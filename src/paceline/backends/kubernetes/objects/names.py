@@ -21,7 +21,7 @@ SNAPSHOTS_PORT = 7735  # port of the captain's pod, for the members, if the capt
 
 
 @dataclass(frozen=True)
-class HostGroup:
+class HostPool:
     """Hosts of one role with the same resources: one Indexed Job."""
 
     role: str
@@ -34,22 +34,22 @@ class HostGroup:
         return self.hosts[0].index
 
 
-def groups(plan: Plan) -> Iterator[HostGroup]:
-    hosts_by_group: dict[tuple[str, int], list[Host]] = {}
+def pools(plan: Plan) -> Iterator[HostPool]:
+    hosts_by_pool: dict[tuple[str, int], list[Host]] = {}
     for host in plan.hosts:
-        hosts_by_group.setdefault((host.role, host.group), []).append(host)
-    for (role, number), hosts in hosts_by_group.items():
-        yield HostGroup(role, number, tuple(hosts))
+        hosts_by_pool.setdefault((host.role, host.group), []).append(host)
+    for (role, number), hosts in hosts_by_pool.items():
+        yield HostPool(role, number, tuple(hosts))
 
 
-def job_of(run: str, group: HostGroup) -> str:
+def job_of(run: str, pool: HostPool) -> str:
     """
-    >>> job_of("digits-3f9a", HostGroup("worker", 0, ()))
+    >>> job_of("digits-3f9a", HostPool("worker", 0, ()))
     'digits-3f9a-worker'
-    >>> job_of("digits-3f9a", HostGroup("worker", 1, ()))
+    >>> job_of("digits-3f9a", HostPool("worker", 1, ()))
     'digits-3f9a-worker-g1'
     """
-    return f"{run}-{group.role}" if group.number == 0 else f"{run}-{group.role}-g{group.number}"
+    return f"{run}-{pool.role}" if pool.number == 0 else f"{run}-{pool.role}-g{pool.number}"
 
 
 def captain_address(run: str) -> str:

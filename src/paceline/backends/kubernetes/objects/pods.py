@@ -11,7 +11,7 @@ from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.pod import CANNOT, CANNOT_WORDS
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.objects.config_maps import projected
-from paceline.backends.kubernetes.objects.names import HostGroup
+from paceline.backends.kubernetes.objects.names import HostPool
 from paceline.backends.kubernetes.objects.pod_patch import merge, patch_for
 from paceline.plan import CAPTAIN, CODE_IN_IMAGE, TENSORBOARD, Plan, split_claim
 
@@ -120,22 +120,22 @@ def _origin(plan: Plan, volumes: list[Object], mounts: list[Object]) -> str:
     return f"{ORIGIN_FOLDER}/{path}"
 
 
-def _data(plan: Plan, group: HostGroup, volumes: list[Object], mounts: list[Object]) -> str:
-    """The folder with the job's data, if it is in a claim; empty: as the plan says. Only the ingesting group can write
+def _data(plan: Plan, pool: HostPool, volumes: list[Object], mounts: list[Object]) -> str:
+    """The folder with the job's data, if it is in a claim; empty: as the plan says. Only the ingesting pool can write
     there."""
     claim, path = ("", "") if plan.ingest is None else plan.ingest.claimed
     if not claim or plan.ingest_task is None:
         return ""
-    ingests = plan.ingest_task.host in [host.name for host in group.hosts]
+    ingests = plan.ingest_task.host in [host.name for host in pool.hosts]
     volumes.append({"name": "paceline-data", "persistentVolumeClaim": {"claimName": claim}})
     mounts.append({"name": "paceline-data", "mountPath": DATA_FOLDER, **({} if ingests else {"readOnly": True})})
     return f"{DATA_FOLDER}/{path}".rstrip("/")
 
 
-def _memory(plan: Plan, group: HostGroup, container: Object, volumes: list[Object], mounts: list[Object]) -> str:
+def _memory(plan: Plan, pool: HostPool, container: Object, volumes: list[Object], mounts: list[Object]) -> str:
     """The folder in memory that tasks may save snapshots to; empty: none. It counts as memory of the container. If that
     has no limit, none is added: the tasks would have to fit into what the folder leaves."""
-    amount, tasks = plan.snapshots.memory, group.hosts[0].tasks
+    amount, tasks = plan.snapshots.memory, pool.hosts[0].tasks
     if amount is None or not any(restores(plan, task) for task in plan.tasks if task.name in tasks):
         return ""
     requests, limits = container["resources"].setdefault("requests", {}), container["resources"].get("limits", {})
@@ -149,11 +149,11 @@ def _memory(plan: Plan, group: HostGroup, container: Object, volumes: list[Objec
     return MEMORY_FOLDER
 
 
-def _logs(plan: Plan, group: HostGroup, container: Object, volumes: list[Object], mounts: list[Object]) -> None:
+def _logs(plan: Plan, pool: HostPool, container: Object, volumes: list[Object], mounts: list[Object]) -> None:
     """A volume for the output of tasks, which is requested of the node's disk. There is no limit of the disk: other
     files, such as snapshots that are not committed yet, must not evict the pod."""
-    ingests = plan.ingest_task is not None and plan.ingest_task.host in [host.name for host in group.hosts]
-    tasks = max(len(host.tasks) for host in group.hosts) + ingests
+    ingests = plan.ingest_task is not None and plan.ingest_task.host in [host.name for host in pool.hosts]
+    tasks = max(len(host.tasks) for host in pool.hosts) + ingests
     size = str(math.ceil(tasks * plan.limits.log / LOG_SHARE))
     container["resources"].setdefault("requests", {})["ephemeral-storage"] = size
     volumes.append({"name": "paceline-logs", "emptyDir": {"sizeLimit": size}})
@@ -176,23 +176,23 @@ def give_credentials(
         mounts.append({"name": "paceline-credentials", "mountPath": CREDENTIALS, "readOnly": True})
 
 
-def member(plan: Plan, run: str, group: HostGroup, agent: list[str], code: list[str]) -> Object:
+def member(plan: Plan, run: str, pool: HostPool, agent: list[str], code: list[str]) -> Object:
     """`agent`, `code`: the names of their ConfigMaps."""
     settings = plan.kubernetes
-    host = group.hosts[0]
-    container = bare_container(plan, group.role, resources(settings, host.cpu, host.memory, host.gpus))
-    options = _pod_options(plan, run, group.role, names.job_of(run, group), group.first)
+    host = pool.hosts[0]
+    container = bare_container(plan, pool.role, resources(settings, host.cpu, host.memory, host.gpus))
+    options = _pod_options(plan, run, pool.role, names.job_of(run, pool), pool.first)
     own_work = plan.code == CODE_IN_IMAGE  # the image has the code and the folder it is in
     options |= {"work": "" if own_work and settings["work"] == WORK else settings["work"]}
     options |= {"code": CODE_FOLDER if code else ""}
     peer = f"peer://{names.captain_host(run)}:{names.SNAPSHOTS_PORT}"
     options |= {"snapshots": "" if plan.snapshots.in_bucket else peer, "obstore": peer if plan.needs_bucket else ""}
     volumes, mounts = extra_volumes(settings["volumes"])
-    if data := _data(plan, group, volumes, mounts):
+    if data := _data(plan, pool, volumes, mounts):
         options |= {"ingest": data}
-    if memory := _memory(plan, group, container, volumes, mounts):
+    if memory := _memory(plan, pool, container, volumes, mounts):
         options |= {"memory": memory}
-    _logs(plan, group, container, volumes, mounts)
+    _logs(plan, pool, container, volumes, mounts)
     give_credentials(plan, container, options, volumes, mounts)
     if not own_work:
         mounts.append({"name": "paceline-work", "mountPath": settings["work"]})
@@ -207,8 +207,8 @@ def member(plan: Plan, run: str, group: HostGroup, agent: list[str], code: list[
         mounts.append({"name": "paceline-code", "mountPath": CODE_FOLDER, "readOnly": True})
     container["volumeMounts"] = _mounts(mounts)
     spec = {**_spec(plan, run, container, volumes, agent, "member"), "restartPolicy": "OnFailure"}
-    spec = merge(spec, _placement(settings["placement"], run, group.role))
-    patched: Object = merge(spec, patch_for(settings["pod"], group.role, [role.name for role in plan.roles]))
+    spec = merge(spec, _placement(settings["placement"], run, pool.role))
+    patched: Object = merge(spec, patch_for(settings["pod"], pool.role, [role.name for role in plan.roles]))
     return patched
 
 

@@ -49,9 +49,10 @@ def render(
     ]
     if plan.tensorboard:
         objects += [_board_service(plan, run), *_page(plan, run), _board(plan, run, list(agents), suspended)]
-    for group in names.groups(plan):
-        pod = pods.member(plan, run, group, list(agents), list(codes))
-        objects.append(_job(plan, run, names.job_of(run, group), group.role, len(group.hosts), pod, suspended))
+    for pool in names.pools(plan):
+        pod = pods.member(plan, run, pool, list(agents), list(codes))
+        first = [host for host in plan.first_hosts if (host.role, host.group) == (pool.role, pool.number)]
+        objects.append(_job(plan, run, names.job_of(run, pool), pool.role, len(first), pod, suspended))
     return objects
 
 

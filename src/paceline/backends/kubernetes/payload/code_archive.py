@@ -23,8 +23,8 @@ from paceline.backends.kubernetes.objects.config_maps import cut
 from paceline.backends.kubernetes.payload.ignore_rules import Fate, Pattern, Rules, is_secret, read
 from paceline.errors import USAGE, PacelineError
 from paceline.job.errors import visible
-from paceline.view.run_folders import runs_folder
-from paceline.view.wording import size as in_units
+from paceline.view.files.run_folders import runs_folder
+from paceline.view.text.wording import size as in_units
 
 LIMIT = 8 << 20  # bytes of the archive: a dozen ConfigMaps
 SHOWN = 10  # files or names in a message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,9 +20,11 @@ from paceline.backends.kubernetes.runs.local_folder import connect_for
 from paceline.backends.kubernetes.runs.pod_records import INDEX_LABEL
 from paceline.errors import PacelineError
 from paceline.plan import Plan
-from paceline.view.plan_files import read_plan
+from paceline.view.files.plan_files import read_plan
 
 SILENCE_S = 60.0  # seconds without data after which a copy fails
+START_S = 60.0  # seconds for the start of the programs that read the files of a host
+LEAST_RATE = 512 * 1024  # bytes per second, of the files; they are sent compressed
 _READ = """
 import os, sys, zlib
 fd = os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -45,14 +48,14 @@ def fetch(folder: Path, host: str, below: str, files: Mapping[str, int], to: Pat
 
 def _fetch(cluster: Cluster, folder: Path, host: str, below: str, files: Mapping[str, int], to: Path) -> None:
     pod, container = _pod(cluster, folder.name, read_plan(folder), host)
+    deadline = Deadline(START_S + sum(files.values()) / LEAST_RATE)
     for path, size in files.items():
         target = to / path
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.partial")
         try:
             with closing(Program(cluster, pod, container, command(f"{pods.RUN_FOLDER}/{below}/{path}"))) as program:
-                program.settimeout(SILENCE_S)
-                _receive(program, partial, size)
+                _receive(program, partial, size, deadline)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -62,34 +65,54 @@ def command(path: str) -> list[str]:
     return ["/bin/sh", "-c", f'{pods.EXEC_PYTHON} -I -c "$@"; done; exit 1', "sh", _READ, path]
 
 
-def _receive(program: Program, target: Path, size: int) -> None:
+class Deadline:
+    """For all files of a host: a pod that sends a few bytes at a time is never silent."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._at = seconds, time.monotonic() + seconds
+
+    def next_wait(self, name: str) -> float:
+        """How long to wait for data. PacelineError: the time is over."""
+        remaining = self._at - time.monotonic()
+        if remaining <= 0:
+            raise PacelineError(f"{name}: its pod did not send the files of its host within {self._seconds:.0f} s")
+        return min(SILENCE_S, remaining)
+
+
+def _receive(program: Program, target: Path, size: int, deadline: Deadline) -> None:
     """Writes at most `size` bytes, however much the pod sends."""
     unpacker, buffer = zlib.decompressobj(), bytearray(65536)
-    view = memoryview(buffer)
+    view, name = memoryview(buffer), target.name[1:].removesuffix(".partial")
     with target.open("wb") as file:
         while not unpacker.eof:
+            wait = deadline.next_wait(name)
             try:
+                program.settimeout(wait)
                 count = program.recv_into(view, len(buffer))
                 data = unpacker.decompress(bytes(view[:count]), size + 1 - file.tell())
-            except (OSError, zlib.error) as error:  # the program has ended, or the time limit has passed
-                raise PacelineError(f"{target.name[1:]}: {error}") from None
+            except TimeoutError:
+                if wait == SILENCE_S:
+                    raise PacelineError(f"{name}: its pod sent nothing for {SILENCE_S:g} s") from None
+                continue  # the deadline has passed
+            except (OSError, zlib.error) as error:  # the program has ended
+                raise PacelineError(f"{name}: {error}") from None
             file.write(data)
             if file.tell() > size:
                 break
         if file.tell() != size:
-            raise PacelineError(f"the file has not {size} bytes")
+            raise PacelineError(f"the file does not have {size} bytes")
 
 
 def _pod(cluster: Cluster, run: str, plan: Plan, host: str) -> tuple[str, str]:
     """The running pod of a host and its container. Others may create pods with the same labels."""
-    group = next(group for group in names.groups(plan) if host in [each.name for each in group.hosts])
-    index = [each.name for each in group.hosts].index(host)
-    name = names.job_of(run, group)
+    pool = next(pool for pool in names.pools(plan) if host in [each.name for each in pool.hosts])
+    index = [each.name for each in pool.hosts].index(host)
+    name = names.job_of(run, pool)
     job = cluster.find(Job, name)
-    labels: dict[str, Any] = {names.RUN_LABEL: run, names.ROLE_LABEL: group.role, INDEX_LABEL: str(index)}
+    labels: dict[str, Any] = {names.RUN_LABEL: run, names.ROLE_LABEL: pool.role, INDEX_LABEL: str(index)}
     listed: list[Any] = cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
     for pod in listed:
         is_own = job is not None and controller(pod) == str(job.metadata.uid)
         if is_own and pod.status and pod.status.phase == "Running" and not pod.metadata.deletionTimestamp:
-            return str(pod.metadata.name), group.role
+            return str(pod.metadata.name), pool.role
     raise PacelineError(f"no pod of {host} is running")

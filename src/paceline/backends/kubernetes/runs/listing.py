@@ -16,7 +16,7 @@ from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs.mirror import finished
 from paceline.backends.kubernetes.runs.running import captain_report
 from paceline.plan import CAPTAIN
-from paceline.view.run_state import ABANDONED
+from paceline.view.state.status_reader import ABANDONED
 
 SUBMISSION_S = 300.0  # a submission that takes longer was interrupted
 
@@ -29,14 +29,32 @@ def list_runs(cluster: Cluster) -> list[dict[str, Any]]:
     captains: list[Any] = cluster.request("list pods", lambda: list(cluster.client.list(Pod, labels=labels)))
     for pod in captains:
         pods.setdefault(str((pod.metadata.labels or {}).get(names.RUN_LABEL)), []).append(pod)
+    paused = _paused_runs(cluster)
     reports = [
-        _report(job, [pod for pod in pods.get(job.metadata.name, []) if controller(pod) == job.metadata.uid])
+        _report(
+            job,
+            job.metadata.name in paused,
+            [pod for pod in pods.get(job.metadata.name, []) if controller(pod) == job.metadata.uid],
+        )
         for job in jobs
     ]
     return sorted(reports, key=lambda report: (report["started"], report["run"]), reverse=True)
 
 
-def _report(job: Any, pods: list[Any]) -> dict[str, Any]:
+def _paused_runs(cluster: Cluster) -> set[str]:
+    """Runs whose members have no pods, because their Jobs are suspended. Those that are being submitted have no captain
+    yet."""
+    labels: dict[str, Any] = {"app.kubernetes.io/managed-by": "paceline"}
+    suspended: dict[str, bool] = {}
+    for job in cluster.request("list Jobs", lambda: list(cluster.client.list(Job, labels=labels))):
+        about = (job.metadata and job.metadata.labels) or {}
+        if about.get(names.ROLE_LABEL, CAPTAIN) != CAPTAIN:
+            run = str(about.get(names.RUN_LABEL))
+            suspended[run] = suspended.get(run, True) and bool(job.spec and job.spec.suspend)
+    return {run for run, is_suspended in suspended.items() if is_suspended}
+
+
+def _report(job: Any, is_paused: bool, pods: list[Any]) -> dict[str, Any]:
     created = job.metadata.creationTimestamp.timestamp()
     report = {"run": job.metadata.name, "started": stamp(created), "ended": None, "reason": "", "restarts": None}
     if finished(job):
@@ -53,4 +71,5 @@ def _report(job: Any, pods: list[Any]) -> dict[str, Any]:
         }  # fmt: skip
     is_running = any(pod.status and pod.status.phase == "Running" for pod in pods)
     why = next(filter(None, (pending_reasons.of_pod(pod.to_dict(), CAPTAIN) for pod in pods)), None)
-    return {**report, "status": "running" if is_running else "starting", "reason": "" if is_running else str(why or "")}
+    status = "starting" if not is_running else "paused" if is_paused else "running"
+    return {**report, "status": status, "reason": "" if is_running else str(why or "")}

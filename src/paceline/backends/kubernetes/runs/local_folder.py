@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,6 +19,7 @@ from lightkube.resources.core_v1 import ConfigMap, Event, Pod
 from paceline import plan as plans
 from paceline.agent.run_files import replace
 from paceline.backends import archive_import
+from paceline.backends.kubernetes.api import kubeconfig
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable, connect
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.payload.prepare import Taken
@@ -24,20 +27,22 @@ from paceline.backends.kubernetes.runs.mirror import Mirror, finished
 from paceline.backends.kubernetes.runs.pod_lines import try_lock
 from paceline.backends.kubernetes.runs.running import WHOLE, Running
 from paceline.backends.kubernetes.runs.submit import withdraw
-from paceline.backends.run_ids import run_identity
+from paceline.backends.new_run_ids import run_identity
+from paceline.errors import Argument, Call
 from paceline.plan import CAPTAIN, Plan
 from paceline.storage.snapshots.manifest import Damaged, Newer
 from paceline.storage.stores.locations import is_bucket
 from paceline.storage.stores.protocol import StoreError
-from paceline.view import run_folders, run_state, snapshot_locations
-from paceline.view.plan_files import parse_plan, read_plan
-from paceline.view.run_files import DamagedRun
+from paceline.view.files import run_folders
+from paceline.view.files.plan_files import parse_plan, read_plan
+from paceline.view.files.run_files import DamagedRun
+from paceline.view.snapshots import snapshot_locations
+from paceline.view.state import status_reader
 
 CUT = "cut"  # a file with the reason why only a part of what the run has uploaded was imported
 # By folder of a run, the kubeconfig with which this process has submitted or found the run. KUBECONFIG may name another
 # one later, with a context of the same name: its cluster must not get requests about this run.
 _kubeconfigs: dict[Path, tuple[Path, ...]] = {}
-LARGEST_PLAN = 64 * 1024 * 1024  # bytes; a ConfigMap holds 1 MiB, but it may be compressed
 
 
 def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, adopted: bool = False) -> Path:
@@ -49,10 +54,12 @@ def make_folder(plan: Plan, text: str, cluster: Cluster, run: str, adopted: bool
         folder.mkdir(mode=0o700)
         (folder / "logs").mkdir()
     except FileExistsError:
-        raise Taken(run_folders.taken(folder)) from None
+        error = run_folders.taken(folder)
+        raise Taken(error.what, remedy=error.remedy_text) from None
     target = {"on": "kubernetes", "context": cluster.context, "namespace": cluster.namespace, "submitted": False}
     # Before the plan, which must not be mistaken for one of this user if this process is killed now.
     submission = {} if adopted else {"submission": os.urandom(16).hex()}
+    target |= _kubeconfig_record(cluster)
     replace(str(folder / "run.json"), {**run_identity(run, plan), **target, "adopted": adopted, **submission})
     (folder / "plan.json").write_text(plans.to_json(plan))
     if text:
@@ -80,16 +87,21 @@ def adopt(cluster: Cluster, run: str) -> Path:
             if info.get("context"):
                 existing = f"in namespace {info.get('namespace')} (context {info['context']})"
             raise run_folders.NoRun(
-                f"{run} is already the id of a run {existing}: this machine cannot have two runs with one id"
+                f"{run} is already the id of a run {existing}: this machine cannot have two runs with the same id"
             )
         jobs = _jobs(cluster, run)
         if any(_is_replaced(folder, job) for job in jobs):
             raise run_folders.NoRun(
                 f"the id {run} belongs to an earlier run here and to another run on the cluster",
-                remedy=f"`paceline delete {run}` removes only the earlier run",
+                remedy=("`", Call("delete", run), "` removes only the earlier run"),
             )
-        if jobs or folder not in _kubeconfigs:  # without the Job, this may be another cluster than the run's
-            _kubeconfigs[folder] = cluster.kubeconfig
+        if jobs:
+            _use_kubeconfig(folder, cluster)
+        elif info.get("server") not in (None, cluster.server):  # another cluster than the run's
+            raise run_folders.NoRun(
+                f"{run} belongs to a different cluster: it was submitted to {info.get('server')}",
+                remedy="set KUBECONFIG to the kubeconfig of that cluster",
+            )
         return folder
     try:
         job = cluster.request(f"read the Job {run}", partial(cluster.client.get, Job, run))
@@ -98,8 +110,11 @@ def adopt(cluster: Cluster, run: str) -> Path:
         if refused.reason == "NotFound":
             raise run_folders.NoRun(
                 f"no run {run!r} in namespace {cluster.namespace} (context {cluster.context})",
-                remedy="`paceline ls --on kubernetes` lists the runs; "
-                f"`kubectl delete job {run}` removes a run without a plan",
+                remedy=(
+                    "`",
+                    Call("runs", arguments=(Argument("on", "kubernetes"),)),
+                    f"` lists the runs; `kubectl delete job {run}` removes a run without a plan",
+                ),
             ) from None
         raise
     folder = make_folder(_planned(run, config_map), "", cluster, run, adopted=True)
@@ -116,9 +131,9 @@ def _planned(run: str, config_map: Any) -> Plan:
         if text is None:
             packed = base64.b64decode((config_map.binaryData or {})["plan.json.gz"])
             reader = zlib.decompressobj(wbits=31)
-            text = reader.decompress(packed, LARGEST_PLAN).decode()
+            text = reader.decompress(packed, run_folders.JSON_LIMIT).decode()  # a ConfigMap holds 1 MiB
             if not reader.eof:
-                raise ValueError(f"it is larger than {LARGEST_PLAN >> 20} MiB, or incomplete")
+                raise ValueError(f"it is larger than {run_folders.JSON_LIMIT >> 20} MiB, or incomplete")
         return parse_plan(text, "plan.json")
     except (ValueError, KeyError, TypeError, AttributeError, zlib.error, DamagedRun) as error:
         raise run_folders.NoRun(
@@ -151,43 +166,75 @@ def _is_replaced(folder: Path, job: Any) -> bool:
     return bool(info.get("submission")) and annotations.get(names.SUBMISSION) != info["submission"]
 
 
-def connect_for(folder: Path) -> Cluster:
-    """Connect to the cluster of the run with this folder. Sends no request yet."""
-    return connect(*run_folders.cluster_of(folder), _kubeconfigs.get(folder, ()))
+def connect_for(folder: Path, until: float = math.inf) -> Cluster:
+    """Connect to the cluster of the run with this folder. Sends no request yet. `until`: a time of time.monotonic(), at
+    which all requests end."""
+    return connect(*run_folders.cluster_of(folder), _kubeconfigs.get(folder) or _kubeconfig_of(folder), until)
 
 
-def reopen(folder: Path, cluster: Cluster | None = None) -> Running:
-    """The caller closes it."""
-    cluster = cluster or connect_for(folder)
+def _kubeconfig_of(folder: Path) -> tuple[Path, ...]:
+    """The files to use for a run that another process has submitted: those that KUBECONFIG names, if their context has
+    the same server, as their credentials may be newer; otherwise those that were used then."""
+    info = run_folders.info(folder)
+    recorded, server = tuple(Path(path) for path in info.get("kubeconfig", ())), info.get("server")
+    if not recorded or not server:
+        return ()  # an older version of Paceline has submitted it
+    with suppress(kubeconfig.InvalidKubeconfig):
+        files = kubeconfig.find_files()
+        if kubeconfig.read_context(files, info.get("context")).cluster.server == server:
+            return tuple(files)
+    existing = tuple(path for path in recorded if path.is_file())
+    if not existing:
+        raise Unreachable(
+            f"{folder.name} was submitted with {' and '.join(map(str, recorded))}, which no longer exists",
+            remedy=f"set KUBECONFIG to a kubeconfig whose context {info.get('context')} has the server {server}",
+        )
+    return existing
+
+
+def _use_kubeconfig(folder: Path, cluster: Cluster) -> None:
+    """Use this kubeconfig for the run, also in later processes."""
+    _kubeconfigs[folder] = cluster.kubeconfig
+    record = _kubeconfig_record(cluster)
+    info = run_folders.info(folder)
+    if {name: info.get(name) for name in record} != record:
+        replace(str(folder / "run.json"), {**info, **record})
+
+
+def _kubeconfig_record(cluster: Cluster) -> dict[str, Any]:
+    return {"kubeconfig": [str(path) for path in cluster.kubeconfig], "server": cluster.server}
+
+
+def reopen(folder: Path, cluster: Cluster | None = None, until: float = math.inf) -> Running:
+    """The caller closes it. `until`: a time of time.monotonic(), at which all requests end."""
+    cluster = cluster or connect_for(folder, until)
     plan = read_plan(folder)
     return Running(cluster, folder.name, folder, Mirror(cluster, folder.name, folder, plan))
 
 
-def refresh(folder: Path, hosts: set[str] | None = None) -> None:
+def refresh(run: run_folders.Run, hosts: set[str] | None = None, until: float = math.inf) -> None:
     """Fetch events and the output of these hosts from the cluster, once. Also fetch what the run has uploaded to its
-    bucket, if the run has ended or the cluster does not respond."""
+    bucket, if the run has ended or the cluster does not respond. `until`: a time of time.monotonic(), at which all
+    requests end."""
+    folder = run.folder
     with try_lock(folder) as is_locked:
         if not is_locked or (folder / WHOLE).exists():
             return  # another process follows the run, or everything was fetched
         try:
-            _refresh(folder, hosts or set())
+            with closing(reopen(folder, until=until)) as running:
+                _refresh_from(running, run, hosts or set(), until)
         except Unreachable:
             with suppress(StoreError, Damaged, Newer):
-                _import_uploaded(folder, hosts or set())
+                _import_uploaded(run, hosts or set(), until)
             if not run_folders.outcome_known(folder):
                 raise
 
 
-def _refresh(folder: Path, hosts: set[str]) -> None:
-    with closing(reopen(folder)) as running:
-        _refresh_from(running, folder, hosts)
-
-
-def _refresh_from(running: Running, folder: Path, hosts: set[str]) -> None:
-    cluster, run, mirror = running.cluster, folder.name, running.mirror
-    labels: dict[str, Any] = {names.RUN_LABEL: run}
+def _refresh_from(running: Running, run: run_folders.Run, hosts: set[str], until: float) -> None:
+    cluster, folder, mirror = running.cluster, run.folder, running.mirror
+    labels: dict[str, Any] = {names.RUN_LABEL: run.name}
     jobs: list[Any] = cluster.request("list Jobs", lambda: list(cluster.client.list(Job, labels=labels)))
-    current = next((each for each in jobs if each.metadata.name == run), None)
+    current = next((each for each in jobs if each.metadata.name == run.name), None)
     job = None if current is None or _is_replaced(folder, current) else current
     if job is not None and not run_folders.info(folder).get("uid"):
         save_job_uid(folder, job.metadata.uid)
@@ -210,12 +257,12 @@ def _refresh_from(running: Running, folder: Path, hosts: set[str]) -> None:
     mirror.save_pods()
     job_ended = job is None or finished(job)
     # The run ends a moment before its Job.
-    run_ended = run_state.read(run_folders.Run(run, folder)).state.ended is not None
+    run_ended = status_reader.read(run).state.ended is not None
     if job is not None and (job_ended or run_ended) and not run_folders.outcome_known(folder):
         running.write_report()
     try:
         if job_ended:
-            _import_uploaded(folder, hosts, has_ended=True)
+            _import_uploaded(run, hosts, until, has_ended=True)
     finally:
         if job is None and not run_folders.outcome_known(folder):
             (folder / "report.json").unlink(missing_ok=True)
@@ -225,20 +272,21 @@ def _refresh_from(running: Running, folder: Path, hosts: set[str]) -> None:
         (folder / WHOLE).touch()
 
 
-def _import_uploaded(folder: Path, hosts: set[str], has_ended: bool = False) -> None:
+def _import_uploaded(run: run_folders.Run, hosts: set[str], until: float, has_ended: bool = False) -> None:
     """Import what the run has uploaded to its bucket, including output of deleted pods.
 
     If all hosts of a run that has ended have uploaded too much, that is not downloaded again with every command; a part
     of the hosts is."""
-    if not _in_bucket(folder):
+    folder, remaining = run.folder, until - time.monotonic()
+    if not _in_bucket(folder) or remaining <= 0:
         return
     plan = read_plan(folder)
     is_all = len(hosts) == len(plan.hosts)
     if is_all and (folder / CUT).exists():
         raise archive_import.TooLarge((folder / CUT).read_text())
-    source = snapshot_locations.open_source(run_folders.Run(folder.name, folder))
+    source = snapshot_locations.open_source(run, min(remaining, snapshot_locations.PATIENCE_S))
     try:
-        archive_import.import_hosts(source.archive, folder, [CAPTAIN, *sorted(hosts)], plan.limits.log)
+        archive_import.import_hosts(source.archive, folder, [CAPTAIN, *sorted(hosts)], plan.limits.log, until)
     except archive_import.TooLarge as error:
         if is_all and has_ended:
             (folder / CUT).write_text(str(error))
@@ -250,13 +298,14 @@ def _in_bucket(folder: Path) -> bool:
 
 
 @contextmanager
-def followed(folder: Path) -> Iterator[Running | None]:
-    """The run, with its folder updated continuously; None: another process does that."""
+def followed(folder: Path, until: float = math.inf) -> Iterator[Running | None]:
+    """The run, with its folder updated continuously; None: another process does that. `until`: a time of
+    time.monotonic(), at which all requests end."""
     with try_lock(folder) as is_locked:
         if not is_locked:
             yield None
             return
-        running = reopen(folder)
+        running = reopen(folder, until=until)
         running.mirror.output_incomplete = True  # earlier output may be missing
         running.mirror.start()
         try:

@@ -19,16 +19,17 @@ from lightkube.core.exceptions import ConfigError
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Event, Pod
 
-from paceline.backends.kubernetes.api import owners, pending_reasons, pod_output
+from paceline.backends.kubernetes.api import pending_reasons, pod_output
 from paceline.backends.kubernetes.api.cluster import LOG_IN_ERRORS, Cluster
 from paceline.backends.kubernetes.api.pending_reasons import Reason
-from paceline.backends.kubernetes.api.pod_checks import PodChecks
+from paceline.backends.kubernetes.api.pod_dry_runs import PodDryRuns
 from paceline.backends.kubernetes.objects import names
 from paceline.backends.kubernetes.runs import pod_records
+from paceline.backends.kubernetes.runs.foreign_pods import is_of_job
 from paceline.backends.kubernetes.runs.pod_lines import Inbox
 from paceline.backends.kubernetes.runs.pod_records import INDEX_LABEL, JOB_LABEL, PodRecord
 from paceline.plan import CAPTAIN, Plan
-from paceline.view.run_folders import info
+from paceline.view.files.run_folders import info
 
 RETRY_S = 1.0
 AWAY = "away"  # key of the last time a note was written because the cluster did not respond
@@ -52,8 +53,9 @@ class Mirror:
         self._folder = folder
         self.hosts = [host.name for host in plan.hosts]
         self._roles = {CAPTAIN, *(role.name for role in plan.roles)}
-        self._first = {names.job_of(run, group): group.first for group in names.groups(plan)}
-        self._size = {run: 1} | {names.job_of(run, group): len(group.hosts) for group in names.groups(plan)}
+        self._first = {names.job_of(run, pool): pool.first for pool in names.pools(plan)}
+        self._size = {run: 1} | {names.job_of(run, pool): len(pool.hosts) for pool in names.pools(plan)}
+        self._wanted = dict(self._size)  # how many pods each Job is to have: `scale` and `pause` change it
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, int], threading.Thread] = {}
         self._listed = threading.Event()  # all pods were listed once
@@ -71,7 +73,7 @@ class Mirror:
         self._changed = True
         self._saved_at = 0.0
         self.last_reasons = pod_records.load_reasons(folder)  # the last reasons why hosts were missing
-        self._pod_checks = PodChecks(cluster)
+        self._dry_runs = PodDryRuns(cluster)
         self.inbox = Inbox(folder, plan.tasks_with_logs, plan.limits.log)
         self.over = threading.Event()  # the captain's Job has finished or was deleted
         self.job_deleted = False
@@ -156,6 +158,8 @@ class Mirror:
     def update_job(self, change: str, job: Any) -> None:
         with self._lock:
             self._uids[job.metadata.name], self._changed = job.metadata.uid, True
+            if job.metadata.name in self._wanted and job.spec is not None and job.spec.parallelism is not None:
+                self._wanted[job.metadata.name] = 0 if job.spec.suspend else job.spec.parallelism  # the run is paused
         if job.metadata.name == self._run:
             uid = self._uid = self._uid or job.metadata.uid
             if change == "DELETED" or job.metadata.uid != uid or finished(job):
@@ -201,7 +205,7 @@ class Mirror:
         if not re.fullmatch("[0-9]{1,9}", index) or int(index) >= self._size[job]:
             return False
         uid = self._uid if role == CAPTAIN else self._uids.get(job, "")
-        return not uid or owners.controller(pod) == uid
+        return is_of_job(pod, uid)
 
     def update_pods(self, pods: list[Any]) -> None:
         """`pods`: all that exist."""
@@ -229,7 +233,7 @@ class Mirror:
         is_of_job = subject.kind == "Job" and subject.name in self._size
         reason = pending_reasons.of_job(fields, subject.name) if is_of_job else None
         if reason is not None and reason.final:
-            is_refused = self.is_followed and self._pod_checks.is_refused(subject.name, subject.uid)
+            is_refused = self.is_followed and self._dry_runs.is_refused(subject.name, subject.uid)
             reason = replace(reason, final=is_refused)
         with self._lock:
             self._changed = True
@@ -252,7 +256,8 @@ class Mirror:
             newest = pod_records.newest(self._pods.values())
             reasons = [self._why(pod) for pod in newest.values()]
             created = Counter(pod.job for pod in newest.values())
-            reasons += [self._jobs.get(uid) for job, uid in self._uids.items() if created[job] < self._size.get(job, 0)]
+            lacking = [uid for job, uid in self._uids.items() if created[job] < self._wanted.get(job, 0)]
+            reasons += map(self._jobs.get, lacking)
             current = pending_reasons.worst(reason for reason in reasons if reason is not None)
             self.last_reasons = current or ([] if self.inbox.complete else self.last_reasons)
             return current
@@ -285,7 +290,7 @@ class Mirror:
             running = sum(map(_is_running, self._pods.values()))
         if new:
             reasons = "; ".join(map(str, new[:3]))
-            self.inbox.note(f"{running} of {len(self.hosts) + 1} pods are running; {reasons}")
+            self.inbox.note(f"{running} of {sum(self._wanted.values())} pods are running; {reasons}")
 
     def save_pods(self, at_once: bool = False) -> None:
         """Write pods.json and how far output was read, if that has changed, at most every SAVE_S seconds, or

@@ -23,10 +23,11 @@ from paceline.agent.event_file import EventFile
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.run_files import replace, stamp
 from paceline.plan import LOG_LIMIT
+from paceline.storage.json_values import parse_json
 from paceline.storage.log_parts import LogReader
-from paceline.storage.run_archive import TASK_NAME
-from paceline.view import run_folders
-from paceline.view.events import seconds
+from paceline.storage.stored_run_files import TASK_NAME
+from paceline.view.files import run_folders
+from paceline.view.state.events import seconds
 
 LOCK = "following"  # locked by the process that updates the folder or submits the run
 EVENTS, AGENTS = "events.jsonl", "agents.log"
@@ -269,8 +270,8 @@ class Reader:
 def _event_in(line: str) -> dict[str, Any] | None:
     """None: it is not an event, as the captain of another user may write anything."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(event, dict) or not isinstance(event.get("event"), str) or not _is_flat(event):
         return None
@@ -299,7 +300,7 @@ def stamp_of(line: str) -> str:
     """
     if line.startswith("{"):
         try:
-            return str(json.loads(line).get("at", ""))
-        except (ValueError, RecursionError):
+            return str(parse_json(line).get("at", ""))
+        except ValueError:
             return ""
     return line[:24]

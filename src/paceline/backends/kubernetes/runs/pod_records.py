@@ -10,11 +10,10 @@ from typing import Any
 
 from paceline.agent.run_files import replace, stamp
 from paceline.backends.kubernetes.api import pending_reasons
-from paceline.backends.kubernetes.api.owners import controller
 from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names
 from paceline.plan import CAPTAIN
-from paceline.view.run_folders import info, read_object
+from paceline.view.files.run_folders import read_object
 
 FILE = "pods.json"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -70,12 +69,6 @@ def record_of(pod: Any, first: dict[str, int], before: PodRecord | None = None) 
         leaving_since=leaving,
         reason=pending_reasons.of_pod(pod.to_dict(), host),
     )
-
-
-def captains(pods: Iterable[Any], folder: Path) -> list[Any]:
-    """Of pods with the labels of a captain, those that the captain's Job of this run has created."""
-    uid = info(folder).get("uid")
-    return [pod for pod in pods if not uid or controller(pod) == uid]
 
 
 def newest(pods: Iterable[PodRecord]) -> dict[str, PodRecord]:

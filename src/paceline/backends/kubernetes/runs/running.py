@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +16,13 @@ from paceline.agent.run_files import replace, stamp
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.api.pending_reasons import Reason
 from paceline.backends.kubernetes.objects import names, pods
-from paceline.backends.kubernetes.runs import pod_records
+from paceline.backends.kubernetes.runs.foreign_pods import own_captains
 from paceline.backends.kubernetes.runs.mirror import Mirror
 from paceline.plan import CAPTAIN
-from paceline.view import run_folders, run_state
-from paceline.view.run_files import REPORT
+from paceline.storage.json_values import parse_json
+from paceline.view.files import run_folders
+from paceline.view.files.run_files import REPORT
+from paceline.view.state import run_state, status_reader
 
 DRAIN_S = 5.0
 STOP_REASON = "asked"  # a file with the reason why the user ended the Jobs, if the captain did not respond
@@ -103,8 +104,9 @@ class Running:
         return is_accepted
 
     def captain_pod(self) -> str:
-        """The name of the captain's pod; empty if none is running."""
-        running = [pod for pod in self._captains() if pod.status and pod.status.phase == "Running"]
+        """The name of the captain's pod; empty if none is running. Refused, Unreachable: it is not known."""
+        captains = own_captains(self._list_pods({**self._labels(), names.ROLE_LABEL: CAPTAIN}), self.folder)
+        running = [pod for pod in captains if pod.status and pod.status.phase == "Running"]
         return str(running[-1].metadata.name) if running else ""
 
     def is_undecided(self) -> bool:
@@ -167,7 +169,7 @@ class Running:
         return captain_report(self._captains())
 
     def _captains(self) -> list[Any]:
-        return pod_records.captains(self._pods({names.ROLE_LABEL: CAPTAIN}), self.folder)
+        return own_captains(self._pods({names.ROLE_LABEL: CAPTAIN}), self.folder)
 
     def _labels(self) -> dict[str, Any]:
         return {names.RUN_LABEL: self.run}
@@ -175,7 +177,7 @@ class Running:
     def write_report(self) -> None:
         """From the termination message of the captain, even if its events are missing."""
         outcome = self._captain_report()
-        current = run_state.read(run_folders.Run(self.run, self.folder))
+        current = status_reader.read(run_folders.Run(self.run, self.folder))
         if outcome is None and self._given_up is not None:
             outcome = {"status": "failed", "reason": str(self._given_up), "cause": self._given_up.cause}
         if outcome is None and current.state.ended is not None:
@@ -188,7 +190,8 @@ class Running:
             outcome = {**outcome, "reason": _with_reasons(str(outcome.get("reason")), self.mirror.last_reasons)}
             self.end_jobs()
         ended = current.report.get("ended") or stamp()
-        replace(str(self.folder / "report.json"), {**current.report, "ended": ended, **outcome})
+        report = {**current.report, "ended": ended, "restarts": current.state.followed_restarts, **outcome}
+        replace(str(self.folder / "report.json"), report)
 
     def _job_outcome(self) -> dict[str, str]:
         """From the Job itself, for example its deadline."""
@@ -224,8 +227,8 @@ def captain_report(captains: list[Any]) -> dict[str, Any] | None:
         for status in (pod.status.containerStatuses or []) if pod.status else []:
             ended = status.state.terminated if status.state else None
             try:
-                report = json.loads(ended.message or "") if ended else None
-            except (ValueError, RecursionError):
+                report = parse_json(ended.message or "") if ended else None
+            except ValueError:
                 report = None
             if isinstance(report, dict) and report.get("status") in run_state.ENDED:
                 return {name: report[name] for name in SUMMARY if name in report and REPORT[name](report[name])}

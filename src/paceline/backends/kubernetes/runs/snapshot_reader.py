@@ -23,12 +23,12 @@ from paceline.backends.kubernetes.api.owners import controller
 from paceline.backends.kubernetes.api.pod_exec import Program
 from paceline.backends.kubernetes.objects import names, pods, run_objects
 from paceline.backends.kubernetes.payload.agent_archive import agent_archive
-from paceline.backends.kubernetes.runs import pod_records
+from paceline.backends.kubernetes.runs.foreign_pods import own_captains
 from paceline.backends.kubernetes.runs.local_folder import connect_for, is_running
 from paceline.plan import CAPTAIN
-from paceline.view import run_folders
-from paceline.view.plan_files import read_plan
-from paceline.view.snapshot_locations import NoClaim, OutOfReach, in_claim
+from paceline.view.files import run_folders
+from paceline.view.files.plan_files import read_plan
+from paceline.view.snapshots.snapshot_locations import NoClaim, OutOfReach, in_claim
 
 START_S = 600.0  # seconds to wait for a pod with the claim: its image may be large, its volume on another node
 QUIET_S = 5.0  # seconds until the user is told why it does not run yet
@@ -111,7 +111,7 @@ class SnapshotPod:
     def _captain(self) -> str:
         """The running pod of the captain; empty: there is none."""
         labels: dict[str, Any] = {names.RUN_LABEL: self._run, names.ROLE_LABEL: CAPTAIN}
-        captains = pod_records.captains(self._pods(labels), self._folder)
+        captains = own_captains(self._pods(labels), self._folder)
         return next((_name(pod) for pod in captains if _is_running(pod)), "")
 
     def _visit_pod(self, plan: plans.Plan) -> str:

@@ -14,7 +14,7 @@ from lightkube.types import PatchType
 
 from paceline.backends.kubernetes.api.cluster import Cluster, Refused, Unreachable
 from paceline.backends.kubernetes.payload.prepare import Taken
-from paceline.errors import PacelineError
+from paceline.errors import Call, PacelineError
 
 Object = dict[str, Any]
 
@@ -48,13 +48,13 @@ def submit(
         if refused.reason == "AlreadyExists":
             raise Taken(
                 f"a run {run} already exists in {cluster.namespace}",
-                remedy=f"`paceline delete {run} --on kubernetes -n {cluster.namespace}` removes it, or use another id",
+                remedy=f"delete it in {cluster.namespace}, or use another id",
             ) from None
         raise
     except Unreachable as error:
         if error.sent:
             raise NotCleanedUp(
-                str(error), remedy=f"the run may exist on the cluster: `paceline delete {run}` removes it"
+                str(error), remedy=("the run may exist on the cluster: `", Call("delete", run), "` removes it")
             ) from None
         raise
     uid = str(job.metadata.uid if job.metadata else "")
@@ -70,7 +70,7 @@ def submit(
             withdraw(cluster, run)
         except (Refused, Unreachable):
             raise NotCleanedUp(
-                str(error), remedy=f"some objects of {run} may remain: `paceline delete {run}` removes them"
+                str(error), remedy=(f"some objects of {run} may remain: `", Call("delete", run), "` removes them")
             ) from error
         raise
 

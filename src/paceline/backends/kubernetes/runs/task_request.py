@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from paceline.agent.net import task_request
 from paceline.agent.net.frames import Message, WireError
-from paceline.agent.net.task_request import REFUSED, end_type
+from paceline.agent.net.task_request import REFUSED, UNKNOWN, end_type
 from paceline.backends.kubernetes.api.pod_exec import Program
 from paceline.backends.kubernetes.objects import names, pods
 from paceline.backends.kubernetes.runs.local_folder import reopen
 from paceline.plan import CAPTAIN
+from paceline.storage.json_values import parse_json
 
 LONGEST_LINE = 16 * 1024 * 1024  # bytes
 MOST_BYTES = 1024 * 1024 * 1024  # of all replies
@@ -27,18 +29,25 @@ def ask_captain(folder: Path, request: Message, seconds: float) -> Iterator[Mess
         if not captain:
             return
         with closing(Program(running.cluster, captain, CAPTAIN, command(request, seconds))) as program:
-            for line in _lines(program, time.monotonic() + START_S + seconds):
-                message = _message(line)
-                yield message
-                if message["type"] in (end_type(request), REFUSED):
-                    return
+            try:
+                for line in _lines(program, time.monotonic() + START_S + seconds):
+                    message = _message(line)
+                    yield message
+                    if message["type"] in (end_type(request), REFUSED, UNKNOWN):
+                        return
+            except _NoModule:  # the agent is of an older version
+                yield {"type": UNKNOWN}
+
+
+class _NoModule(Exception):
+    """The captain's pod has no such program."""
 
 
 def command(request: Message, seconds: float) -> list[str]:
     """Runs in the captain's pod, whose agent may lack that module if it is of another version."""
     script = (
         f"export PYTHONPATH={pods.AGENT}:{pods.AGENT_FOLDER}/agent.pyz; "
-        f'{pods.EXEC_PYTHON} -m paceline.agent.net.task_request "$@"; done'
+        f'{pods.EXEC_PYTHON} -m {task_request.__name__} "$@"; done'
     )
     options = json.dumps({"request": request, "seconds": seconds})
     return ["/bin/sh", "-c", script, "sh", f"127.0.0.1:{names.CAPTAIN_PORT}", pods.TLS_FOLDER, CAPTAIN, options]
@@ -52,7 +61,9 @@ def _lines(program: Program, deadline: float) -> Iterator[bytes]:
         program.settimeout(remaining)
         try:
             count = program.recv_into(view, len(buffer))
-        except OSError:  # it has ended, or is silent until the deadline
+        except OSError as error:  # it has ended, or is silent until the deadline
+            if f"No module named {task_request.__name__}" in str(error):
+                raise _NoModule from None
             return
         size += count
         *complete, unread = (unread + bytes(view[:count])).split(b"\n")
@@ -64,8 +75,8 @@ def _lines(program: Program, deadline: float) -> Iterator[bytes]:
 def _message(line: bytes) -> Message:
     """Whoever may create pods may have written it."""
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
+        message = parse_json(line)
+    except ValueError:
         raise WireError("not JSON") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise WireError("not a message")

@@ -1,0 +1,1 @@
+"""Waits for runs, stops and deletes them."""

@@ -1,0 +1,1 @@
+"""Jobs of functions, such as those of a notebook."""

@@ -1,0 +1,1 @@
+"""Finds runs, keeps their folders up to date, and reads them: status, events, output and numbers."""

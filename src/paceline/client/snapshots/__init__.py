@@ -1,0 +1,1 @@
+"""Opens, lists and restores a run's snapshots."""

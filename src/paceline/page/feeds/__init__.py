@@ -1,0 +1,1 @@
+"""What is kept up to date while someone looks at it: runs, and the list of runs."""

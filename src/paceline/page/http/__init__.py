@@ -1,0 +1,1 @@
+"""Connections, requests and responses of the page, whatever they are about."""

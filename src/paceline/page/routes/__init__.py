@@ -1,0 +1,1 @@
+"""What the page answers about a run."""

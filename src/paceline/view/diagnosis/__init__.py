@@ -1,0 +1,1 @@
+"""What tasks are doing: their stacks and profiles."""

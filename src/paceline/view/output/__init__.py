@@ -1,0 +1,1 @@
+"""The output of tasks: read, followed, searched and put in order."""

@@ -1,0 +1,1 @@
+"""What a run has achieved and used: its report and its metrics."""

@@ -1,0 +1,1 @@
+"""The snapshots of a run: where they are, and which there are."""

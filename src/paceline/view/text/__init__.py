@@ -1,0 +1,1 @@
+"""How things are shown to users: words, terminals, YAML."""
