@@ -21,7 +21,6 @@ import pytest
 
 import paceline
 from paceline import plan as plans
-from paceline.agent.machine import free_port
 from paceline.agent.options import Options
 from paceline.backends import certificates
 from paceline.backends.kubernetes.objects import pods
@@ -32,6 +31,7 @@ from paceline.backends.kubernetes.runs.running import stop_command
 from paceline.job import load_text, planning
 from support.environment import without
 from support.pods import in_folders
+from support.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 

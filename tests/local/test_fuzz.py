@@ -22,7 +22,6 @@ import psutil
 import pytest
 
 from paceline import plan as plans
-from paceline.agent.machine import free_port
 from paceline.agent.net.frames import Decoder, Message, encode
 from paceline.agent.net.stop_request import ask_to_stop
 from paceline.agent.net.tls import BOARD_NAME, SERVER_NAME, context
@@ -39,6 +38,7 @@ from paceline.storage.stores.peer_server import Server
 from support import fuzz, recorded, runs, wire_examples
 from support.metrics_text import ask, parse, value
 from support.page_server import memory, page_server
+from support.ports import free_port
 from support.runs import eventually
 
 SHORT = pytest.param(1.0, id="short")

@@ -12,7 +12,6 @@ import pytest
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
-from paceline.agent.machine import free_port
 from paceline.agent.net import messages
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
@@ -21,6 +20,7 @@ from paceline.backends import certificates
 from paceline.storage import boots
 from paceline.storage.snapshots.manifest import SnapshotId
 from paceline.storage.snapshots.shared_parts import SMALL
+from support.ports import free_port
 from support.runs import eventually
 from support.worlds import make_plan
 

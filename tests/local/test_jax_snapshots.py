@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from paceline import Shards
-from paceline.agent.machine import free_port
 from paceline.jax import SnapshotMismatch, SnapshotRefused, Snapshots
+from support.ports import free_port
 from support.snapshots import Group, other_positions
 from support.snapshots import group as any_group
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from paceline.agent import machine
 from support import runs
 from support.lab.components import prometheus
 from support.metrics_text import ask, parse, value
+from support.ports import free_port
 from support.runs import eventually
 
 ALERTS = Path(__file__).parents[2] / "docs" / "metrics" / "alerts.yaml"
@@ -175,7 +175,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, targets: list[str]) -> None:
         folder.mkdir()
-        self._port = machine.free_port()
+        self._port = free_port()
         self._log = folder / "log"
         config = {
             "global": {"scrape_interval": "1s"},

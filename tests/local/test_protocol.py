@@ -23,13 +23,13 @@ import psutil
 import pytest
 
 from paceline import plan as plans
-from paceline.agent.machine import free_port
 from paceline.agent.net.frames import Decoder, Message, WireError, encode, encode_packed
 from paceline.agent.net.task_request import UNKNOWN, ask_captain
 from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.agent.options import Options
 from paceline.backends import certificates
 from support import runs
+from support.ports import free_port
 from support.runs import eventually
 
 pytestmark = pytest.mark.timeout(120)

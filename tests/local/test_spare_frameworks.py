@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.machine import free_port
 from paceline.agent.spares import spare as starting
 from paceline.agent.spares.spare import Ready
+from support.ports import free_port
 from support.spare_processes import (
     LATE,
     STATIC,

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from paceline import plan as plans
-from paceline.agent.machine import free_port
 from paceline.agent.net.frames import Decoder, encode
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.tls import BOARD_NAME, context
@@ -31,6 +30,7 @@ from paceline.backends import certificates
 from paceline.job import load_text, planning
 from paceline.storage import tfrecord
 from paceline.storage.tensorboard_event_files import last_cut, mark_cut
+from support.ports import free_port
 
 JOB = "{name: t, framework: none, command: [x], roles: {worker: {replicas: 2}}, kubernetes: {image: a/b}}"
 EVENTS = "train/events.out.tfevents.1"

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 from urllib.request import urlopen
 
-from paceline.agent.machine import free_port
 from support.environment import without
 from support.lab.places import PROJECT, cache, key, made_once
 from support.loopback_server import LoopbackServer, SilentHandler
+from support.ports import free_port
 from support.runs import eventually
 
 REQUIREMENTS = PROJECT / "requirements" / "mlflow.txt"

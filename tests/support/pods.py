@@ -12,7 +12,6 @@ from typing import Any
 
 from paceline import plan as plans
 from paceline.agent import pod
-from paceline.agent.machine import free_port
 from paceline.backends import certificates
 from paceline.backends.kubernetes.objects import pods, run_objects
 from paceline.backends.kubernetes.objects.config_maps import agent_parts
@@ -20,6 +19,7 @@ from paceline.backends.kubernetes.payload.agent_archive import agent_archive
 from paceline.backends.kubernetes.payload.code_archive import collect
 from paceline.job import load_text, planning
 from support.environment import without
+from support.ports import free_port
 
 TRAINING = """
 import os, sys

@@ -23,7 +23,6 @@ from paceline.agent.net import messages
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.spares import spare
-from paceline.agent.tasks import port_reservations
 from paceline.agent.tasks.host_tasks import HostTasks
 from paceline.agent.transfers import host_snapshots
 from paceline.agent.transfers import requests as req
@@ -133,7 +132,7 @@ class Machine:
         patch.setattr(machine, "was_oom_killed", lambda _: self.log)
         patch.setattr(machine, "free_port", lambda: next(self.ports))
         # Other processes that run tests use the same numbers.
-        patch.setattr(port_reservations, "reserved_name", lambda _: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        patch.setattr(machine, "port_reservation", lambda _: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         patch.setattr(machine, "Memory", lambda _: self)
         patch.setattr(host_snapshots, "PorterClient", Porter)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.machine import free_port
+from support.ports import free_port
 from support.runs import PROGRAMS, TENSORFLOW_PATH
 
 LIMIT_S = 180.0

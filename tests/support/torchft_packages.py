@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.machine import free_port
 from support.environment import without
 from support.lab.places import PROJECT, cache, key, made_once
+from support.ports import free_port
 from support.runs import SOURCE, eventually
 
 REQUIREMENTS = PROJECT / "requirements" / "torchft.txt"

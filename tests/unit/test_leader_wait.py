@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.machine import free_port
 from paceline.frameworks import leader_wait
+from support.ports import free_port
 
 
 class State:

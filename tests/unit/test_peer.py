@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.machine import free_port
 from paceline.agent.net.tls import SERVER_NAME, context
 from paceline.backends import certificates
 from paceline.storage.snapshots.manifest import Damaged, Manifest, SnapshotId
@@ -25,6 +24,7 @@ from paceline.storage.stores.peer_access import MemberAccess
 from paceline.storage.stores.peer_client import Closed, PeerStore, Wire, over_tls
 from paceline.storage.stores.peer_server import Server
 from paceline.storage.stores.protocol import PIECE, StoreError, TransferCanceled
+from support.ports import free_port
 
 RUN = "digits-3f9a"
 PART = f"{RUN}/step-10-g1"

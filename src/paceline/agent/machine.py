@@ -43,15 +43,33 @@ def cores() -> int:
 
 
 def free_port() -> int:
-    """A port that is not in use at the moment."""
-    for port in [*(random.randrange(*_PORTS) for _ in range(1000)), _ANY_PORT]:
+    """A port that is neither in use nor reserved for a task at the moment."""
+    for chosen in [*(random.randrange(*_PORTS) for _ in range(1000)), _ANY_PORT]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
-                probe.bind(("", port))
-                return int(probe.getsockname()[1])
+                probe.bind(("", chosen))
             except OSError:
                 continue
+            port = int(probe.getsockname()[1])
+        reservation = port_reservation(port)
+        if reservation is not None:
+            reservation.close()
+            return port
     raise OSError(errno.EADDRINUSE, "no port is free")
+
+
+def port_reservation(port: int) -> socket.socket | None:
+    """An abstract Unix socket of the port's name, which exists once per network namespace, as the port does, and which
+    the kernel removes when this process ends. None: another process has reserved the port."""
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        holder.bind(f"\0paceline-port-{port}")
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            holder.close()
+            return None
+        # Some sandboxes have no abstract names: the port is probably free nevertheless.
+    return holder
 
 
 def children(pid: int) -> list[int]:

@@ -344,6 +344,14 @@ def test_two_agents_of_a_machine_never_offer_the_same_port(monkeypatch: pytest.M
     second.release(except_for=[])
 
 
+def test_a_port_that_is_reserved_for_a_task_is_not_chosen_for_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    reservations = PortReservations()
+    reserved = reservations.reserve()
+    monkeypatch.setattr(machine, "_PORTS", (reserved, reserved + 1))
+    assert machine.free_port() != reserved  # although nobody listens yet
+    reservations.release(except_for=[])
+
+
 def test_the_address_of_a_task_stays_reserved_while_the_run_uses_it(host: Host) -> None:
     assert host.tasks.offers() == {"worker-0": "127.0.0.1:20000", "worker-1": "127.0.0.1:20001"}
     host.tasks.roster = {"worker-0": "127.0.0.1:20000", "worker-9": "127.0.0.1:20001"}
