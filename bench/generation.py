@@ -18,7 +18,7 @@ import measure
 sys.path.insert(0, str(measure.SOURCE))
 
 from paceline import plan
-from paceline.agent import machine
+from paceline.agent import free_ports
 from paceline.agent.options import Options
 from paceline.backends import certificates
 
@@ -203,7 +203,7 @@ def _share(size: int, processes: int) -> int:
 def _start_captain(folder: Path, size: int, profile: bool) -> tuple[subprocess.Popen[bytes], str]:
     (folder / "plan.json").write_text(plan.to_json(_plan(size)))
     certificates.make(folder / "tls")
-    address = f"127.0.0.1:{machine.free_port()}"
+    address = f"127.0.0.1:{free_ports.free_port()}"
     options = Options(RUN, plan.CAPTAIN, str(folder / "plan.json"), str(folder), str(folder / "tls"), address).to_json()
     command = [sys.executable, "-I", "-S", str(AGENT), options]
     if profile:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 
 # Background jobs of a shell inherit an ignored SIGINT, and programs under nohup an ignored SIGHUP; the processes of
 # these tests would then ignore these signals, too.
@@ -25,8 +25,8 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 
 # For frameworks that tests start themselves, also if PACELINE_AMX overrides the result of the probe. Paceline sets this
 # variable for its own tasks.
-if amx.detected() == amx.TRAPS and not {amx.VARIABLE, amx.OLD_VARIABLE} & os.environ.keys():
-    os.environ[amx.VARIABLE] = amx.LIMIT
+if amx_probe.detected() == amx_probe.TRAPS and not {amx_probe.VARIABLE, amx_probe.OLD_VARIABLE} & os.environ.keys():
+    os.environ[amx_probe.VARIABLE] = amx_probe.LIMIT
 
 # The same examples in every run; `--hypothesis-profile default` uses a new seed each time. How long they take depends
 # on what else the machine does.

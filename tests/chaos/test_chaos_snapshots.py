@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.storage.snapshots.generation_records import KEPT as RECORDS_KEPT
 from paceline.storage.snapshots.manifest import SnapshotId, parse_id
-from paceline.storage.snapshots.repository import MANIFEST, RECORDS_KEPT, SnapshotRepository
+from paceline.storage.snapshots.repository import MANIFEST, SnapshotRepository
 from paceline.storage.stores.bucket import BucketStore
 from support import runs
 from support.clocks import Clocks

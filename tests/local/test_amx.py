@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 from support.environment import without
 from support.person import Person
 
@@ -28,28 +28,28 @@ FINDING = "this CPU reports AMX instructions that cannot be used"
 
 @pytest.fixture
 def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
-    for name in (amx.VARIABLE, amx.OLD_VARIABLE):
+    for name in (amx_probe.VARIABLE, amx_probe.OLD_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return Person(tmp_path)
 
 
 def test_the_probe_survives_what_its_child_does_not() -> None:
-    assert amx.probe(ILLEGAL, SIZES) == amx.TRAPS
-    assert amx.probe(RETURN, SIZES) == amx.WORKS
+    assert amx_probe.probe(ILLEGAL, SIZES) == amx_probe.TRAPS
+    assert amx_probe.probe(RETURN, SIZES) == amx_probe.WORKS
 
 
 def test_instructions_without_the_sizes_of_their_registers_cannot_be_used() -> None:
     """As under some hypervisors, which allow the instructions: oneDNN then configures registers of size 0."""
-    assert amx.probe(RETURN, NO_SIZES) == amx.TRAPS
+    assert amx_probe.probe(RETURN, NO_SIZES) == amx_probe.TRAPS
 
 
 @pytest.mark.parametrize("framework", BFLOAT16)
 def test_bfloat16_works_with_the_limit_and_fails_without_it_only_if_the_probe_says_so(
     framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(amx.OVERRIDE, raising=False)
+    monkeypatch.delenv(amx_probe.OVERRIDE, raising=False)
     env = {**without("PACELINE", "ONEDNN", "DNNL", "TF_"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    limits = amx.environment({})
+    limits = amx_probe.environment({})
     for variables, dies in ({**env, **limits}, False), (env, bool(limits)):
         result = subprocess.run(
             [sys.executable, "-c", BFLOAT16[framework]], env=variables, capture_output=True, timeout=120

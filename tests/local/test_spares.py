@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.spares import spare as starting
 from paceline.agent.tasks.python_command import Python
 from support.spare_processes import (
@@ -321,7 +321,7 @@ def test_everything_dies_with_the_agent(tmp_path: Path) -> None:
     agent = os.fork()
     if agent == 0:
         try:
-            machine.become_subreaper()
+            os_processes.become_subreaper()
             warm = Warm(["python", "t.py"], tmp_path, record)
             pids = [warm.spare.pid, warm.begin()[0], begin(["python", "t.py"], tmp_path, STATIC)[0]]
             os.write(writer, json.dumps(pids).encode())

@@ -488,7 +488,7 @@ def test_other_commands_do_not_import_textual(home: Path) -> None:
     code = (
         "import sys\n"
         "from paceline.cli import app\n"
-        "from paceline.watch import run_reader, runs_reader, terminal_guard\n"
+        "from paceline.watch import run_screen_reader, runs_screen_reader, terminal_guard\n"
         "app.main(['ls'])\n"
         "app.main(['watch', '--help'])\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] in ('textual', 'rich')]\n"

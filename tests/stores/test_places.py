@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from paceline.storage.snapshots.generation_records import Superseded
 from paceline.storage.snapshots.manifest import Damaged, Gone, Manifest, SnapshotId
-from paceline.storage.snapshots.repository import SnapshotRepository, Superseded
+from paceline.storage.snapshots.repository import SnapshotRepository
 from paceline.storage.stores import bucket as bucket_store
 from paceline.storage.stores.bucket import BucketStore
 from paceline.storage.stores.folder import FolderStore

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.storage.snapshots.generation_records import Superseded
 from paceline.storage.snapshots.manifest import Manifest, SnapshotId
-from paceline.storage.snapshots.repository import SnapshotRepository, Superseded
+from paceline.storage.snapshots.repository import SnapshotRepository
 from paceline.storage.stores.protocol import Store
 
 RUN = "digits-3f9a"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 
 
 def without(*prefixes: str) -> dict[str, str]:
@@ -14,10 +14,10 @@ def without(*prefixes: str) -> dict[str, str]:
     removed, because Paceline has to detect it on its own; unless the override contradicts the probe: then frameworks
     need it.
     """
-    is_contradicted = os.environ.get(amx.OVERRIDE, amx.TRAPS) != amx.TRAPS
-    detectable = () if is_contradicted else ((amx.VARIABLE, amx.LIMIT),)
+    is_contradicted = os.environ.get(amx_probe.OVERRIDE, amx_probe.TRAPS) != amx_probe.TRAPS
+    detectable = () if is_contradicted else ((amx_probe.VARIABLE, amx_probe.LIMIT),)
     return {
         name: value
         for name, value in os.environ.items()
-        if name == amx.OVERRIDE or (not name.startswith(prefixes) and (name, value) not in detectable)
+        if name == amx_probe.OVERRIDE or (not name.startswith(prefixes) and (name, value) not in detectable)
     }

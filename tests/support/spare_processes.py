@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.spares import spare as starting
 from paceline.agent.spares.spare import Message, Ready, Record, Spare, Started
 from paceline.agent.tasks.python_command import Python, parse_command
@@ -40,7 +40,7 @@ LATE = {"PACELINE_GENERATION": "2", "RANK": "1", "TF_CONFIG": "{}", "PACELINE_RE
 @pytest.fixture(scope="module", autouse=True)
 def parent_of_orphans() -> Iterator[None]:
     """This process plays the agent."""
-    machine.become_subreaper()
+    os_processes.become_subreaper()
     yield
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent import machine
+from paceline.agent import free_ports, memory_limits, os_processes
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.net import messages
@@ -28,7 +28,7 @@ from paceline.agent.transfers import host_snapshots
 from paceline.agent.transfers import requests as req
 from paceline.agent.transfers.evaluator_copies import EvaluatorCopies
 from paceline.agent.transfers.host_snapshots import HostSnapshots
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 from paceline.plan import Plan
 from support.worlds import make_plan
 
@@ -116,7 +116,7 @@ class Machine:
         self.killed = 0  # processes, by the kernel for their memory
         self.log = False  # whether the kernel's log names the process
         self.spares: list[Spare] = []
-        patch.setenv(amx.OVERRIDE, amx.ABSENT)  # the probe would start a process
+        patch.setenv(amx_probe.OVERRIDE, amx_probe.ABSENT)  # the probe would start a process
         patch.setattr(os, "getpid", lambda: OWN_PID)  # the real one may be that of a simulated process
         patch.setattr(os, "kill", self._kill)
         patch.setattr(os, "killpg", self._killpg)
@@ -124,16 +124,16 @@ class Machine:
         patch.setattr(spare, "start_plain", self._start)
         patch.setattr(spare, "read_record", lambda _: (spare.State({}, (), False, ("json",)),))
         patch.setattr(spare.Spare, "spawn", staticmethod(self._spawn))
-        patch.setattr(machine, "children", self._children)
-        patch.setattr(machine, "environment_of", self._environment_of)
-        patch.setattr(machine, "descendants", lambda pid: self.below.get(pid, []))
-        patch.setattr(machine, "state", lambda pid: self.states.get(pid, ("S", 0.0)))
-        patch.setattr(machine, "waited_for_core", lambda pid: self.waits_for_core.get(pid, 0.0))
-        patch.setattr(machine, "was_oom_killed", lambda _: self.log)
-        patch.setattr(machine, "free_port", lambda: next(self.ports))
+        patch.setattr(os_processes, "children", self._children)
+        patch.setattr(os_processes, "environment_of", self._environment_of)
+        patch.setattr(os_processes, "descendants", lambda pid: self.below.get(pid, []))
+        patch.setattr(os_processes, "state", lambda pid: self.states.get(pid, ("S", 0.0)))
+        patch.setattr(os_processes, "waited_for_core", lambda pid: self.waits_for_core.get(pid, 0.0))
+        patch.setattr(memory_limits, "was_oom_killed", lambda _: self.log)
+        patch.setattr(free_ports, "free_port", lambda: next(self.ports))
         # Other processes that run tests use the same numbers.
-        patch.setattr(machine, "port_reservation", lambda _: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        patch.setattr(machine, "Memory", lambda _: self)
+        patch.setattr(free_ports, "port_reservation", lambda _: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        patch.setattr(memory_limits, "Memory", lambda _: self)
         patch.setattr(host_snapshots, "PorterClient", Porter)
 
     # ---- memory

@@ -12,10 +12,10 @@ from paceline.client.run import Run
 from paceline.page.access.request_check import names_for
 from paceline.page.access.tokens_and_sessions import Sessions
 from paceline.page.app import Page
-from paceline.watch.run_reader import Output, RunReader
 from paceline.watch.run_screen_model import RunData
+from paceline.watch.run_screen_reader import Output, RunReader
 from paceline.watch.runs_model import RunSummary
-from paceline.watch.runs_reader import RunsReader
+from paceline.watch.runs_screen_reader import RunsReader
 from support.person import eventually
 
 _COOKIE = "paceline-1"

@@ -23,7 +23,7 @@ from paceline.agent.stack_messages import Frame, StacksTaken, ThreadSamples
 from paceline.backends.kubernetes.api.cluster import connect
 from paceline.backends.kubernetes.runs import local_folder
 from paceline.backends.local import detached_start
-from paceline.client import reference_page
+from paceline.client import api_reference
 from paceline.client.diagnosis import stacks
 from paceline.client.notebooks import html, live_table
 from paceline.client.snapshots import run_store
@@ -424,15 +424,13 @@ def test_runs_on_different_clusters_do_not_mix_credentials(home: Path, monkeypat
 
 def test_the_page_matches_the_docstrings() -> None:
     page = Path(__file__).parents[2] / "docs" / "python-api.md"
-    assert page.read_text() == reference_page.page(), (
-        "run: python -m paceline.client.reference_page > docs/python-api.md"
-    )
-    listed = {*reference_page.FUNCTIONS, *reference_page.CLASSES, *reference_page.ERRORS}
+    assert page.read_text() == api_reference.page(), "run: python -m paceline.client.api_reference > docs/python-api.md"
+    listed = {*api_reference.FUNCTIONS, *api_reference.CLASSES, *api_reference.ERRORS}
     assert listed == set(client.__all__) <= set(dir(client))
 
 
 def test_the_page_says_what_everything_means() -> None:
-    page = reference_page.page()
+    page = api_reference.page()
     assert re.findall(r"^\| `(\w+)` \|.*\|  \|$", page, re.MULTILINE) == [], "attributes without a text"
     assert re.findall(r"^#+ `([\w.]+)`\n\n```python\n[^`]+```\n\s*(?:#|\Z)", page, re.MULTILINE) == [], "methods"
 

@@ -10,7 +10,7 @@ from paceline import job
 from paceline.agent.captain import events as ev
 from paceline.agent.tasks import gpus
 from paceline.agent.tasks.gpus import HostGpus, ListedGpu, Nvml, parse_smi
-from paceline.backends.local import resources
+from paceline.backends.local import host_shares
 from paceline.job import planning
 from support.nvml import GIB, FakeNvml
 
@@ -30,8 +30,8 @@ def test_each_host_on_a_machine_measures_only_its_own_gpus(
     devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(resources, "gpus", lambda: tuple(devices.split(",")))
-    shares = resources.assign(planning.make_plan(job.load_text(JOB, "job.yaml", tmp_path).job))
+    monkeypatch.setattr(host_shares, "gpus", lambda: tuple(devices.split(",")))
+    shares = host_shares.assign(planning.make_plan(job.load_text(JOB, "job.yaml", tmp_path).job))
     hosts = [HostGpus(shares[f"{name}-host-{index}"].devices) for name, index in (("worker", 0), ("worker", 1))]
     expected = [(FIRST,), (SECOND,)] if devices == "0,1" else [(SECOND,), (FIRST,)]
     assert [Nvml(host, FakeNvml()).measure() for host in hosts] == expected

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from paceline import job, plan
 from paceline.job import planning
 from paceline.job.kubernetes_section import ITEMS, Credentials, Kubernetes
-from paceline.job.models import HostPool, Job, Limits, Restart
+from paceline.job.schema_models import HostPool, Job, Limits, Restart
 from paceline.job.yaml_writer import write
 
 pytestmark = pytest.mark.generated

@@ -10,6 +10,7 @@ import pytest
 
 from paceline import job, plan
 from paceline.job import planning
+from paceline.job.new_job_file import job_text
 
 TEXT = "name: digits\nframework: tensorflow\ncommand: [python, train.py]  # the program\n"
 
@@ -199,7 +200,7 @@ def test_an_override_that_is_not_text(override: str, folder: Path) -> None:
 
 
 def test_a_command_that_is_not_text(folder: Path) -> None:
-    text = job.from_command("none", 1, command=["sh", "\udcff"], folder=folder)
+    text = job_text("none", 1, command=["sh", "\udcff"], folder=folder)
     assert "command.1: contains the character \\udcff, which cannot be passed to a program" in load_error(text, folder)
     assert "U+DCFF is not allowed in a text file" in load_error("name: \udcff\n", folder)
 
@@ -222,7 +223,7 @@ def test_overrides_are_applied_in_order_and_can_fix_a_file(folder: Path) -> None
 
 
 def test_a_command_without_a_file(folder: Path) -> None:
-    text = job.from_command("torch", 4, command=["python", "train.py", "--epochs", "3"], folder=folder)
+    text = job_text("torch", 4, command=["python", "train.py", "--epochs", "3"], folder=folder)
     assert text == (
         'name: train\nframework: torch\ncommand: [python, train.py, --epochs, "3"]\nroles:\n  worker: {replicas: 4}\n'
     )
@@ -230,7 +231,7 @@ def test_a_command_without_a_file(folder: Path) -> None:
 
 
 def test_a_command_with_servers(folder: Path) -> None:
-    text = job.from_command(
+    text = job_text(
         "tensorflow", 2, ps=1, chief=True, evaluator=True, gpus=1, command=["python", "train.py"], folder=folder
     )
     assert text == (
@@ -253,7 +254,7 @@ def test_a_command_with_servers(folder: Path) -> None:
     ],
 )
 def test_the_name_comes_from_the_script(command: list[str], name: str, folder: Path) -> None:
-    text = job.from_command("none", 1, command=command, folder=folder)
+    text = job_text("none", 1, command=command, folder=folder)
     assert text.startswith(f"name: {name}\n")
 
 
@@ -282,12 +283,12 @@ def test_the_name_comes_from_the_script(command: list[str], name: str, folder: P
 )
 def test_any_arguments_of_a_command_are_preserved(arguments: list[str], folder: Path) -> None:
     command = ["sh", "-c", *[argument or "x" for argument in arguments], 'q"\\']
-    text = job.from_command("none", 1, command=command, folder=folder)
+    text = job_text("none", 1, command=command, folder=folder)
     assert load(text, folder).job.command == command
 
 
 def test_mistakes_of_a_command_are_reported_too(folder: Path) -> None:
-    text = job.from_command("torch", 0, ps=1, command=["python", "trian.py"], folder=folder)
+    text = job_text("torch", 0, ps=1, command=["python", "trian.py"], folder=folder)
     error = load_error(text, folder)
     assert "roles.worker.replicas: must be at least 1, got 0" in error
     assert 'roles.ps: a torch job has no role "ps"' in error and 'did you mean "train.py"?' in error

@@ -17,9 +17,9 @@ from paceline import job, plan
 from paceline.agent.tasks import variable_references
 from paceline.job import (
     file_checks,
+    job_file_reference,
     json_schema,
     kubernetes_values,
-    reference_page,
     similar_names,
     values,
     yaml_tree,
@@ -49,8 +49,8 @@ def test_the_published_schema_matches_the_models() -> None:
 
 
 def test_the_reference_page_matches_the_models() -> None:
-    assert (DOCS / "job-file.md").read_text() == reference_page.page(), (
-        "run: python -m paceline.job.reference_page > docs/job-file.md"
+    assert (DOCS / "job-file.md").read_text() == job_file_reference.page(), (
+        "run: python -m paceline.job.job_file_reference > docs/job-file.md"
     )
 
 
@@ -211,7 +211,7 @@ def test_the_schema_rejects_what_the_loader_rejects(extra: dict[str, Any], tmp_p
 
 def test_the_examples_are_valid(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    page = reference_page.page()
+    page = job_file_reference.page()
     examples = [text for text in re.findall("```yaml\n(.*?)```", page, re.DOTALL) if text.startswith("name:")]
     assert len(examples) == 2
     for text in examples:

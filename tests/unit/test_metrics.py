@@ -16,7 +16,7 @@ from paceline.agent.metrics import families as fam
 from paceline.agent.metrics.captain_samples import CaptainSamples
 from paceline.agent.metrics.openmetrics_text import MOST_IN_FAMILY, Samples, render
 from paceline.agent.metrics.run_samples import MOST_NAMES, add_resources
-from paceline.agent.resources import Resources
+from paceline.agent.resource_usage import Resources
 from support import recorded
 from support.committing import AWAY, a_plan, committed
 from support.metrics_text import Samples as Parsed

@@ -26,7 +26,7 @@ from paceline.agent.event_file import OLD, EventFile
 from paceline.agent.redaction import Redactor
 from paceline.backends import certificates
 from paceline.backends.kubernetes.objects.run_objects import render
-from paceline.backends.local.resources import CannotRun, check_addresses
+from paceline.backends.local.host_shares import CannotRun, check_addresses
 from paceline.job import planning
 from support import recorded
 from support.webhooks import Receiver, receiving

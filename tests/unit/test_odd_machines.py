@@ -122,7 +122,7 @@ def test_a_run_that_cannot_be_created_leaves_no_folder(
             local.create(planned, JOB)
     run, folder = local.create(planned, JOB)
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.agent.machine.free_port", full)
+        patch.setattr("paceline.agent.free_ports.free_port", full)
         with pytest.raises(local.CannotRun, match="cannot start the run: No space left on device"):
             local.start(planned, run, folder, detach=True)
     assert [path.name for path in (tmp_path / "home/runs").iterdir()] == [existing]

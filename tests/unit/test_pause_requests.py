@@ -19,7 +19,7 @@ from paceline.agent.captain_process import pause_requests
 from paceline.agent.goodput import Goodput
 from paceline.agent.metrics.captain_samples import CaptainSamples
 from paceline.agent.net.frames import WireError
-from paceline.agent.resources import Resources
+from paceline.agent.resource_usage import Resources
 from paceline.agent.state_events import needed
 from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.objects import names

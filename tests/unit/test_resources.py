@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.agent import machine
+from paceline.agent import memory_limits, os_processes
 from paceline.agent.captain import events as ev
 from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.event_file import NAME, OLD, EventFile
 from paceline.agent.net import messages
-from paceline.agent.resources import Resources, event_fields
+from paceline.agent.resource_usage import Resources, event_fields
 from paceline.agent.run_files import Echo, stamp
 from paceline.agent.series_files import Series, parts, read_part, summed_up
 from paceline.agent.tasks import resource_sampler
@@ -42,7 +42,7 @@ def measured(cpu: float, memory: float, peak: float = 0.0) -> dict[str, Any]:
 # ---- the host
 
 
-class FakeMemory(machine.Memory):
+class FakeMemory(memory_limits.Memory):
     def __init__(self, used: int, limit: int, limited: bool = False) -> None:
         self.used, self.limit, self.limited = used, limit, limited
 
@@ -57,7 +57,7 @@ class FakeMemory(machine.Memory):
 def this_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and without the processes that other tests in this process may have started."""
     monkeypatch.setattr(resource_sampler, "FIRST_AFTER", 0.0)
-    monkeypatch.setattr(machine, "descendants", lambda *_: [])
+    monkeypatch.setattr(os_processes, "descendants", lambda *_: [])
 
 
 def test_a_task_that_has_just_started_is_not_measured_yet(
@@ -83,7 +83,7 @@ def test_this_process_is_measured(sampler: ResourceSampler) -> None:
     assert taken is not None
     assert (taken.memory, taken.memory_limit, taken.gpus) == (3 * GIB, 8 * GIB, USED.gpus)
     used = taken.tasks["worker-0"]
-    assert used.memory == pytest.approx(machine.resident(os.getpid()), rel=0.2)
+    assert used.memory == pytest.approx(os_processes.resident(os.getpid()), rel=0.2)
     assert used.memory_peak >= used.memory
     assert used.cpu > 0
     assert messages.read_member(messages.member_message(ev.Heartbeat("h", 1, {}, resources=taken)), "h")
@@ -115,8 +115,8 @@ def test_nothing_is_sent_twice_or_too_often(sampler: ResourceSampler) -> None:
 
 def test_the_peak_between_two_messages_is_sent(sampler: ResourceSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     resident = iter([GIB, 5 * GIB, 2 * GIB])
-    monkeypatch.setattr(machine, "resident", lambda _: next(resident))
-    monkeypatch.setattr(machine, "peak_resident", lambda _: 0)
+    monkeypatch.setattr(os_processes, "resident", lambda _: next(resident))
+    monkeypatch.setattr(os_processes, "peak_resident", lambda _: 0)
     own = {("worker-0", 1): (os.getpid(), 100.0)}
     sampler.sample(own, 100.0)
     sampler.take(100.0)
@@ -141,7 +141,7 @@ def test_measuring_takes_at_most_a_thousandth_of_a_core() -> None:
 
 
 def test_a_task_that_has_a_cgroup_to_itself_uses_what_the_cgroup_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "resident", lambda _: GIB)
+    monkeypatch.setattr(os_processes, "resident", lambda _: GIB)
     memory = FakeMemory(6 * GIB, 8 * GIB, limited=True)
     sampler = ResourceSampler(memory, lambda: (), 0.0, lambda: 0.0)
     first, second = (("worker-0", 1), (os.getpid(), 0.0)), (("worker-1", 1), (os.getpid(), 0.0))
@@ -163,7 +163,7 @@ def test_a_task_that_ends_is_forgotten(sampler: ResourceSampler) -> None:
 
 def test_a_process_that_does_not_exist_uses_nothing() -> None:
     assert totals_of(2**22 + 1) == resource_sampler.Totals()
-    assert machine.peak_resident(2**22 + 1) == 0
+    assert os_processes.peak_resident(2**22 + 1) == 0
 
 
 def test_the_loopback_is_not_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from paceline.agent.captain_process import scale_requests
 from paceline.agent.goodput import Goodput
 from paceline.agent.metrics.captain_samples import CaptainSamples
 from paceline.agent.net.frames import WireError
-from paceline.agent.resources import Resources
+from paceline.agent.resource_usage import Resources
 from paceline.backends.kubernetes.api.cluster import Cluster
 from paceline.backends.kubernetes.runs.job_size import resize
-from paceline.backends.local import resources, supervisor
+from paceline.backends.local import host_shares, supervisor
 from paceline.client.control import scale as control
 from paceline.client.control.wait import Deadline, WaitTimeout
 from paceline.client.diagnosis import task_requests
@@ -100,11 +100,11 @@ def test_metrics_have_only_hosts_that_are_wanted(tmp_path: Path) -> None:
 
 
 def test_cores_are_shared_among_the_tasks_that_the_run_starts_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.agent.machine.cores", lambda: 8)
+    monkeypatch.setattr("paceline.agent.os_processes.cores", lambda: 8)
     plan = plan_of("{worker: {replicas: 2, max: 4}}")
-    shares = resources.assign(plan)
+    shares = host_shares.assign(plan)
     assert {host: share.cores for host, share in shares.items()} == {f"worker-host-{n}": 4.0 for n in range(4)}
-    assert resources.fitting(plan, shares) is plan
+    assert host_shares.fitting(plan, shares) is plan
 
 
 @pytest.mark.parametrize(
@@ -118,20 +118,20 @@ def test_cores_are_shared_among_the_tasks_that_the_run_starts_with(monkeypatch: 
 def test_a_job_with_more_gpus_than_this_machine_cannot_run(
     roles: str, gpus: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "gpus", lambda: gpus)
-    with pytest.raises(resources.CannotRun) as error:
-        resources.assign(plan_of(roles))
+    monkeypatch.setattr(host_shares, "gpus", lambda: gpus)
+    with pytest.raises(host_shares.CannotRun) as error:
+        host_shares.assign(plan_of(roles))
     assert str(error.value) == f"the job {message}; lower gpus or replicas"
 
 
 def test_the_gpus_of_this_machine_limit_max(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "gpus", lambda: ("0", "1", "2"))
+    monkeypatch.setattr(host_shares, "gpus", lambda: ("0", "1", "2"))
     plan = plan_of("{worker: {replicas: 1, max: 4, gpus: 1}, evaluator: {gpus: 1}}")
-    shares = resources.assign(plan)
+    shares = host_shares.assign(plan)
     assert {host: share.devices for host, share in shares.items()} == {
         "worker-host-0": ("0",), "evaluator-host-0": ("1",), "worker-host-1": ("2",),
     }  # fmt: skip
-    fitting = resources.fitting(plan, shares)
+    fitting = host_shares.fitting(plan, shares)
     assert [task.name for task in fitting.tasks] == ["worker-0", "worker-1", "evaluator-0"]
     assert fitting.sizes == {"worker": 1}
     with pytest.raises(UsageError, match="can have 1 to 2 hosts"):

@@ -23,8 +23,10 @@ from hypothesis import strategies as st
 from paceline.storage import local_files, regular_files
 from paceline.storage.snapshots import chain, manifest, repository
 from paceline.storage.snapshots.chain import Record
+from paceline.storage.snapshots.generation_records import KEPT as RECORDS_KEPT
+from paceline.storage.snapshots.generation_records import Superseded
 from paceline.storage.snapshots.manifest import Damaged, File, Manifest, Newer, Part, SnapshotId
-from paceline.storage.snapshots.repository import RECORDS_KEPT, SnapshotRepository, Superseded, Unfit
+from paceline.storage.snapshots.repository import SnapshotRepository, Unfit
 from paceline.storage.snapshots.retention import to_delete
 from paceline.storage.stores import folder
 from paceline.storage.stores.folder import FolderStore

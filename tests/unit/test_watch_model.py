@@ -24,12 +24,12 @@ from paceline.view.output.merged_logs import Logs
 from paceline.view.series import points as series
 from paceline.view.state import status_reader
 from paceline.view.state.events import Event
-from paceline.watch import run_reader, run_screen_model, tables
+from paceline.watch import run_screen_model, run_screen_reader, tables
 from paceline.watch.curves import MOST_POINTS, Curve, Period, buckets, chart, timeline
 from paceline.watch.history import History, SnapshotRecord
 from paceline.watch.run_data import run_data, with_stored
-from paceline.watch.run_reader import OutputReader, RunReader
 from paceline.watch.run_screen_model import RunData, TaskData
+from paceline.watch.run_screen_reader import OutputReader, RunReader
 from paceline.watch.runs_model import runs_table, summary_of
 from paceline.watch.tables import LONGEST, Column, Heights, Row, Span, Table, arrange, heights, width_of
 from paceline.watch.widgets import strip
@@ -336,8 +336,8 @@ def test_a_cluster_that_is_unreachable_is_tried_again(tmp_path: Path, monkeypatc
             raise PacelineError("the cluster does not respond")
         yield lambda: False
 
-    monkeypatch.setattr(run_reader, "followed", followed)
-    monkeypatch.setattr(run_reader, "RETRY_S", 0.3)
+    monkeypatch.setattr(run_screen_reader, "followed", followed)
+    monkeypatch.setattr(run_screen_reader, "RETRY_S", 0.3)
     folder = recorded.write(tmp_path, events=[recorded.STARTED, recorded.FORMED, recorded.STEP])
     info = {
         **json.loads((folder / "run.json").read_text()),

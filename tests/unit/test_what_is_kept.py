@@ -15,7 +15,7 @@ from paceline.agent.captain_process import event_log
 from paceline.agent.transfers import host_snapshots, log_upload, stored_events
 from paceline.backends.kubernetes.objects import pods
 from paceline.storage import compiled_files
-from paceline.storage.snapshots import repository
+from paceline.storage.snapshots import generation_records
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "what-is-kept.md").read_text()
@@ -44,7 +44,7 @@ STATED = [
     ("| saved snapshots", f"its parts of {WORDS[incomplete_snapshots.MOST]} incomplete ones"),
     ("| copies of committed snapshots", f"{WORDS[host_snapshots.MAX_COPIES]}, and the one that is being evaluated"),
     ("| committed snapshots", f"by default the newest {WORDS[plan.KEEP]};"),
-    ("| generation records", f"at least the newest {repository.RECORDS_KEPT} "),
+    ("| generation records", f"at least the newest {generation_records.KEPT} "),
     ("| TensorBoard's files", f"of a task: {size(profile_messages.MOST_BYTES)} "),
     ("| compiled code", f"[{size(compiled_files.MOST_BYTES)} and {compiled_files.MOST_FILES:,} files]"),
     ("| compiled code", f"the copy: {size(compiled_files.MOST_STORED)} for each pod"),

@@ -13,7 +13,7 @@ if not __package__:
     # After the standard library: this may be site-packages, with backports of standard modules.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.options import FAILED, LEAVING, Options, parse
 
 DELIBERATE = (0, FAILED, LEAVING)
@@ -22,8 +22,8 @@ CRASHES = 5  # crashes within a minute; after more, the host exits
 
 
 def main(options: Options) -> int:
-    machine.become_subreaper()
-    machine.die_with_parent(signal.SIGTERM)
+    os_processes.become_subreaper()
+    os_processes.die_with_parent(signal.SIGTERM)
     instance = os.urandom(8).hex()
     crashes: list[float] = []
     received: list[int] = []  # signals
@@ -82,7 +82,7 @@ def _kill_descendants() -> None:
     """Kills all descendants: this process adopts orphans, so when it has no children, all descendants have ended."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        for child in machine.children(os.getpid()):
+        for child in os_processes.children(os.getpid()):
             try:
                 os.kill(child, signal.SIGKILL)
             except ProcessLookupError:
@@ -97,7 +97,7 @@ def _kill_descendants() -> None:
 def _run_agent(options: Options, instance: str, number: int, beats: int, parent: int) -> None:
     code = 1
     try:
-        machine.die_with_parent()
+        os_processes.die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
         os.set_blocking(beats, False)
@@ -127,7 +127,7 @@ def _run_agent(options: Options, instance: str, number: int, beats: int, parent:
         else:
             from paceline.agent import member
 
-            machine.become_subreaper()  # it adopts tasks forked by a spare, and orphans of tasks
+            os_processes.become_subreaper()  # it adopts tasks forked by a spare, and orphans of tasks
             code = member.main(options, instance, number, beat)
     except BaseException:
         import traceback

@@ -1,7 +1,7 @@
 """events.jsonl, whose size is limited. If it is too large, it is replaced by a file that begins with the events that
 still determine the state of the run, followed by an event of the kind `rotated`, which has the sums over all events
-(see goodput.py and resources.py). What happened before is added to events.old.jsonl, whose size is limited, too. Steps
-and resources are left out there: the series contain them (see series_files.py)."""
+(see goodput.py and resource_usage.py). What happened before is added to events.old.jsonl, whose size is limited, too.
+Steps and resources are left out there: the series contain them (see series_files.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from paceline.agent import state_events
 from paceline.agent.goodput import Goodput
-from paceline.agent.resources import Resources
+from paceline.agent.resource_usage import Resources
 from paceline.agent.run_files import Appender, replace_bytes, stamp
 from paceline.agent.series_files import Series
 from paceline.storage.regular_files import append_to_regular, open_regular

@@ -15,7 +15,7 @@ from paceline.agent.code_unpacking import UnpackError, unpack
 from paceline.agent.pod import CANNOT, SETTINGS, join_parts, plan_path, report_failure
 from paceline.agent.tasks import variable_references
 from paceline.agent.tasks.python_command import parse_command, with_program_found
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 from paceline.plan import Plan, from_data
 from paceline.runtime.model_folder import FILES, CannotExport, complete
 from paceline.storage.snapshots.manifest import Damaged, Gone, Newer, SnapshotId, parse_id
@@ -103,7 +103,7 @@ def _run_export(plan: Plan, environment: dict[str, str], work: str) -> None:
     environment = {"PYTHONUNBUFFERED": "1", **environment, **program_env, **trust}
     paths = [*filter(None, [environment.get("PYTHONPATH"), os.path.abspath(sys.argv[0])])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    environment.update(amx.environment(environment))
+    environment.update(amx_probe.environment(environment))
     interpreter = shutil.which("python") or sys.executable
     command = variable_references.expand_command(program.command, environment)
     python = parse_command(command, interpreter, environment.get("PATH"), work)

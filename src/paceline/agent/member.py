@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Any, Callable
 
-from paceline.agent import machine
+from paceline.agent import memory_limits
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.exhaustive import assert_never
@@ -61,7 +61,9 @@ class Member:
         )  # fmt: skip
         environment = {**os.environ, **self._plan.role(host.role).env}
         self._gpus = GpuMonitor(HostGpus(options.devices, environment.get(ORDER, "")))
-        self._sampler = ResourceSampler(machine.Memory(options.memory), self._gpus.last, self.loop.now(), cpu_clock)
+        self._sampler = ResourceSampler(
+            memory_limits.Memory(options.memory), self._gpus.last, self.loop.now(), cpu_clock
+        )
         ingest = self._plan.ingest_task
         logged_tasks = [*host.tasks, *([INGEST] if ingest is not None and ingest.host == host.name else [])]
         self._upload = LogUpload(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.agent import __main__ as keeper
-from paceline.agent import machine
+from paceline.agent import free_ports, os_processes
 from paceline.agent.code_unpacking import UnpackError, unpack
 from paceline.agent.options import Options, endpoint
 from paceline.agent.redaction import Redactor
@@ -73,7 +73,7 @@ def prepare(settings: dict[str, Any], index: int, address: str, uid: str = "", t
         parts = sorted(name for name in os.listdir(settings["code"]) if not name.startswith("."))
         unpack([f"{settings['code']}/{name}" for name in parts], settings["work"])
     host = plan.host(f"{settings['role']}-host-{settings['first'] + index}")
-    parts_port = machine.free_port()  # pods may share the network of their node
+    parts_port = free_ports.free_port()  # pods may share the network of their node
     return replace(
         options,
         host=host.name,
@@ -82,7 +82,7 @@ def prepare(settings: dict[str, Any], index: int, address: str, uid: str = "", t
         work=settings["work"] or os.getcwd(),
         library=os.path.abspath(sys.argv[0]),
         interpreter=python,
-        cores=host.cpu if host.cpu is not None else float(machine.cores()),
+        cores=host.cpu if host.cpu is not None else float(os_processes.cores()),
         devices=tuple(str(device) for device in range(host.gpus)),
         tensorboard=settings["tensorboard"],
         snapshots=settings["snapshots"],

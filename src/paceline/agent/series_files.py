@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.agent.resources import series_of
+from paceline.agent.resource_usage import series_of
 from paceline.agent.run_files import Appender
 from paceline.storage.json_values import parse_json
 from paceline.storage.regular_files import append_to_regular, open_regular

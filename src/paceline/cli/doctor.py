@@ -129,7 +129,7 @@ def _environment() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
-    from paceline.agent import machine
+    from paceline.agent import os_processes
     from paceline.view import machine_info
     from paceline.view.text.wording import size
 
@@ -144,7 +144,7 @@ def _machine() -> Iterator[Check]:
             kinds or "nvidia-smi lists none",
             "" if gpus else "check the driver: nvidia-smi",
         )
-    yield Check("cores", OK, str(machine.cores()))
+    yield Check("cores", OK, str(os_processes.cores()))
     yield from _amx()
     total, free = machine_info.memory(), machine_info.free_memory()
     if total is not None:
@@ -160,14 +160,14 @@ def _machine() -> Iterator[Check]:
 
 def _amx() -> Iterator[Check]:
     """Reports nothing for CPUs without AMX, which are most."""
-    from paceline.frameworks import amx
+    from paceline.frameworks import amx_probe
 
-    state = amx.state()
-    if state == amx.WORKS:
+    state = amx_probe.state()
+    if state == amx_probe.WORKS:
         yield Check("amx", OK, "works: frameworks use it for bfloat16")
-    elif state == amx.TRAPS:
-        remedy = f"tasks get {amx.VARIABLE}={amx.LIMIT}; set it yourself for programs outside Paceline"
-        yield Check("amx", WARN, amx.FINDING, remedy)
+    elif state == amx_probe.TRAPS:
+        remedy = f"tasks get {amx_probe.VARIABLE}={amx_probe.LIMIT}; set it yourself for programs outside Paceline"
+        yield Check("amx", WARN, amx_probe.FINDING, remedy)
 
 
 def _disk() -> Iterator[Check]:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.opened_runs import readable
 from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument
 from paceline.cli.output import note, one_of
-from paceline.cli.run_readers import readable
 
 
 def main(

@@ -28,7 +28,8 @@ def main(
 
     The script is read, not run.
     """
-    from paceline.job import JobError, from_command, load_text
+    from paceline.job import JobError, load_text
+    from paceline.job.new_job_file import job_text
 
     inspected = _choose(Path(script) if script else Path())
     target = inspected.path.parent / "job.yaml"
@@ -37,7 +38,7 @@ def main(
     gpus = _gpus()
     worker_count = workers if workers is not None else 1 if gpus else 2
     parameter_server = inspected.strategy == "parameter-server"
-    text = from_command(
+    text = job_text(
         framework=inspected.framework, workers=worker_count, strategy=inspected.strategy,
         ps=1 if parameter_server else 0, chief=inspected.chief, evaluator=inspected.evaluator, gpus=gpus or None,
         name=_name(inspected.path), command=["python", inspected.path.name], folder=inspected.path.parent,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.opened_runs import followed, readable
 from paceline.cli.options import ContextOption, EndpointOption, NamespaceOption, OnOption, ReadArgument
 from paceline.cli.output import note, one_of
-from paceline.cli.run_readers import followed, readable
 
 if TYPE_CHECKING:
     from paceline.client.reading.run_logs import Selection

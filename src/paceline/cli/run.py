@@ -149,9 +149,9 @@ def main(
             fail("give a job file or a command after --, not both", where=job[0])
         if not command:
             fail("no command given after --")
-        from paceline.job import from_command
+        from paceline.job.new_job_file import job_text
 
-        text = from_command(
+        text = job_text(
             framework=framework or "none", workers=1 if workers is None else workers, strategy=strategy, ps=ps or 0,
             chief=chief, evaluator=evaluator, gpus=gpus, name=name, command=command, folder=Path.cwd(),
         )  # fmt: skip

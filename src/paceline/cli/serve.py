@@ -149,7 +149,7 @@ class ModelExporter:
 
 
 def _serve(command: list[str], exporter: ModelExporter | None) -> int:
-    from paceline.agent.machine import die_with_parent
+    from paceline.agent.os_processes import die_with_parent
 
     # In a separate session: Ctrl-C reaches only this process, which lets the server answer pending requests.
     server = subprocess.Popen(
@@ -177,7 +177,7 @@ def _serve(command: list[str], exporter: ModelExporter | None) -> int:
 
 def _python() -> str:
     """The framework's interpreter; fails if it lacks the server's libraries."""
-    from paceline.backends.local.resources import interpreter
+    from paceline.backends.local.host_shares import interpreter
 
     python = interpreter()
     command = code_command(python, _FIND_MISSING, "paceline", *_REQUIRED_MODULES)

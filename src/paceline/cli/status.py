@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.opened_runs import readable
 from paceline.cli.options import (
     ContextOption,
     EndpointOption,
@@ -16,7 +17,6 @@ from paceline.cli.options import (
     ReadArgument,
 )
 from paceline.cli.output import note, one_of, print_json
-from paceline.cli.run_readers import readable
 
 if TYPE_CHECKING:
     from paceline.view.state.status_reader import Standing

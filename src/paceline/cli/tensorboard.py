@@ -118,7 +118,7 @@ def _exec_tensorboard(python: str, folder: Path, port: int) -> NoReturn:
 
 def _python() -> str:
     from paceline.agent.tensorboard.server import with_tensorboard
-    from paceline.backends.local.resources import interpreter
+    from paceline.backends.local.host_shares import interpreter
 
     python = interpreter()
     if not with_tensorboard([python]):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import JobError, Problem
 
 if TYPE_CHECKING:
-    from paceline.job.models import HostPool, Job
+    from paceline.job.schema_models import HostPool, Job
 
-__all__ = ["HostPool", "Job", "JobError", "LoadedJob", "Problem", "from_command", "load", "load_text", "schema"]
+__all__ = ["HostPool", "Job", "JobError", "LoadedJob", "Problem", "load", "load_text", "schema"]
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,6 @@ def load_text(
     return loading.load_text(text, source, folder, overrides, cluster)
 
 
-def from_command(
-    framework: str,
-    workers: int,
-    strategy: str | None = None,
-    ps: int = 0,
-    chief: bool = False,
-    evaluator: bool = False,
-    gpus: int | None = None,
-    name: str | None = None,
-    *,
-    command: Sequence[str],
-    folder: Path,
-) -> str:
-    """The text of a job file for a command given without one. It is not checked: pass it to load_text."""
-    from paceline.job import yaml_writer
-
-    return yaml_writer.from_command(
-        framework, workers, strategy, ps, chief, evaluator, gpus, name, command=command, folder=folder
-    )
-
-
 def schema() -> dict[str, Any]:
     """The JSON Schema of job files, for editors."""
     from paceline.job import json_schema
@@ -73,7 +52,7 @@ def schema() -> dict[str, Any]:
 
 def __getattr__(name: str) -> Any:
     if name in ("Job", "HostPool"):
-        from paceline.job import models
+        from paceline.job import schema_models
 
-        return getattr(models, name)
+        return getattr(schema_models, name)
     raise AttributeError(name)

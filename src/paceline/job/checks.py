@@ -12,8 +12,8 @@ from paceline.job import kubernetes_checks, kubernetes_section
 from paceline.job.errors import Finding, join_names, visible
 from paceline.job.fields import ROLES
 from paceline.job.model_section import NAMES
-from paceline.job.models import HostPool, Job
 from paceline.job.planning import tasks_per_host
+from paceline.job.schema_models import HostPool, Job
 from paceline.job.serve_section import TENSORFLOW_SERVING
 from paceline.job.similar_names import did_you_mean
 from paceline.plan import CLAIM, CODE_IN_IMAGE, GROUP, HOST, ROLLBACK, launcher_of

@@ -12,7 +12,7 @@ from paceline.agent.tasks import variable_references
 from paceline.agent.tasks.python_command import CODE, MODULE, active_interpreter, parse_python, with_program_found
 from paceline.job import ingest_section
 from paceline.job.errors import Finding, visible
-from paceline.job.models import Job
+from paceline.job.schema_models import Job
 from paceline.job.similar_names import did_you_mean, nearest
 from paceline.plan import CODE_IN_IMAGE, with_absolute_paths
 

@@ -17,7 +17,7 @@ from paceline.plan import BUCKETS, CLAIM, INGEST_S
 from paceline.storage.ingested.fingerprint import MissingInput, match
 
 if TYPE_CHECKING:
-    from paceline.job.models import Job
+    from paceline.job.schema_models import Job
 
 Steps = tuple[str | int, ...]
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from paceline.job.fields import ROLES
-from paceline.job.models import Job
+from paceline.job.schema_models import Job
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -15,7 +15,7 @@ from paceline.job.kubernetes_checks import is_reported, items_with_paths, one_of
 from paceline.plan import FAILED, JSON, NOTIFY_FORMATS, NOTIFY_ON, STOPPED, SUCCEEDED
 
 if TYPE_CHECKING:
-    from paceline.job.models import Job
+    from paceline.job.schema_models import Job
 
 Path = tuple[str | int, ...]
 

@@ -26,7 +26,7 @@ from paceline.plan import (
 )
 
 if TYPE_CHECKING:
-    from paceline.job.models import HostPool, Job
+    from paceline.job.schema_models import HostPool, Job
 
 
 def make_plan(job: Job) -> Plan:

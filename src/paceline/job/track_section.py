@@ -14,7 +14,7 @@ from paceline.job.fields import Strict, Text
 from paceline.job.notify_section import Address
 
 if TYPE_CHECKING:
-    from paceline.job.models import Job
+    from paceline.job.schema_models import Job
 
 MOST_PARAMETERS = 500
 # Not about training, or not the same for the same job.

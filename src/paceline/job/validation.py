@@ -11,7 +11,7 @@ from paceline.job.errors import BadValueError, Finding, describe, join_names, vi
 from paceline.job.fields import FRAMEWORKS
 from paceline.job.kubernetes_section import FIELD_ALIASES, SOURCES, Kubernetes, Volume
 from paceline.job.model_section import NAMES as PROGRAMS
-from paceline.job.models import SECTIONS, HostPool, Job, model_at
+from paceline.job.schema_models import SECTIONS, HostPool, Job, model_at
 from paceline.job.similar_names import did_you_mean
 from paceline.job.yaml_writer import write
 

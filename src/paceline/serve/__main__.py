@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 
 _OTHER_FILES = 128  # files that are not connections
 
 
 def main() -> NoReturn:
     options = _parse_options()
-    os.environ.update(amx.environment(os.environ))  # before any framework is imported
+    os.environ.update(amx_probe.environment(os.environ))  # before any framework is imported
     try:
         from paceline.serve import listening
         from paceline.serve.app import Limits, Server

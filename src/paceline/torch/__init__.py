@@ -39,7 +39,7 @@ from paceline.runtime.save_schedule import Every, SaveSchedule
 from paceline.runtime.shards import Shards
 from paceline.runtime.snapshot_folders import Background, from_another_run, in_a_run, restored, save_snapshot
 from paceline.runtime.snapshot_mismatches import Mismatches, SnapshotMismatch, SnapshotRefused
-from paceline.torch import buckets, group, snapshot_files, state_loading
+from paceline.torch import gradient_buckets, group, snapshot_files, state_loading
 from paceline.torch.state_copy import StateCopy
 from paceline.torch.state_trees import SnapshotUnsafe
 
@@ -109,7 +109,7 @@ class Snapshots:
         mismatches.raise_or_warn(step, partial, rank == 0)
         if len(about.get("random", ())) == world:
             for name, item in self._items.items():
-                buckets.replay(item, about.get("buckets", {}).get(name))
+                gradient_buckets.replay(item, about.get("buckets", {}).get(name))
         restored_items = {name for name, load in loads.items() if load()}
         restored_optimizers = {name: item for name, item in optimizers.items() if name in restored_items}
         self._apply_settings(restored_optimizers, saved, rank == 0)
@@ -223,7 +223,7 @@ class Snapshots:
             "random": group.as_tensors(states),
             "made": {name: state_loading.describe(item) for name, item in self._items.items()},
             "given": self._program_settings,
-            "buckets": {name: buckets.order(item) for name, item in self._items.items()},
+            "buckets": {name: gradient_buckets.order(item) for name, item in self._items.items()},
         }
         return {**{name: _inner(item).state_dict() for name, item in self._items.items()}, _OURS: about}
 

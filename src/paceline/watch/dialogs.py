@@ -22,7 +22,7 @@ from paceline.view.output.merged_logs import Logs
 from paceline.view.state.events import Event
 from paceline.view.text.option_names import text_of
 from paceline.view.text.wording import clock, describe
-from paceline.watch.run_reader import KEPT_LINES, OUTPUT_EVERY_S, OutputReader
+from paceline.watch.run_screen_reader import KEPT_LINES, OUTPUT_EVERY_S, OutputReader
 from paceline.watch.tables import BAD, BOLD, DIM, NAME, WARN, Line, Span, cut, fitting, plain
 from paceline.watch.widgets import Lines, Panel
 

@@ -29,8 +29,8 @@ from paceline.watch.dialogs import (
     stacks_screen,
 )
 from paceline.watch.live_screen import LiveScreen
-from paceline.watch.run_reader import Output, RunReader
 from paceline.watch.run_screen_model import ORDERS, RunData
+from paceline.watch.run_screen_reader import Output, RunReader
 from paceline.watch.tables import DIM, NAME, Line, Span, cut, fitting, heights, padded, plain, width_of
 from paceline.watch.widgets import Lines, Panel
 

@@ -14,7 +14,7 @@ from paceline.watch.dialogs import Filter, FilterInput, HelpScreen, keys_line
 from paceline.watch.live_screen import LiveScreen
 from paceline.watch.run_screen import RunScreen, ask_to_stop
 from paceline.watch.runs_model import runs_table, runs_title
-from paceline.watch.runs_reader import RunsReader
+from paceline.watch.runs_screen_reader import RunsReader
 from paceline.watch.tables import BAD, Line, Span, cut, fitting, plain
 from paceline.watch.widgets import Lines, Panel
 

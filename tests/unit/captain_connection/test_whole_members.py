@@ -16,7 +16,7 @@ from paceline.agent.member import Member
 from paceline.agent.options import LEAVING, Options
 from paceline.agent.spares import spare
 from paceline.agent.tasks import gpus
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 from paceline.plan import to_json
 from support.captain_connections import LEASE, NAME, ROSTER, WELCOME, Captain, Clock, Names, Peer
 from support.nvml import GIB, FakeNvml
@@ -35,7 +35,7 @@ def make_member(
 ) -> Iterator[Callable[..., Member]]:
     previous_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGCHLD)}
     monkeypatch.setattr(member, "Loop", lambda: clock)
-    monkeypatch.setenv(amx.OVERRIDE, amx.ABSENT)  # the probe would start a process
+    monkeypatch.setenv(amx_probe.OVERRIDE, amx_probe.ABSENT)  # the probe would start a process
     members: list[Member] = []
 
     def make(devices: tuple[str, ...] = (), **limits: float) -> Member:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.agent import machine
+from paceline.agent import free_ports, os_processes
+from paceline.agent.free_ports import PortReservations
 from paceline.agent.net.loop import SLICE
 from paceline.agent.tasks import attempt as attempts
-from paceline.agent.tasks.port_reservations import PortReservations
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 from paceline.plan import INGEST, Plan
 from support.task_hosts import GRACE, KILL, TERM, TWO, Host
 from support.worlds import make_plan
@@ -46,7 +46,7 @@ def test_a_failed_task_is_reported_with_its_cause(
 
 
 def test_an_instruction_that_the_cpu_does_not_allow_is_explained(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "likely_reason", lambda _: "it may be AMX")
+    monkeypatch.setattr(amx_probe, "likely_reason", lambda _: "it may be AMX")
     host.exits(host.start_one(), signal.SIGILL)
     assert host.exit()["detail"] == "killed by SIGILL: it may be AMX"
 
@@ -162,7 +162,7 @@ def test_a_task_that_a_spare_has_just_forked_is_no_orphan(host: Host) -> None:
 def test_processes_that_a_successful_task_leaves_behind_are_named(
     host: Host, monkeypatch: pytest.MonkeyPatch, status: int, command: str, is_noted: bool
 ) -> None:
-    monkeypatch.setattr(machine, "command_of", lambda _: command)
+    monkeypatch.setattr(os_processes, "command_of", lambda _: command)
     process = host.start_one()
     host.machine.adopted = {6001: "worker-0"}
     host.exits(process, status)
@@ -185,13 +185,13 @@ def test_thousands_of_orphans_that_end_at_once_are_looked_at_once(host: Host, mo
     host.exits(host.start_one("worker-0"), 0)
     host.machine.adopted = dict.fromkeys(range(7000, 7010), "worker-0")
     looks: list[int] = []
-    children = machine.children
+    children = os_processes.children
 
     def look(pid: int) -> list[int]:
         looks.append(pid) if pid == os.getpid() else None
         return children(pid)
 
-    monkeypatch.setattr(machine, "children", look)
+    monkeypatch.setattr(os_processes, "children", look)
     for pid in range(6000, 7000):
         host.tasks.child_ended(pid, KILL)
     host.tasks.children_ended()
@@ -206,9 +206,9 @@ class SlowMachine:
     def __init__(self, host: Host, patch: pytest.MonkeyPatch) -> None:
         self.longest = 0.0  # without a timer
         self._clock, self._beat_at = host.clock, host.clock.time
-        owner = machine.environment_of
-        patch.setattr(machine, "environment_of", lambda pid, name: self._takes_a_while(owner(pid, name)))
-        patch.setattr(machine, "command_of", lambda pid: "sleep 100")
+        owner = os_processes.environment_of
+        patch.setattr(os_processes, "environment_of", lambda pid, name: self._takes_a_while(owner(pid, name)))
+        patch.setattr(os_processes, "command_of", lambda pid: "sleep 100")
         self._beat()
 
     def _takes_a_while(self, owner: str | None) -> str | None:
@@ -247,13 +247,13 @@ def test_a_tree_of_thousands_of_orphans_does_not_delay_heartbeats(host: Host, mo
     process = host.start_one("worker-0")
     host.machine.adopted = {7000: "worker-0"}
     host.machine.below = {pid: [pid + 1] for pid in range(7000, 7299)}
-    slow, children = SlowMachine(host, monkeypatch), machine.children
+    slow, children = SlowMachine(host, monkeypatch), os_processes.children
 
     def look(pid: int) -> list[int]:
         host.clock.time += 0.001
         return children(pid)
 
-    monkeypatch.setattr(machine, "children", look)
+    monkeypatch.setattr(os_processes, "children", look)
     host.exits(process, 1 << 8)
     run_slices(host)
     assert slow.longest < 2 * SLICE and host.signals() == [(pid, KILL) for pid in range(7000, 7300)]
@@ -331,7 +331,7 @@ def test_two_agents_of_a_machine_never_offer_the_same_port(monkeypatch: pytest.M
         free = probe.getsockname()[1]  # no other test of this machine uses it
     first, second = PortReservations(), PortReservations()
     ports = iter([free, free, free, free + 1, free])
-    monkeypatch.setattr(machine, "free_port", lambda: next(ports))
+    monkeypatch.setattr(free_ports, "free_port", lambda: next(ports))
     assert first.reserve() == free
     assert second.reserve() == free + 1  # although nobody listens yet
     first.release(except_for=[free])
@@ -347,8 +347,8 @@ def test_two_agents_of_a_machine_never_offer_the_same_port(monkeypatch: pytest.M
 def test_a_port_that_is_reserved_for_a_task_is_not_chosen_for_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     reservations = PortReservations()
     reserved = reservations.reserve()
-    monkeypatch.setattr(machine, "_PORTS", (reserved, reserved + 1))
-    assert machine.free_port() != reserved  # although nobody listens yet
+    monkeypatch.setattr(free_ports, "_PORTS", (reserved, reserved + 1))
+    assert free_ports.free_port() != reserved  # although nobody listens yet
     reservations.release(except_for=[])
 
 
@@ -362,8 +362,8 @@ def test_the_address_of_a_task_stays_reserved_while_the_run_uses_it(host: Host) 
 def test_a_port_is_found_even_if_another_user_occupies_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0)) as other:
         used = other.getsockname()[1]
-        monkeypatch.setattr(machine, "_PORTS", (used, used + 1))
-        assert machine.free_port() not in (0, used)
+        monkeypatch.setattr(free_ports, "_PORTS", (used, used + 1))
+        assert free_ports.free_port() not in (0, used)
 
 
 def test_a_host_that_was_asked_to_leave_offers_no_addresses(host: Host) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.agent import resources
+from paceline.agent import resource_usage
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
@@ -366,7 +366,7 @@ class Captain:
         self._group_snapshot.on_polling(event.asking)
         if event.resources is not None and now >= member.resources_due:
             member.resources_due = now + RESOURCES_EVERY
-            fields = resources.event_fields(event.resources, self.plan.host(event.host).tasks)
+            fields = resource_usage.event_fields(event.resources, self.plan.host(event.host).tasks)
             self._emit("resources", host=event.host, **fields)
         running = self.ledger.running_on(event.host)
         for name, progress in event.tasks.items():

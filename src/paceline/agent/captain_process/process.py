@@ -20,6 +20,7 @@ from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process.connections import Connections
 from paceline.agent.captain_process.event_log import UPLOADED, EventLog
 from paceline.agent.captain_process.saved_notes import CaptainNotes
+from paceline.agent.captain_process.successor_check import SuccessorCheck
 from paceline.agent.captain_process.ticks import Ticks
 from paceline.agent.deliveries.addresses import addresses_of
 from paceline.agent.deliveries.client import Deliveries
@@ -28,7 +29,6 @@ from paceline.agent.exhaustive import assert_never
 from paceline.agent.metrics.captain_samples import CaptainSamples
 from paceline.agent.metrics.server import MetricsServer
 from paceline.agent.net import messages
-from paceline.agent.net.dns import Address, NameLookup
 from paceline.agent.net.frames import encode, encode_packed
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import FAILED, LEAVING, SAVING_SHARE, Options, endpoint
@@ -40,12 +40,10 @@ from paceline.agent.transfers.requests import Request
 from paceline.plan import GROUP, from_data
 
 HEAD_START = 0.1  # seconds by which the leader of a group starts before the others
-LOOKUP_EVERY = 10.0  # seconds between lookups of the captain's name
 MLFLOW_S = 30.0  # seconds for which tasks wait for an MLflow server before they start without its run
 LEAVING_WITHIN = 1.0  # seconds in which other hosts on the node report that they must shut down, too
 REPORT = "report.json"
 UPLOADED_REPORT = ".report.uploaded.json"  # written once; the report itself is replaced if something is not delivered
-SUPERSEDED_AFTER = 25.0  # seconds for which the name resolves to another captain; DNS may be out of date for less
 
 
 class CaptainProcess:
@@ -106,10 +104,8 @@ class CaptainProcess:
         Ticks(self.loop, self._tick_every, beat_every, self._tick).start()
         if options.metrics:
             self._metrics = self._serve_metrics(endpoint(options.metrics))
-        self._resolved_at = 0.0  # when its name last resolved to this captain; 0: never
-        self._lookup = NameLookup(self.loop, self._on_resolved)
         if options.listen:
-            self._look_up_own_name()
+            self._successor = SuccessorCheck(self.loop, options.captain, options.address, self._step_down)
 
     def run(self) -> int:
         self.loop.run()
@@ -225,20 +221,6 @@ class CaptainProcess:
 
     def _request_from_store(self, request: Request, ticket: int) -> None:
         self._porter.ask(request, lambda answer: self._handle(ev.StoreAnswered(request, answer, ticket)))
-
-    # ---- another captain
-
-    def _look_up_own_name(self) -> None:
-        self._lookup.begin(*endpoint(self._options.captain))
-        self.loop.after(LOOKUP_EVERY, self._look_up_own_name)
-
-    def _on_resolved(self, _: Address) -> None:
-        """If its name resolves to another captain for a while, the backend has replaced this captain."""
-        now, addresses = self.loop.now(), self._lookup.addresses
-        if not addresses or self._options.address in addresses:
-            self._resolved_at = now if addresses else self._resolved_at
-        elif self._resolved_at and now - self._resolved_at > SUPERSEDED_AFTER:
-            self._step_down(f"{self._options.captain} now resolves to another captain ({', '.join(addresses)})")
 
     def _step_down(self, reason: str) -> None:
         _print(f"{reason}; this captain exits")

@@ -20,7 +20,7 @@ from paceline.agent.metrics.run_samples import (
     add_restarts,
     known_cause,
 )
-from paceline.agent.resources import Resources
+from paceline.agent.resource_usage import Resources
 
 
 class CaptainSamples:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Union
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.tasks.python_command import Python
 from paceline.storage.json_values import parse_json
 from paceline.storage.regular_files import open_regular
@@ -32,7 +32,7 @@ _SITE = _PACKAGE / "frameworks" / "site"
 _HOOK = (
     "agent/spares/import_recorder.py",
     "agent/spares/spare_process.py",
-    "agent/spares/gpu_standby.py",
+    "agent/spares/gpu_standby_process.py",
     "agent/spares/preloaded_modules.py",
     "agent/spares/import_effects.py",
     "frameworks/jax_cluster.py",
@@ -410,7 +410,7 @@ def _prepare(cwd: str, fds: Mapping[int, int | None], agent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if supported():
-        machine.die_with_parent()
+        os_processes.die_with_parent()
         if os.getppid() != agent:
             os._exit(127)
     os.chdir(cwd)

@@ -1,6 +1,6 @@
 """Runs in a spare: imports what the program imported last time, and forks a task whenever the agent requests one.
 
-Before it is needed, a fork can become a standby, which creates its CUDA context and waits (gpu_standby.py).
+Before it is needed, a fork can become a standby, which creates its CUDA context and waits (gpu_standby_process.py).
 """
 
 import _socket
@@ -75,7 +75,7 @@ def serve(fd: int, import_recorder: "Any", load: "Callable[..., Any]") -> None:
         link.detach()  # the descriptor is closed below; its number may be in use when this object is deleted
     if kind == "standby":
         _close_all_but({0, 1, 2, _REPORT, fds[0], *fork.fds(), *preloaded.module_fds})
-        wait = load("agent", "spares", "gpu_standby.py").wait
+        wait = load("agent", "spares", "gpu_standby_process.py").wait
         fds, cuda_fds = wait(fork.link, _read(fds[0]), _received)
         preloaded.module_fds |= cuda_fds
     fork.wait_until_released()

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any, Callable
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.captain.events import TaskProgress
 from paceline.agent.net.codec import is_finite
 from paceline.agent.net.loop import Loop, Timer
@@ -248,10 +248,10 @@ class Attempt:
 
     def _busy_seconds(self) -> float:
         """Including the time in which it waited for a core: on a busy machine, an endless loop uses little CPU time."""
-        return machine.state(self.pid)[1] + machine.waited_for_core(self.pid)
+        return os_processes.state(self.pid)[1] + os_processes.waited_for_core(self.pid)
 
     def is_stopped(self) -> bool:
-        return machine.state(self.pid)[0] in ("T", "t")
+        return os_processes.state(self.pid)[0] in ("T", "t")
 
     def doing(self) -> str:
         """What a hung task is doing: "stopped", "waiting", or "busy" with the share of the time in which it was."""

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from paceline.agent import machine
+from paceline.agent import memory_limits
 from paceline.agent.spares.spare import ContextOrder, Spare
 from paceline.agent.tasks.attempt import Attempt
 from paceline.agent.tasks.tracebacks import Raised
@@ -38,7 +38,7 @@ class GpuStandbys:
         self._prepared.remove(name)
         return name
 
-    def prepare(self, spare: Spare, attempts: Iterable[Attempt], memory: machine.Memory) -> None:
+    def prepare(self, spare: Spare, attempts: Iterable[Attempt], memory: memory_limits.Memory) -> None:
         """Only once all tasks do steps: a context that is created in the meantime would delay them."""
         running = list(attempts)
         if self._is_disabled or not all(attempt.pid and attempt.step is not None for attempt in running):

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Callable
 
-from paceline.agent import machine
+from paceline.agent import memory_limits
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.snapshots.restoring_tasks import restores
+from paceline.agent.free_ports import PortReservations
 from paceline.agent.net.captain_connection import CaptainConnection
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import StartOnHost
@@ -25,7 +26,6 @@ from paceline.agent.tasks.host_notes import HostNotes
 from paceline.agent.tasks.launcher import TaskLauncher
 from paceline.agent.tasks.not_finite_reports import NotFiniteReports
 from paceline.agent.tasks.orphans import Orphans
-from paceline.agent.tasks.port_reservations import PortReservations
 from paceline.agent.tasks.port_watch import PortWatch
 from paceline.agent.tasks.signs_of_work import changed_checkpoint
 from paceline.agent.tasks.stop_signals import GRACEFUL, StopSignals
@@ -67,7 +67,7 @@ class HostTasks:
         self._stop_signals = StopSignals(plan, loop, self._launcher)
         self.program_processes = self._launcher.program_processes
         self.learn_imports = self._launcher.learn_imports
-        self._memory = machine.Memory(options.memory)
+        self._memory = memory_limits.Memory(options.memory)
         self._kills_before = self._memory.oom_kills()
         self._logs: dict[str, TaskLog] = {}
         self.attempts: dict[str, Attempt] = {}
@@ -379,7 +379,7 @@ class HostTasks:
             return None
         kills = self._memory.oom_kills()
         has_new_kill, self._kills_before = kills > self._kills_before, kills
-        if has_new_kill or machine.was_oom_killed(attempt.pid):
+        if has_new_kill or memory_limits.was_oom_killed(attempt.pid):
             _used, limit = self._memory.used_and_limit()
             return f"killed by the kernel: out of memory (the limit is {limit >> 20} MiB)"
         return None

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from paceline.agent import machine
+from paceline.agent import memory_limits, os_processes
 from paceline.agent.captain import events as ev
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
@@ -20,7 +20,7 @@ from paceline.agent.tasks.attempt import Attempt
 from paceline.agent.tasks.gpu_standbys import GpuStandbys
 from paceline.agent.tasks.python_command import Python, parse_command, with_program_found
 from paceline.agent.transfers.porter_client import process
-from paceline.frameworks import amx, environment, tensorflow_server
+from paceline.frameworks import amx_probe, environment, tensorflow_server
 from paceline.frameworks.tracking import tracking_variables
 from paceline.plan import Plan, launcher_of
 from paceline.storage.regular_files import append_to_regular, open_regular
@@ -99,9 +99,9 @@ class TaskLauncher:
         )  # Python below a shell shows its stacks
         paths = [*filter(None, [site, environ.get("PYTHONPATH"), self._options.library])]
         compiled = compiled_folder.variables(self._plan, self._options, {**os.environ, **self._role.env}, self._notify)
-        limits = amx.environment(environ)
+        limits = amx_probe.environment(environ)
         if limits:
-            self._notify(f"{amx.FINDING}; tasks run with {amx.VARIABLE}={amx.LIMIT}")
+            self._notify(f"{amx_probe.FINDING}; tasks run with {amx_probe.VARIABLE}={amx_probe.LIMIT}")
         return {
             "PYTHONUNBUFFERED": "1",
             **{name: value for name, value in threads.items() if name not in os.environ},
@@ -206,7 +206,7 @@ class TaskLauncher:
 
     # ---- the spare
 
-    def consider_spare(self, attempts: dict[str, Attempt], memory: machine.Memory) -> None:
+    def consider_spare(self, attempts: dict[str, Attempt], memory: memory_limits.Memory) -> None:
         """Starts a spare once the program has imported what it needs or reports steps, if there is enough memory."""
         first = next((attempt for attempt in attempts.values() if attempt.pid), None)
         if self._spare is not None and self._spare_ready and first is not None and first.step is not None:
@@ -224,7 +224,7 @@ class TaskLauncher:
                 return
         elif not (first.step is not None or self._has_finished_imports()):
             return
-        need = (MARGIN if first is None else machine.resident(first.pid)) + MARGIN
+        need = (MARGIN if first is None else os_processes.resident(first.pid)) + MARGIN
         if memory.free() < need:
             shortage = f"{need >> 20} MiB of memory needed, {memory.free() >> 20} MiB free"
             self.disable_spares(f"{self._options.host} does not use spares: {shortage}")
@@ -385,13 +385,13 @@ class TaskLauncher:
 
     def sigill_hint(self) -> str:
         """The likely reason if a task was killed by SIGILL."""
-        return amx.likely_reason(self._static)
+        return amx_probe.likely_reason(self._static)
 
     def program_processes(self, pid: int) -> list[int]:
         """The processes of a task, whose own is `pid`, that may run the program."""
         if not self.starts_the_program_below:
             return [pid]
-        below = machine.descendants(pid)
+        below = os_processes.descendants(pid)
         return [pid, *below] if self.python is None else below or [pid]
 
     def uses_keras_3(self) -> bool:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import Callable
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.net.loop import SLICE, Callback, Loop
 
 LONGEST_COMMAND = 200  # characters that are shown
@@ -58,7 +58,7 @@ class Orphans:
             commands = []
             for pid in self._find([task]):
                 if pid:
-                    commands.append(machine.command_of(pid))
+                    commands.append(os_processes.command_of(pid))
                 yield
             if text := note(task, commands):
                 self._notify(text)
@@ -83,8 +83,8 @@ class Orphans:
         pids = [pid]
         for each in pids:  # the list grows while it is read
             if each not in self._reaped:
-                pids += machine.children(each)
-                machine.send_signal(each, signal.SIGKILL)
+                pids += os_processes.children(each)
+                os_processes.send_signal(each, signal.SIGKILL)
             yield
 
     def _find(self, tasks: Collection[str]) -> Iterator[int]:
@@ -93,12 +93,12 @@ class Orphans:
         Programs can overwrite their environment, and that of a process which was forked by a task from a spare is the
         spare's: such processes could be of any task, and are included if no task runs.
         """
-        children, own_pids, is_idle = machine.children(os.getpid()), self._own_pids(), self._is_idle()
+        children, own_pids, is_idle = os_processes.children(os.getpid()), self._own_pids(), self._is_idle()
         self._reaped.clear()
         for pid in children:
             if pid in own_pids or pid in self._killed or pid in self._reaped:
                 continue
-            owner = machine.environment_of(pid, "PACELINE_TASK")
+            owner = os_processes.environment_of(pid, "PACELINE_TASK")
             yield pid if owner in tasks or (not owner and is_idle) else 0
 
     def _add(self, job: Iterator[None]) -> None:

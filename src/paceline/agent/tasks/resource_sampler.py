@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable
 
-from paceline.agent import machine
+from paceline.agent import memory_limits, os_processes
 from paceline.agent.captain.events import GpuResources, HostResources, TaskResources
 
 SAMPLE_EVERY = 5.0  # seconds
@@ -44,7 +44,7 @@ class _Task:
 class ResourceSampler:
     def __init__(
         self,
-        memory: machine.Memory,
+        memory: memory_limits.Memory,
         gpus: Callable[[], tuple[GpuResources, ...]],
         now: float,
         clock: Callable[[], float],
@@ -77,14 +77,14 @@ class ResourceSampler:
 
     def _measure(self, task: _Task, pid: int) -> None:
         totals, resident = Totals(), 0
-        pids = [pid, *machine.descendants(pid, MOST_PROCESSES - 1)]
+        pids = [pid, *os_processes.descendants(pid, MOST_PROCESSES - 1)]
         for each in pids:
             totals.add(totals_of(each))
-            resident += machine.resident(each)
+            resident += os_processes.resident(each)
         if len(self._tasks) == 1 and self._memory.is_limited():
             resident = self._memory_used  # what counts is the limit of the cgroup, which this task has to itself
         resident = min(resident, self._memory_limit or resident)
-        peak = machine.peak_resident(pid) if len(pids) == 1 else 0
+        peak = os_processes.peak_resident(pid) if len(pids) == 1 else 0
         task.now, task.memory = totals, resident
         task.memory_peak = max(task.memory_peak, resident, min(peak, self._memory_limit or peak))
 
@@ -117,7 +117,7 @@ def _taken(task: _Task, at: float) -> TaskResources:
 
 def totals_of(pid: int) -> Totals:
     """Of one process, including its children that have ended."""
-    totals = Totals(cpu=machine.cpu_with_children(pid))
+    totals = Totals(cpu=os_processes.cpu_with_children(pid))
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             fields = dict(line.split(b": ", 1) for line in file.read().splitlines())

@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.stack_messages import Frame
 from paceline.frameworks.stack_signal import (
     DUMP,
@@ -71,7 +71,7 @@ class StackReader:
         self._requests += 1
         os.pwrite(self._file, self._requests.to_bytes(SLOT_SIZE, "little"), REQUEST_AT)
         os.ftruncate(self._file, HEAD_SIZE)
-        if not machine.signal_thread(self.pid, self.pid, SAMPLE):
+        if not os_processes.signal_thread(self.pid, self.pid, SAMPLE):
             raise CannotRead("it has ended, or cannot be sent a signal")
 
     def reply(self) -> Stacks | None:
@@ -99,7 +99,7 @@ class StackReader:
         if state is None or state.is_busy:
             return None
         os.ftruncate(self._file, HEAD_SIZE)
-        if not machine.signal_thread(self.pid, thread, DUMP):
+        if not os_processes.signal_thread(self.pid, thread, DUMP):
             return None
         deadline = time.monotonic() + DUMP_WITHIN
         while state is not None and time.monotonic() < deadline:

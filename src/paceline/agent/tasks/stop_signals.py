@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.captain import instructions as ins
 from paceline.agent.net.loop import Loop
 from paceline.agent.tasks.attempt import Attempt
@@ -33,10 +33,10 @@ class StopSignals:
             attempt.state = attempt.doing()
             attempt.read_output()
             attempt.log.clear_tail()
-            descendants = machine.descendants(attempt.pid) if self._launcher.starts_the_program_below else []
+            descendants = os_processes.descendants(attempt.pid) if self._launcher.starts_the_program_below else []
             for pid in descendants or [attempt.pid]:  # the stacks of a shell or of torchrun are not useful
-                machine.send_signal(pid, signal.SIGABRT)
-                machine.send_signal(pid, signal.SIGCONT)
+                os_processes.send_signal(pid, signal.SIGABRT)
+                os_processes.send_signal(pid, signal.SIGCONT)
             attempt.kill_within(STACKS_WITHIN)
         elif how == ins.INTERRUPT and not self._only_serves(attempt.task):
             if not is_repeated:  # a second SIGINT would interrupt the program's clean-up

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from typing import Callable
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options, endpoint
 from paceline.frameworks.python_start import code_command
@@ -98,7 +98,7 @@ class TensorBoardServer:
             self._kill()
 
     def _memory_used(self) -> int:
-        return sum(map(machine.resident, (self._pid, *machine.descendants(self._pid))))
+        return sum(map(os_processes.resident, (self._pid, *os_processes.descendants(self._pid))))
 
     def _kill(self) -> None:
         """It has nothing to save."""

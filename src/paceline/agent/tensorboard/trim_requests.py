@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import Callable
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import Options
 from paceline.agent.tensorboard.generation_notes import GenerationNotes, notes_path
@@ -106,7 +106,7 @@ def _writers(folder: str) -> tuple[set[int], set[str]]:
     """Processes of tasks that may write to this folder, and the files that they have open."""
     pids, open_files = set(), set()
     for name in os.listdir("/proc"):
-        if not name.isdigit() or machine.environment_of(int(name), "PACELINE_TENSORBOARD_DIR") != folder:
+        if not name.isdigit() or os_processes.environment_of(int(name), "PACELINE_TENSORBOARD_DIR") != folder:
             continue
         pids.add(int(name))
         try:

@@ -33,8 +33,9 @@ from paceline.storage.local_files import remove_tree
 from paceline.storage.snapshots import shared_parts
 from paceline.storage.snapshots.evaluation import Evaluation
 from paceline.storage.snapshots.fetched_parts import FetchedParts
+from paceline.storage.snapshots.generation_records import Superseded
 from paceline.storage.snapshots.manifest import Damaged, Newer, parse
-from paceline.storage.snapshots.repository import SnapshotRepository, Superseded, Unfit, always
+from paceline.storage.snapshots.repository import SnapshotRepository, Unfit, always
 from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores import obstore_library
 from paceline.storage.stores.folder import FolderStore

@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.agent import machine
+from paceline.agent import free_ports
 from paceline.agent.options import METRICS_PATH
 from paceline.agent.run_files import replace
 from paceline.backends import snapshot_origin
 from paceline.backends.local import stop_request
-from paceline.backends.local.resources import (
+from paceline.backends.local.host_shares import (
     CannotRun,
     assign,
     caveats,
@@ -189,8 +189,8 @@ def _prepare(plan: Plan, folder: Path, descriptors: ExitStack) -> tuple[str, str
     from paceline.backends import certificates_ahead
 
     certificates_ahead.finish(folder / "tls")
-    captain = f"127.0.0.1:{machine.free_port()}"
-    metrics = f"127.0.0.1:{machine.free_port()}" if plan.metrics else ""
+    captain = f"127.0.0.1:{free_ports.free_port()}"
+    metrics = f"127.0.0.1:{free_ports.free_port()}" if plan.metrics else ""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     descriptors.callback(os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -221,7 +221,7 @@ def page_for(plan: Plan) -> tuple[str, str]:
     python = interpreter()
     if not with_tensorboard([python]):
         return "", f"TensorBoard is not started: tensorboard is not installed for {python}"
-    return f"127.0.0.1:{machine.free_port()}", ""
+    return f"127.0.0.1:{free_ports.free_port()}", ""
 
 
 def stop(folder: Path, reason: str, timeout: float) -> bool:

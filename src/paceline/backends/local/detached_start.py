@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.backends.local.resources import CannotRun, Share
+from paceline.backends.local.host_shares import CannotRun, Share
 from paceline.plan import Plan, to_data
 
 MODULE = "paceline.backends.local.detached_start"

@@ -18,12 +18,12 @@ import paceline.agent.captain_process.process
 import paceline.agent.member
 import paceline.agent.tensorboard.server  # noqa: F401
 from paceline.agent import __main__ as agent
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.captain.ledger import HALTING, PAUSED, SAVING
 from paceline.agent.net.loop import Loop
 from paceline.agent.options import FAILED, SHARED_FOLDER, Options
+from paceline.backends.local.host_shares import Share
 from paceline.backends.local.lost_captain_report import write_report
-from paceline.backends.local.resources import Share
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, with_absolute_paths
 from paceline.storage.json_values import read_json
 from paceline.view.files.run_folders import home
@@ -57,7 +57,7 @@ def supervise(
             os._exit(0)  # nothing has started, and nobody could stop it
         os.environ.update(with_absolute_paths(os.environ))  # agents and tasks run in other folders
         _redirect_output(folder)
-        machine.become_subreaper()
+        os_processes.become_subreaper()
         code = Supervisor(plan, run, folder, captain, shares, interpreter, pipe, page, metrics).run()
     except BaseException:
         import traceback
@@ -218,7 +218,7 @@ class Supervisor:
 def _run_agent(options: Options) -> NoReturn:
     code = 70
     try:
-        machine.name_process(options.host)
+        os_processes.name_process(options.host)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
@@ -237,7 +237,7 @@ def _end_children(hosts: set[int]) -> None:
     pass finds them."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        strays = [pid for pid in machine.children(os.getpid()) if pid not in hosts]
+        strays = [pid for pid in os_processes.children(os.getpid()) if pid not in hosts]
         for pid in strays:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.agent.tasks import variable_references
 from paceline.errors import USAGE, Argument, PacelineError
-from paceline.frameworks import amx
+from paceline.frameworks import amx_probe
 from paceline.job.planning import make_plan
 from paceline.plan import CODE_IN_IMAGE, Plan
 from paceline.view.files import run_folders
@@ -118,13 +118,13 @@ def _environment(run: str, variables: Mapping[str, str]) -> dict[str, str]:
         if name not in _TASK_VARIABLES and (name == "PACELINE_HOME" or not name.startswith("PACELINE_"))
     }
     environment = {**inherited, **variables, "PACELINE_RUN": run}
-    return {**environment, **amx.environment(environment)}
+    return {**environment, **amx_probe.environment(environment)}
 
 
 def _argv(command: Sequence[str], folder: Path, path: str | None) -> tuple[str, ...]:
     """The command with the program's path, resolved as for a task."""
     from paceline.agent.tasks.python_command import parse_command, with_program_found
-    from paceline.backends.local.resources import interpreter
+    from paceline.backends.local.host_shares import interpreter
 
     python = parse_command(command, interpreter(), path, str(folder))
     if python is not None:

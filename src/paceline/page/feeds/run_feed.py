@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from paceline.agent.resources import series_of
+from paceline.agent.resource_usage import series_of
 from paceline.client.json_form import finite
 from paceline.client.reading import run_status
 from paceline.client.reading.refreshed_folder import followed

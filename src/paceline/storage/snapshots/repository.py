@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable
@@ -14,19 +13,13 @@ from paceline.storage.local_files import copy
 from paceline.storage.snapshots import chain, evaluation, manifest
 from paceline.storage.snapshots.chain import Record
 from paceline.storage.snapshots.evaluation import Evaluation
+from paceline.storage.snapshots.generation_records import KEPT, GenerationRecords
 from paceline.storage.snapshots.manifest import Damaged, File, Gone, Manifest, Part, SnapshotId, is_safe_path
 from paceline.storage.stores.parallel import together
 from paceline.storage.stores.protocol import PIECE, ContinueCheck, Sent, Store, StoreError, TransferCanceled
 
 MANIFEST = "manifest.json"
-RECORDS_KEPT = 20  # of the newest generations, whether they have committed snapshots or not
-_RECORD_BYTES = 64 * 1024
 _SHOWN = 200  # characters of a path in a message
-_RECORD = re.compile(r"[0-9]{8,}\.json")
-
-
-class Superseded(Exception):
-    """Another captain has started this generation, or a later one."""
 
 
 class Unfit(Exception):
@@ -70,7 +63,7 @@ class SnapshotRepository:
         self._store = store
         self.run = run
         self._token, self._location = token, location
-        self._records: dict[str, Record] = {}  # records never change
+        self._records = GenerationRecords(store, run)
         self._sending: SnapshotId | None = None  # the snapshot that was sent last,
         self._sent: dict[str, Sent] = {}  # and the files that were sent before it failed, by task
 
@@ -78,12 +71,7 @@ class SnapshotRepository:
 
     def inventory(self) -> Inventory:
         self.claim()
-        names = self._record_names()
-        self._records = {name: self._records[name] for name in names if name in self._records}
-        for name in names:
-            if name not in self._records and (data := self._store.read(name, _RECORD_BYTES)) is not None:
-                self._records[name] = chain.parse(data, name)  # if it is damaged, fail: the chain would be a guess
-        records = {record.generation: record for record in self._records.values() if record.generation}
+        records = self._records.read_all()
         ids = filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/")))
         return Inventory(records, frozenset(id for id in ids if self.has(id)))
 
@@ -103,7 +91,7 @@ class SnapshotRepository:
     def taken(self) -> bool:
         """Whether a run with this id has used the store. Parts of a snapshot alone do not count: a member may have sent
         them after the store was lost with its captain, and recreated."""
-        if self._record_names():
+        if not self._records.is_empty():
             return True
         return any(map(self.has, filter(None, map(manifest.parse_id, self._store.folders(f"{self.run}/")))))
 
@@ -112,13 +100,12 @@ class SnapshotRepository:
         snapshots. All captains of a run have its token, so they may claim it again."""
         if not self._token:
             return
-        name = self._record(0)
-        data = self._store.read(name, _RECORD_BYTES)
-        if data is None:
+        owner = self._records.owner()
+        if owner is None:
             if not self.taken():
-                self._store.create(name, Record(0, None, self._token).to_bytes())
-            data = self._store.read(name, _RECORD_BYTES)  # the record of the run that came first
-        if data is None or chain.parse(data, name).by != self._token:
+                self._records.write_owner(self._token)
+            owner = self._records.owner()  # the run that came first
+        if owner != self._token:
             raise run_exists(self._location, self.run)
 
     # ---- starting a generation
@@ -135,26 +122,13 @@ class SnapshotRepository:
         from the newest of these.
         """
         self.claim()
-        self._check_newest(generation)
-        name, data = self._record(generation), Record(generation, parent, by or os.urandom(8).hex()).to_bytes()
-        if not self._store.create(name, data):
-            if self._store.read(name, _RECORD_BYTES) != data:
-                raise Superseded(f"another captain has started generation {generation}")
+        self._records.check_newest(generation)
+        if not self._records.write(Record(generation, parent, by or os.urandom(8).hex())):
             return []
         inventory = self.inventory()
         previous = {number: record for number, record in inventory.records.items() if number != generation}
         current, expected = chain.current(previous, inventory.committed), {*seen, *inventory.current()}
         return current if any(id not in expected for id in current) else []
-
-    def _check_newest(self, generation: int) -> None:
-        newest = max(self._record_names(), default="")
-        if newest > self._record(generation):
-            raise Superseded(f"a generation later than {generation} exists: {newest}")
-
-    def _record_names(self) -> list[str]:
-        """Ignores other files, such as those that a file manager or a network share leaves there."""
-        prefix = f"{self.run}/generations/"
-        return [name for name in self._store.names(prefix) if _RECORD.fullmatch(name[len(prefix) :])]
 
     # ---- commit
 
@@ -174,7 +148,7 @@ class SnapshotRepository:
         """False: already committed. `generation`: the newest that the captain knows, by default that of the snapshot.
         Superseded: it was written, but there is a later generation, so it may not be on the chain."""
         is_new = self.create(manifest)
-        self._check_newest(generation or manifest.id.generation)
+        self._records.check_newest(generation or manifest.id.generation)
         return is_new
 
     def create(self, manifest: Manifest) -> bool:
@@ -269,14 +243,14 @@ class SnapshotRepository:
         """Deletes the manifest first: from then on the snapshot does not exist. `generation`: the newest that the
         captain knows; if there is a later one, another captain decides what is deleted (Superseded)."""
         if generation is not None:
-            self._check_newest(generation)
+            self._records.check_newest(generation)
         self._store.delete(self._manifest(id))
         self._store.clear(f"{self.run}/{id}/")
 
     def delete_uncommitted(self, id: SnapshotId, generation: int) -> None:
         """Delete what was sent of a snapshot, unless it is committed. The caller makes sure that nobody sends it or
         commits it from now on. `generation`: as for `delete`."""
-        self._check_newest(generation)
+        self._records.check_newest(generation)
         if not self.has(id):
             self._store.clear(f"{self.run}/{id}/")
 
@@ -290,10 +264,7 @@ class SnapshotRepository:
             if id.generation < generation and id != parent:
                 self._store.clear(f"{self.run}/{id}/")
         needed = {id.generation for id in (*committed, parent) if id is not None}
-        oldest = self._record(max(0, min([generation - RECORDS_KEPT, *needed])))
-        for name in self._record_names():
-            if self._record(0) < name < oldest:
-                self._store.delete(name)
+        self._records.delete_before(min([generation - KEPT, *needed]))
 
     def delete_all(self) -> None:
         """Delete everything of the run, logs included, and nothing else: first all manifests, last the records, which
@@ -306,10 +277,7 @@ class SnapshotRepository:
         self._store.clear(f"{self.run}/{stored_run_files.FOLDER}/")
         self._store.clear(f"{self.run}/{tensorboard_event_files.FOLDER}/")
         self._store.clear(f"{self.run}/{compiled_files.FOLDER}/")
-        self._store.clear(f"{self.run}/generations/")
-
-    def _record(self, generation: int) -> str:
-        return f"{self.run}/generations/{generation:08d}.json"
+        self._records.delete_all()
 
     def _manifest(self, id: SnapshotId) -> str:
         return f"{self.run}/{id}/{MANIFEST}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.agent.captain import start_times
 from paceline.agent.goodput import Goodput
-from paceline.agent.resources import Resources
+from paceline.agent.resource_usage import Resources
 from paceline.view.files.run_files import is_measurement
 from paceline.view.state.event_limits import MOST_ROLES
 from paceline.view.state.events import Event, number, seconds, started_tasks

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 
 _MARK = "PACELINE_CREDENTIAL_PLUGIN"
 _MOST_PASSES = 20  # a process may start another one just before it is killed
@@ -47,9 +47,9 @@ def _kill_all() -> None:
 def _kill(mark: str) -> None:
     """Without /proc, only the plugin itself is killed, by its caller."""
     for _ in range(_MOST_PASSES):
-        pids = [pid for pid in _processes() if machine.environment_of(pid, _MARK) == mark]
+        pids = [pid for pid in _processes() if os_processes.environment_of(pid, _MARK) == mark]
         for pid in pids:
-            machine.send_signal(pid, signal.SIGKILL)
+            os_processes.send_signal(pid, signal.SIGKILL)
         if not pids:
             return
 

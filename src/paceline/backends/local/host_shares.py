@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.agent import machine
+from paceline.agent import os_processes
 from paceline.agent.deliveries.addresses import address_of, problem_with
 from paceline.agent.tasks.python_command import active_interpreter
 from paceline.errors import USAGE, Argument, PacelineError
@@ -58,7 +58,7 @@ def assign(plan: Plan) -> dict[str, Share]:
             f"the job needs {count(needed, 'GPU')} ({roles}), but this machine has {available}",
             remedy="lower gpus or replicas",
         )
-    cores = float(machine.cores())
+    cores = float(os_processes.cores())
     shares: dict[str, Share] = {}
     tasks = sum(len(host.tasks) for host in first)
     names = {host.name for host in first}
