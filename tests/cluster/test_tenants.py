@@ -41,9 +41,13 @@ def test_no_credential_of_a_reader_reaches_the_endpoint_of_another_tenants_plan(
             on_cluster = ["--on", "kubernetes"]
             refused = person.call("snapshots", "ls", run, *on_cluster)
             assert refused.returncode == 1 and "your credentials are not sent there" in refused.stderr, refused.stderr
-            for verb in (["status"], ["events"], ["logs"], ["snapshots", "show"], ["snapshots", "verify"]):
+            for verb in (
+                ["status"], ["events"], ["logs"], ["snapshots", "show"], ["snapshots", "verify"], ["stacks"],
+                ["profile", "--timeout", "1s"], ["wait", "--timeout", "1s"],
+            ):  # fmt: skip
                 person.call(*verb, run, *on_cluster)
             person.call("ls")
+            person.call("metrics", run)
             for verb in (["try", run], ["export", run, "--to", "model"], ["serve", run, "--port", "0"]):
                 result = person.call(*verb)
                 assert result.returncode != 0, "a program of another tenant was run"

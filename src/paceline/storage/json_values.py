@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import sys
+from typing import Any, Callable, Optional
 
 from paceline.storage.regular_files import open_regular
 
 DEEPEST = 50  # levels of nesting: more than any message or file of a run has, and no problem for recursive functions
+_MOST_DIGITS = 4300  # of an integer, as in newer versions of Python
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"it contains an integer of more than {_MOST_DIGITS} digits")
+    return int(digits)
+
+
+# Older versions have no limit, and take minutes for a million digits.
+_INT_PARSER: Optional[Callable[[str], int]] = None if hasattr(sys, "set_int_max_str_digits") else _parse_int
 
 
 def parse_json(data: bytes | bytearray | str) -> Any:
-    """ValueError: it is not JSON, or is nested too deeply for the parser."""
+    """ValueError: it is not JSON, is nested too deeply for the parser, or contains an enormous integer."""
     try:
-        return json.loads(data)
+        return json.loads(data, parse_int=_INT_PARSER)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
