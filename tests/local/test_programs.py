@@ -40,6 +40,11 @@ def lines(folder: Path, task: str) -> list[str]:
     return [line[1] for line in matches if line]
 
 
+def epochs(folder: Path, task: str) -> list[str]:
+    """What torch_tutorial.py printed. Torch may add warnings if another rank exits slightly earlier."""
+    return [line for line in lines(folder, task) if line.startswith("epoch ")]
+
+
 def printed_value(folder: Path, task: str, label: str) -> str:
     """The text after this label in the last line of the task that begins with it."""
     values = [line[len(label) + 1 :] for line in lines(folder, task) if line.startswith(f"{label} ")]
@@ -212,8 +217,8 @@ def test_a_torch_task_gets_the_variables_that_torchrun_sets(start: Starter, tmp_
 def test_one_worker_of_a_machine_has_local_rank_0_and_writes_the_snapshot(start: Starter, tmp_path: Path) -> None:
     run = start(job("torch", "python", "torch_tutorial.py", tmp_path / "snapshot.pt"))
     run.succeeds(LIMIT_S)
-    assert lines(run.folder, "worker-0") == ["epoch 0 saved by rank 0 of 2", "epoch 1 saved by rank 0 of 2"]
-    assert run.log("worker-1") == ""
+    assert epochs(run.folder, "worker-0") == ["epoch 0 saved by rank 0 of 2", "epoch 1 saved by rank 0 of 2"]
+    assert epochs(run.folder, "worker-1") == []
     assert (tmp_path / "snapshot.pt").exists()
     assert run.events("warning") == []  # they did communicate
     measured = {event["task"]: event for event in run.events("start-times")}
@@ -229,8 +234,8 @@ def test_torchrun_as_the_command_forms_one_world_over_all_hosts(start: Starter, 
     run = start(job("torch", *command), env={"PATH": path, "VIRTUAL_ENV": sys.prefix})
     run.succeeds(LIMIT_S)
     assert "torchrun is not needed" in run.said()
-    assert lines(run.folder, "worker-0") == ["epoch 0 saved by rank 0 of 2", "epoch 1 saved by rank 0 of 2"]
-    assert lines(run.folder, "worker-1") == ["epoch 0 saved by rank 1 of 2", "epoch 1 saved by rank 1 of 2"]
+    assert epochs(run.folder, "worker-0") == ["epoch 0 saved by rank 0 of 2", "epoch 1 saved by rank 0 of 2"]
+    assert epochs(run.folder, "worker-1") == ["epoch 0 saved by rank 1 of 2", "epoch 1 saved by rank 1 of 2"]
     assert run.events("warning") == []
     assert run.events("start-times") == []  # of the processes that torchrun starts, nothing is known
 
