@@ -19,8 +19,8 @@ pytestmark = pytest.mark.long
 
 SEED = 20261115
 FULL = "log disk full"
-LIMIT_S = 90.0  # for one recovery, on a busy machine
-HANG_AFTER = {"tensorflow": "30s", "torch": "25s"}  # more than a cold start takes on a busy machine
+LIMIT_S = 180.0  # for one recovery, on a busy machine
+HANG_AFTER = {"tensorflow": "45s", "torch": "45s"}  # more than a cold start takes on a busy machine
 KINDS = ("kill task", "kill agent", "kill captain", "stop task", "GIL loop", "exception", "port taken", FULL)
 # What does not depend on the framework (agents, the captain, ports, disks) is not repeated with each of them. With JAX,
 # kills are in test_kills.py, an exception is below.
@@ -111,7 +111,7 @@ def sequence(framework: str) -> list[tuple[str, int]]:
     return [(fault, dice.randrange(2)) for fault in faults]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("framework", TIMES)
 def test_a_long_run_with_one_fault_after_another(framework: str, tmp_path: Path, record_property: Note) -> None:
     state = tmp_path / "state"

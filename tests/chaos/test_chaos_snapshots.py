@@ -29,7 +29,7 @@ from support.stores.servers import Store as Server
 pytestmark = pytest.mark.long
 
 SEED = 20261115
-LIMIT_S = 60.0  # for one recovery, on a busy machine
+LIMIT_S = 150.0  # for one recovery, on a busy machine
 HOSTS = ("worker-host-0", "worker-host-1")
 KEEP = 5
 SIZE = 50_000  # bytes of a snapshot
@@ -322,6 +322,7 @@ def shares() -> list[list[str]]:
     return [faults[number::RUNS] for number in range(RUNS)]
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_no_committed_snapshot_is_lost(number: int, s3: Server, tmp_path: Path) -> None:
     state, home = tmp_path / "state", tmp_path / "home"

@@ -12,7 +12,7 @@ from paceline.job import load, planning
 from support.lab import objects
 from support.people import Person, eventually
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Folders that the pod also mounts, read-only: these tests, and the packages of the interpreter that runs this test.
 MOUNTED = {"project": Path(__file__).parents[2], "packages": Path(sysconfig.get_path("purelib"))}

@@ -10,7 +10,7 @@ import pytest
 from support import notebooks
 from support.people import IMAGE, Person
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # The pod of worker-1 is deleted, as a user would do that.
 KILL = """pod = next(p["pod"] for p in run.status().to_dict()["pods"] if p["host"] == "worker-host-1")

@@ -17,11 +17,12 @@ from paceline.backends.kubernetes.api.permissions import RIGHTS
 from support.lab.cluster import Cluster
 from support.lab.objects import RIGHTS as ALL_RIGHTS
 from support.people import Person, Run, eventually
+from support.ports import free_port
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 Checks = dict[str, dict[str, str]]
-LIMIT_S = 5.0 + 10.0  # the documented limit, and the start of an interpreter on a busy machine
+LIMIT_S = 5.0 + 20.0  # the documented limit, and the start of an interpreter on a busy machine
 
 
 def doctor(person: Person, *arguments: str) -> tuple[int, Checks]:
@@ -160,9 +161,8 @@ def test_a_captain_that_would_be_refused_fails(person: Person) -> None:
 @pytest.mark.parametrize("accepts", [False, True], ids=["nobody listens", "nobody answers"])
 def test_an_unreachable_server_is_reported_in_time(accepts: bool, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        config = write_kubeconfig(tmp_path, f"https://127.0.0.1:{server.getsockname()[1]}")
-        if not accepts:
-            server.close()
+        port = server.getsockname()[1] if accepts else free_port()
+        config = write_kubeconfig(tmp_path, f"https://127.0.0.1:{port}")
         began = time.monotonic()
         result = call(config, "doctor", "--on", "kubernetes")
         duration = time.monotonic() - began

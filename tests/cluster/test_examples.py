@@ -16,10 +16,10 @@ from ruamel.yaml import YAML
 from support.lab.cluster import Cluster
 from support.people import SOURCE, Person, Run, bucket_of, lines
 
-pytestmark = pytest.mark.timeout(400, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ENDS_S = 300
+ENDS_S = 600
 
 
 def fields(name: str, *options: object, file: str = "job.yaml", store: bool = False, **more: Any) -> dict[str, Any]:
@@ -93,4 +93,5 @@ def test_resnet_ps_with_an_evaluator(person: Person, start: Callable[..., Run], 
     run = start(**job)
     report = finished(run)
     assert report["metrics"]["evaluator-0"]["accuracy"] >= 0.8
-    assert f"step {report['steps']}: " in lines(run.folder, "evaluator-0")[-1]
+    evaluated = [line for line in lines(run.folder, "evaluator-0") if line.startswith("step ")]  # not of TensorFlow
+    assert f"step {report['steps']}: " in evaluated[-1]

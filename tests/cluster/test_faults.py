@@ -19,7 +19,7 @@ from support.people import IMAGE, Person, Run, bucket_of, eventually, init_pid
 from support.saving_on_a_cluster import TRAINING as SAVING
 from support.saving_on_a_cluster import begun, restored
 
-pytestmark = pytest.mark.timeout(420, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Each attempt records when it was alive, in a file that outlives its pod and needs no network.
 BEATS = """
@@ -131,13 +131,13 @@ def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, sta
     saved = stored.wait("committed")["step"]
     assert (captain_node(stored), stored.pods("chief")[0]["spec"]["nodeName"]) == ("n1", "n3")
     breakable.power_off("n3")
-    member.wait("step", limit=150, generation=2)
-    followed.wait("step", limit=150, generation=2)
+    member.wait("step", limit=300, generation=2)
+    followed.wait("step", limit=300, generation=2)
     # Generation 2, or a later one where a pod of the lost node was deleted while generation 2 started.
     eventually(
         "a snapshot committed after the loss",
         lambda: any(event["generation"] > 1 for event in stored.events("committed")),
-        limit=150,
+        limit=300,
     )
     assert restored(stored) >= saved
     assert "is on a lost node (n3): deleting it" in followed.said()
@@ -145,7 +145,7 @@ def test_runs_survive_the_loss_of_a_node(person: Person, breakable: Cluster, sta
         "its captain was replaced too early"
     )
     breakable.kubectl("delete", "node", "n3")  # as a cloud does with a lost machine
-    eventually("a captain of the detached run", lambda: 2 in beats(person, alone), limit=180)
+    eventually("a captain of the detached run", lambda: 2 in beats(person, alone), limit=300)
     person.finish()
     assert (member.ends(), followed.ends()) == (0, 0), member.said() + followed.said()
     assert stored.ends() == 0, stored.said()
@@ -166,7 +166,7 @@ def test_a_group_cut_in_two_ends_before_the_next_one_starts(
     run.wait("step", task="worker-0")
     assert captain_node(run) == "n1"
     breakable.cut("n3")
-    run.wait("step", limit=150, generation=2)
+    run.wait("step", limit=300, generation=2)
     breakable.heal("n3")
     breakable.wait_ready("n3")
     eventually("no superfluous pods", lambda: len(run.pods("worker")) == 3)
@@ -185,14 +185,14 @@ def test_an_elastic_group_continues_without_a_lost_host_and_a_new_pod_joins_it(
     run.all_step()
     assert captain_node(run) == "n1"
     breakable.cut("n3")
-    run.wait("step", limit=150, generation=2)
+    run.wait("step", limit=300, generation=2)
     formed = run.events("generation-formed")[-1]
     assert len(formed["tasks"]) == 2 and len(formed["absent"]) == 1, run.said()
     for pod in run.pods("worker"):
-        if pod["spec"]["nodeName"] == "n3":
-            name = pod["metadata"]["name"]
-            breakable.kubectl("delete", "pod", name, "-n", person.namespace, "--force", "--grace-period=0")
-    larger = run.wait("generation-formed", limit=150, generation=3)
+        if pod["spec"].get("nodeName") == "n3":  # the command line may delete it, too, and then the next one is pending
+            delete = ("delete", "pod", pod["metadata"]["name"], "-n", person.namespace, "--ignore-not-found")
+            breakable.kubectl(*delete, "--force", "--grace-period=0")
+    larger = run.wait("generation-formed", limit=300, generation=3)
     started = run.wait("task-started", generation=3, task=formed["absent"][0])
     run.wait("step", generation=3)
     breakable.heal("n3")
@@ -271,7 +271,7 @@ def test_training_continues_while_the_api_server_is_down(
 
 @contextmanager
 def drained(cluster: Cluster, node: str) -> Iterator[None]:
-    cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=240s")
     try:
         yield
     finally:
@@ -329,11 +329,11 @@ def test_a_run_that_gets_only_some_of_its_gpus_gives_way(
 ) -> None:
     breakable.extended_resources("n1", {"nvidia.com/gpu": 2})
     roles = {"worker": {"replicas": 3, "gpus": 1}}
-    greedy = start("--set", "limits.start=15s", folder="greedy", roles=roles, program="print('never')")
+    greedy = start("--set", "limits.start=30s", folder="greedy", roles=roles, program="print('never')")
     eventually("its first two pods", lambda: sum(p["status"]["phase"] == "Running" for p in greedy.pods("worker")) == 2)
     roles = {"worker": {"replicas": 2, "gpus": 1}}
-    modest = start("--set", "limits.start=30s", folder="modest", roles=roles, program="print('done')", name="modest")
+    modest = start("--set", "limits.start=5m", folder="modest", roles=roles, program="print('done')", name="modest")
     assert greedy.ends() == 1, greedy.said()
     assert modest.ends() == 0, modest.said()
     reason = greedy.report()["reason"]
-    assert re.search(r"worker-[012] did not start within 15 s \(limits.start\).*nvidia.com/gpu", reason)
+    assert re.search(r"worker-[012] did not start within 30 s \(limits.start\).*nvidia.com/gpu", reason)

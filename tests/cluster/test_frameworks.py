@@ -11,11 +11,11 @@ import pytest
 
 from support.people import Person, Run, lines
 
-pytestmark = pytest.mark.timeout(400, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 PROGRAMS = Path(__file__).parents[1] / "programs"  # also used by tests on one machine
 TENSORFLOW, TORCH_JAX = "lab.local/tensorflow:1", "lab.local/torch-jax:1"
-ENDS_S = 240
+ENDS_S = 500
 
 
 def job(framework: str, image: str, *command: object, **more: Any) -> dict[str, Any]:

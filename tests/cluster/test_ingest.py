@@ -13,7 +13,7 @@ import pytest
 
 from support.people import Person, Run, bucket_of, eventually, lines
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Waits, the first time, until the test has deleted its pod.
 INGEST = """

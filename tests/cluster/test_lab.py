@@ -28,7 +28,7 @@ RESTRICTED = {
 }
 LOOK_UP = """
 import os, socket, sys, time
-until = time.monotonic() + 90
+until = time.monotonic() + 270
 for index in range(3):
     while True:
         try:
@@ -40,7 +40,7 @@ for index in range(3):
             time.sleep(0.1)
 following = (int(os.environ["JOB_COMPLETION_INDEX"]) + 1) % 3
 with socket.create_server(("", 5000)) as server:
-    server.settimeout(90)
+    server.settimeout(270)
     while True:
         try:
             socket.create_connection((f"peers-{following}.peers", 5000), 1).close()
@@ -53,7 +53,7 @@ with socket.create_server(("", 5000)) as server:
 """
 
 
-def eventually(description: str, check: Callable[[], Any], limit: float = 180.0) -> Any:
+def eventually(description: str, check: Callable[[], Any], limit: float = 300.0) -> Any:
     until = time.monotonic() + limit
     while not (result := check()):
         assert time.monotonic() < until, f"not within {limit:g} s: {description}"
@@ -110,7 +110,7 @@ def test_pods_of_an_indexed_job_find_and_reach_each_other_by_name(cluster: Clust
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job},
     )
-    cluster.kubectl("wait", "--for=condition=complete", "job/peers", f"--namespace={namespace}", "--timeout=180s")
+    cluster.kubectl("wait", "--for=condition=complete", "job/peers", f"--namespace={namespace}", "--timeout=300s")
     pods = cluster.get("pods", f"--namespace={namespace}")["items"]
     assert {pod["spec"]["nodeName"] for pod in pods} == {"n1", "n2", "n3"}
     addresses = {pod["status"]["podIP"] for pod in pods}
@@ -139,7 +139,7 @@ def test_a_user_of_one_namespace_has_it_and_nothing_else(cluster: Cluster, names
         }
 
     cluster.apply(job(namespace), kubeconfig=kubeconfig)
-    cluster.kubectl("wait", "--for=condition=complete", "job/mine", "--timeout=180s", kubeconfig=kubeconfig)
+    cluster.kubectl("wait", "--for=condition=complete", "job/mine", "--timeout=300s", kubeconfig=kubeconfig)
     for forbidden in (
         lambda: cluster.apply(job("default"), kubeconfig=kubeconfig),
         lambda: cluster.get("nodes", kubeconfig=kubeconfig),
@@ -235,7 +235,7 @@ def test_nothing_remains_of_a_cluster_when_its_owner_ends(
     assert traces(name) == {"processes", "cgroups", "folder", "namespaces"}
     if ending == "it leaves":
         owner.stdin.close()
-        assert owner.wait(120) == 0
+        assert owner.wait(300) == 0
         assert traces(name) == set(), "the last process that leaves waits for the cleanup"
     elif ending == "its keeper gets SIGKILL":
         (keeper,) = [process for process in psutil.process_iter() if runs(process, "support.lab.keeper", name)]

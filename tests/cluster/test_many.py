@@ -8,7 +8,7 @@ import pytest
 
 from support.people import IMAGE, Person, eventually
 
-pytestmark = pytest.mark.timeout(600, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 RUNS = 10
 CONCURRENT = 2  # command lines: they use more CPU time than the runs they submit
@@ -51,15 +51,15 @@ def test_ten_concurrent_runs_finish_and_are_deleted(person: Person) -> None:
     eventually(
         "all runs at once",
         lambda: marked_runs("began") == runs,
-        180,
+        300,
         more=lambda: "\n".join(runs - marked_runs("began")),
     )
     person.finish()
-    person.cluster.kubectl("wait", "--for=delete", "jobs", "--all", "-n", person.namespace, "--timeout=180s")
-    eventually("an empty namespace", lambda: not remaining(), 60, more=lambda: "\n".join(remaining()))
+    person.cluster.kubectl("wait", "--for=delete", "jobs", "--all", "-n", person.namespace, "--timeout=300s")
+    eventually("an empty namespace", lambda: not remaining(), more=lambda: "\n".join(remaining()))
     assert marked_runs("ended") == runs
     # Only the captains' Jobs: a member's Job may be deleted by its TTL before its completion is recorded.
-    assert _completed(person) >= runs
+    eventually("all Jobs are recorded as completed", lambda: _completed(person) >= runs)  # events come a little later
 
 
 def _completed(person: Person) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from support.people import Person, Run
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Saves one snapshot of two parts, and continues until it is told to finish.
 PROGRAM = """

@@ -12,7 +12,7 @@ from support import older_version
 from support.people import IMAGE, Person, eventually
 from support.saving_on_a_cluster import TRAINING
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 
 def read_json(person: Person, *arguments: str, **env: str) -> Any:
@@ -30,7 +30,7 @@ def test_a_run_of_an_older_version_is_read_stopped_and_deleted(person: Person, t
     assert submitted.returncode == 0, submitted.stderr
     run = submitted.stdout.strip()
 
-    waited = person.call("wait", run, "--for", "snapshot=10", "--timeout", "90s")
+    waited = person.call("wait", run, "--for", "snapshot=10", "--timeout", "4m")
     assert waited.returncode == 0, waited.stderr
     status = read_json(person, "status", run)
     assert (status["status"], status["generations"]) == ("running", 1) and status["steps"] >= 10

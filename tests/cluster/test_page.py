@@ -11,7 +11,7 @@ from support.lab.cluster import Cluster
 from support.pages import ON_A_CLUSTER, follow, new_reader
 from support.people import SOURCE
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Commands that are not run here, and the tests that cover them.
 EXCEPTIONS = {"make cluster": "test_lab.py starts a cluster the same way"}

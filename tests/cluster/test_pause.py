@@ -12,7 +12,7 @@ import pytest
 from support.people import IMAGE, Person, Run, eventually
 from support.saving_on_a_cluster import TRAINING
 
-pytestmark = pytest.mark.timeout(480, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 
 def job_of(**more: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_a_paused_run_gives_its_pods_back_and_continues_later(person: Person, st
     (_, limit), _ = deadlines(run, *jobs)
     assert limit > 3600
     try:
-        paused = person.call("pause", run.name, limit_s=240)  # after 90 s, the tasks are asked for a snapshot again
+        paused = person.call("pause", run.name, limit_s=400)  # after 90 s, the tasks are asked for a snapshot again
     except subprocess.TimeoutExpired:
         pytest.fail(f"it was not paused:\n{(run.folder / 'events.jsonl').read_text()[-8000:]}\n{run.said()}")
     assert paused.returncode == 0 and f"{run.name} is paused" in paused.stderr, paused.stderr

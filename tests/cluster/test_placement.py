@@ -14,13 +14,13 @@ import pytest
 from support.lab.cluster import Cluster
 from support.people import IMAGE, Person, Run, lines
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 GPU = "nvidia.com/gpu"
 SHOWS_ENVIRONMENT = Path(__file__).parents[1] / "programs" / "environment.py"
 ROLL_CALL = Path(__file__).parent / "programs" / "roll_call.py"
 PRINTS_USER = "import os; print('user', os.getuid(), 'group', os.getgid())"
-QUICK = {"restart": {"warm": False}, "limits": {"grace": "5s", "start": "2m"}}
+QUICK = {"restart": {"warm": False}, "limits": {"grace": "5s", "start": "5m"}}
 
 
 def settings(**more: Any) -> dict[str, Any]:

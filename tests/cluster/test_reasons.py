@@ -15,12 +15,12 @@ from support.lab import objects
 from support.lab.cluster import Cluster, LabError
 from support.people import IMAGE, Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 Object = dict[str, Any]
 
 # Replies like a registry that does not have the image.
 REGISTRY = "localhost:80"
-REASON_S = 90.0  # seconds until a reason is reported, on two cores that also run the cluster
+REASON_S = 240.0  # seconds until a reason is reported, on two cores that also run the cluster
 
 MEMORY_HOG = "import paceline; paceline.report(step=1); hog = bytearray(400 * 2**20); print(len(hog))"
 DISK_HOG = """

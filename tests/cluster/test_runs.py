@@ -11,11 +11,11 @@ import pytest
 
 from support.people import Person, Run, eventually, webhook_of
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 SCRAPE = """
 import sys, urllib.request
-print(urllib.request.urlopen(f"http://{sys.argv[1]}:7736/metrics", timeout=20).read().decode())
+print(urllib.request.urlopen(f"http://{sys.argv[1]}:7736/metrics", timeout=60).read().decode())
 """
 
 

@@ -15,7 +15,7 @@ import pytest
 from support.page_server import EventSource, page_server
 from support.people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Prints a line for each step, so that a missing or repeated line is detected.
 COUNTING = """
@@ -81,7 +81,7 @@ def test_every_reader_gets_each_line_of_output_once(person: Person, start: Calla
                 ("lines", lambda data: any(line["text"].startswith("last line") for line in data["lines"])),
                 ("status", lambda data: data["status"] == "succeeded"),
             )
-            assert follower.wait(90) == 0
+            assert follower.wait(240) == 0
     finally:
         follower.kill()
         follower.wait()
@@ -100,7 +100,7 @@ def test_output_of_a_run_that_nobody_followed_is_available_after_its_end(person:
 
 def test_scripts_wait_for_a_run_even_if_the_one_that_follows_it_is_killed(person: Person) -> None:
     run = run_detached(person, program=COUNTING, workers=1)
-    assert person.call("wait", run, "--for", "step=5", "--timeout", "2m").returncode == 0
+    assert person.call("wait", run, "--for", "step=5", "--timeout", "4m").returncode == 0
     assert person.call("wait", run, "--timeout", "1s").returncode == 124
     command = [sys.executable, "-m", "paceline.cli", "wait", run, "--timeout", "4m"]
     waiting = [subprocess.Popen(command, env=person.env, cwd=person.folder) for _ in range(2)]
@@ -108,7 +108,7 @@ def test_scripts_wait_for_a_run_even_if_the_one_that_follows_it_is_killed(person
         wait_for_steps(person, run)
         waiting[0].kill()
         person.finish()
-        assert waiting[1].wait(120) == 0
+        assert waiting[1].wait(240) == 0
     finally:
         for process in waiting:
             process.kill()
@@ -220,6 +220,9 @@ def test_a_later_run_with_the_same_id_is_not_mistaken_for_the_local_one(person: 
     eventually("the reason", lambda: reason in person.call("status", run).stdout)
     assert any(reason in each for each in status(person, run)["reasons"])
     person.cluster.kubectl("delete", "job", run, "-n", person.namespace)
+    kinds = "jobs,pods,services,configmaps,secrets,networkpolicies"
+    selected = [kinds, "-n", person.namespace, "-l", f"paceline.dev/run={run}"]
+    eventually("the cluster deletes what belongs to it", lambda: not person.cluster.get(*selected)["items"])
     person.env["PACELINE_HOME"] = str(tmp_path / "elsewhere")
     run_detached(person, "--run", "same")
     wait_for_steps(person, run)

@@ -17,7 +17,7 @@ import pytest
 
 from support.people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(900, func_only=True)
+pytestmark = pytest.mark.timeout(1200, func_only=True)
 
 # Saves a snapshot, and another one when it is told to. The model multiplies its input by the saved weight.
 PROGRAM = """
@@ -50,7 +50,7 @@ def send_requests(keep):
     connection = None
     while not os.path.exists("/shared/enough"):
         try:
-            connection = connection or http.client.HTTPConnection(host, 8501, timeout=20)
+            connection = connection or http.client.HTTPConnection(host, 8501, timeout=60)
             connection.request("POST", path, json.dumps({"instances": [[1.0, 2.0]]}))
             answer = connection.getresponse()
             body = answer.read()
@@ -132,7 +132,7 @@ def test_pods_serve_a_run_load_a_newer_snapshot_under_load_and_outlive_it(
             eventually("the earlier pods have ended", lambda: count_pods(person, run) == 2)
         finally:
             (person.shared / "enough").touch()
-        result = json.loads(load.result(60))
+        result = json.loads(load.result(180))
     assert result["failed"] == [] and result["count"] > 100, result
     assert (result["first"], result["last"]) == (FIRST, SECOND)
     maps = [each for each in serving_objects(person, run) if each.startswith("ConfigMap")]
@@ -146,8 +146,13 @@ def test_pods_serve_a_run_load_a_newer_snapshot_under_load_and_outlive_it(
     person.finish()
     assert run.ends() == 0, run.said()
     assert person.call("delete", "--yes", run.name).returncode == 0
-    ready = person.cluster.get("deployment", f"{run.name}-serve", "-n", person.namespace)["status"]["readyReplicas"]
-    assert ready == 2
+
+    def ready() -> int:
+        """On a busy machine, a pod may miss a probe."""
+        status = person.cluster.get("deployment", f"{run.name}-serve", "-n", person.namespace)["status"]
+        return int(status.get("readyReplicas", 0))
+
+    eventually("two pods serve", lambda: ready() == 2)
 
     stopped = serve(person, run.name, "--stop", "-n", person.namespace)
     assert stopped.returncode == 0, stopped.stderr

@@ -18,7 +18,7 @@ from support.lab.cluster import LabError
 from support.people import Person, Run, eventually, init_pid, lines
 from support.saving_on_a_cluster import TRAINING, begun, restored
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Each of the first four waits until the one before is committed: none is skipped. No more follow until the test
 # requests them, so that the snapshots it examines do not change.

@@ -16,7 +16,7 @@ import pytest
 
 from support.people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # The command line, which sends itself a signal before or after one of its requests; all are recorded in a file.
 SIGNALED = """
@@ -64,7 +64,7 @@ def submit(
     notes = person.folder / f"{run}.requests"
     command = [sys.executable, "-c", SIGNALED, str(kill), when, str(at), str(notes)]
     command += ["run", str(job), "--on", "kubernetes", "--detach", "--run", run]
-    result = subprocess.run(command, env=person.env, cwd=person.folder, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, env=person.env, cwd=person.folder, capture_output=True, text=True, timeout=300)
     return result, notes.read_text().splitlines() if notes.exists() else []
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.people import Person, eventually
 from support.recording_server import recording
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIAREADERREADER",

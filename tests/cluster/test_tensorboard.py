@@ -16,7 +16,7 @@ import pytest
 
 from support.people import Person, Run, eventually
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 # Importing TensorFlow takes long, and the events it writes are the same.
 WRITING = """
@@ -33,7 +33,7 @@ while not os.path.exists("/shared/finish"):
     writer.add_scalar("loss", 1 / step, step)
     writer.flush()
     paceline.report(step=step)
-    time.sleep(0.1)
+    time.sleep(0.4)  # TensorBoard shows all of up to 1000 points, and the test may take minutes
 writer.close()
 print("last", step, flush=True)
 """
@@ -62,7 +62,7 @@ class Page:
         """None if there is no answer, or none in JSON."""
         assert self._address.hostname and self._address.port
         self._connection = self._connection or http.client.HTTPConnection(
-            self._address.hostname, self._address.port, timeout=10
+            self._address.hostname, self._address.port, timeout=60
         )
         try:
             self._connection.request("GET", f"{path}?{urlencode(query)}")
@@ -93,7 +93,7 @@ def tensorboard(person: Person, run: Run) -> Iterator[Page]:
         assert url.startswith("http://127.0.0.1:"), errors.read_text()
         yield Page(url.strip())
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
         assert "Traceback" not in errors.read_text()
     finally:
         process.kill()
@@ -131,7 +131,7 @@ def test_all_tasks_are_shown_during_and_after_a_run_until_it_is_deleted(
         before = run.wait("step", task="worker-1")["step"]
         eventually("the same from a new pod", lambda: max(page.steps("worker-1"), default=0) > before, more=run.said)
         assert first["uid"] not in [pod["metadata"]["uid"] for pod in run.pods("tensorboard")]
-        assert page.steps("worker-1")[0] == 1
+        eventually("its first step", lambda: page.steps("worker-1")[:1] == [1], more=run.said)
         person.finish()
         assert run.ends() == 0, run.said()
         last = last_steps(run)
@@ -167,13 +167,18 @@ def test_a_published_page_shows_one_curve_after_a_lost_pod(person: Person, start
         person.cluster.kubectl("delete", "pod", lost_pod, "-n", person.namespace, "--force", "--grace-period=0")
         run.wait("generation-formed", generation=2)
         eventually("both generations", lambda: page.steps("worker-1", "generation") == [1, 2], more=run.said)
+        curve: list[int] = []
+
+        def has_grown() -> bool:
+            curve[:] = page.steps("worker-1")  # none if there is no answer
+            return len(curve) > before + 20
+
         before = len(page.steps("worker-1"))
-        eventually("more steps", lambda: len(page.steps("worker-1")) > before + 20, more=run.said)
-        curve = page.steps("worker-1")
+        eventually("more steps", has_grown, more=run.said)
         assert curve == list(range(1, len(curve) + 1))
         pod = run.pods("worker")[0]
         url = f"http://{pod['status']['hostIP']}:{port}/data/runs"
-        read = f"import urllib.request; print(urllib.request.urlopen('{url}', timeout=10).read().decode())"
+        read = f"import urllib.request; print(urllib.request.urlopen('{url}', timeout=60).read().decode())"
         from_node = ["exec", pod["metadata"]["name"], "-n", person.namespace, "--", "python3", "-c", read]
         assert sorted(json.loads(person.cluster.kubectl(*from_node))) == ["worker-0", "worker-1"]
     person.finish()

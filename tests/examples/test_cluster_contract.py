@@ -45,6 +45,7 @@ def example(start: Starter, tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_it_reads_digits_whichever_task_is_killed(example: Callable[..., Run]) -> None:
     """Training is asynchronous, so no two runs are the same. A concurrent run is not affected by the kills."""
     run, concurrent = example(STEPS), example(FEW)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from support.example_runs import LIMIT_S, Begin, answers_when_tried_and_exported, kill_held, last
-from support.runs import causes
+
+pytestmark = pytest.mark.timeout(900)
 
 # Epochs of 40 steps. No epoch ends with a snapshot: one that is postponed on a busy machine would be taken after it.
 OPTIONS = ("--epochs", 3, "--every", 9)
@@ -34,7 +35,8 @@ def test_it_reads_digits_with_a_model_that_two_workers_share_although_one_is_kil
     run = example("torch-fsdp", *OPTIONS, hold=("worker-0", 45))
     kill_held(run, "worker-0")
     report = run.succeeds(LIMIT_S)
-    assert causes(report) == [("signal", "worker-0")]
+    # On a busy machine the error of its peer may be detected before the kill: the cause does not matter here.
+    assert len(report["restarts"]) == 1, run.story()
     reads_digits(report)
     assert last(run).name == "step-120-g2"
 

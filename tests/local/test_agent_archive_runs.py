@@ -33,9 +33,7 @@ from support.environment import without
 from support.pods import in_folders
 from support.ports import free_port
 
-pytestmark = pytest.mark.timeout(120)
-
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 IMPORT_THEIR_FRAMEWORK = ("paceline.jax", "paceline.keras", "paceline.tensorflow", "paceline.torch")
 
 

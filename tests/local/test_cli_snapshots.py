@@ -96,4 +96,6 @@ def test_the_report_of_a_run_ends_with_its_newest_committed_snapshot(me: Person)
     folder = me.run_folder()
     assert result.returncode == 0, result.stderr
     snapshot = f"{folder}/snapshots/{folder.name}/step-2-g1"
-    assert f"  snapshots    step 2 committed: {snapshot}\n" in result.stderr
+    # Whether step 1 is committed before step 2 is saved depends on the machine.
+    shown = rf"^  snapshots    (1 skipped, )?step 2 committed: {re.escape(snapshot)}$"
+    assert re.search(shown, result.stderr, re.M), result.stderr

@@ -13,8 +13,6 @@ import pytest
 import paceline
 from support.person import SHORT, Person, nothing_left
 
-pytestmark = pytest.mark.timeout(120)
-
 # Stands in for TensorBoard, which next to TensorFlow takes many seconds to start.
 STAND_IN = "import os, sys\nprint('called with', *sys.argv[1:], 'as', os.getpid(), flush=True)\n"
 

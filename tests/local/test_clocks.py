@@ -13,7 +13,7 @@ from support.runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
 from support.saving import do
 from support.stores.servers import Store as Server
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.long]  # needs a C compiler
+pytestmark = pytest.mark.long  # needs a C compiler
 
 CAPTAIN, HOST = "captain", "worker-host-0"
 

@@ -132,7 +132,7 @@ def test_a_plugin_that_leaves_a_process_running_is_not_waited_for(
 ) -> None:
     """Such as a helper that keeps a session: it inherits the plugin's output."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(credential_plugin, "LIMIT_S", 20.0)
+    monkeypatch.setattr(credential_plugin, "LIMIT_S", 60.0)
     pid_file = tmp_path / "pid"
     write(tmp_path / "log-in", f"#!/bin/sh\nsleep 600 &\necho $! > {pid_file}\ncat > /dev/null\n" + SCRIPT)
     (tmp_path / "secret").write_text("first")
@@ -192,7 +192,7 @@ def on_a_terminal(folder: Path, thread: str) -> Iterator[tuple[subprocess.Popen[
         yield process, ours
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(60)
         os.close(ours)
         if (folder / "child").exists():
             kill(child_of_plugin(folder))
@@ -211,7 +211,7 @@ def test_a_plugin_can_ask_on_the_terminal_and_leave_a_process_running(tmp_path: 
         shown(terminal, b"password: ")
         os.write(terminal, b"first\n")
         shown(terminal, b"first\r\nfirst\r\n")  # what was typed, and what it became
-        assert process.wait(30) == 0 and alive(child_of_plugin(tmp_path))
+        assert process.wait(60) == 0 and alive(child_of_plugin(tmp_path))
 
 
 @pytest.mark.parametrize("thread", ["main", "other"])
@@ -219,7 +219,7 @@ def test_after_ctrl_c_nothing_of_a_plugin_is_left(tmp_path: Path, thread: str) -
     with on_a_terminal(tmp_path, thread) as (process, terminal):
         shown(terminal, b"password: ")
         os.write(terminal, b"\x03")
-        assert process.wait(30) != 0
+        assert process.wait(60) != 0
         eventually("its child has ended", lambda: not alive(child_of_plugin(tmp_path)))
 
 

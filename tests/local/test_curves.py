@@ -21,7 +21,7 @@ from support.pods import Pods
 from support.runs import PROGRAMS, SOURCE, Starter, end_started_since, eventually, job, kill
 from support.stores.servers import Store
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def steps(folder: Path, tag: str) -> list[int]:
@@ -40,7 +40,7 @@ def test_each_step_appears_once_after_three_kills(kind: str, saves: bool, start:
     program = [sys.executable, str(PROGRAMS / "curves.py"), kind, str(state), *(["--saves"] if saves else [])]
     evaluator = {"evaluator": {"replicas": 1}} if kind == "tensorflow" else {}
     run = start(job(program, framework=kind, roles={"worker": {"replicas": 1}, **evaluator}))
-    assert run.succeeds(120)["generations"] == 4, run.said()
+    assert run.succeeds(240)["generations"] == 4, run.said()
     assert steps(run.folder / "tensorboard" / "train", "loss") == list(range(1, 61))
     assert steps(run.folder / "tensorboard" / "train", "epoch") == [1, 2, 3]
     if evaluator:
@@ -72,10 +72,11 @@ def test_the_page_of_a_run_shows_one_line_while_tasks_are_killed(
     run = start(job(program, framework="torch", workers=1, tensorboard=True), env=env)
     run.wait("task-started")
     url = json.loads(run.call("status", "-o", "json").stdout)["tensorboard"]
-    assert f"TensorBoard: {url}\n" in (run.place / "stderr").read_text() and url in run.call("status").stdout
-    eventually("the steps before the first kill", lambda: page(url) == list(range(1, 17)), 120, run.said)
+    eventually("its address is printed", lambda: f"TensorBoard: {url}\n" in run.said(), more=run.story)
+    assert url in run.call("status").stdout
+    eventually("the steps before the first kill", lambda: page(url) == list(range(1, 17)), 240, run.said)
     (state / "seen").touch()
-    eventually("one line", lambda: page(url) == list(range(1, 61)), 120, lambda: str(page(url)))
+    eventually("one line", lambda: page(url) == list(range(1, 61)), 240, lambda: str(page(url)))
     second_call = run.call("tensorboard")
     assert (second_call.returncode, second_call.stdout) == (0, f"{url}\n"), second_call.stderr
     (state / "finish").touch()
@@ -92,9 +93,11 @@ from paceline.storage import tfrecord
 folder = os.path.join(os.environ["PACELINE_TENSORBOARD_DIR"], os.environ["PACELINE_TASK"])
 os.makedirs(folder, exist_ok=True)
 generation, count = int(os.environ["PACELINE_GENERATION"]), 0
-with open(f"{folder}/events.out.tfevents.{int(time.time()):010}.here.{os.getpid()}.0", "wb", 0) as file:
+with open(f"{folder}/new", "wb", 0) as file:
     file.write(tfrecord.first(time.time()))
     file.write(tfrecord.scalars(generation, time.time(), {"generation": 1.0}))
+    # Its pod may be lost as soon as something of this file is in the bucket.
+    os.rename(f"{folder}/new", f"{folder}/events.out.tfevents.{int(time.time()):010}.here.{os.getpid()}.0")
     while not os.path.exists("../../finish"):
         count += 1
         file.write(tfrecord.scalars(count, time.time(), {"loss": 1.0 / count}))
@@ -106,7 +109,7 @@ with open(f"{folder}/events.out.tfevents.{int(time.time()):010}.here.{os.getpid(
 def test_files_of_a_run_on_a_cluster_are_kept_in_its_bucket_even_those_of_a_lost_pod(tmp_path: Path, s3: Store) -> None:
     before = set(psutil.Process().children())
     pods = Pods(tmp_path, COUNTING, env=s3.options, snapshots={"to": s3.url})
-    pods.overrides = {"lease": 3.0}  # so that a lost pod is given up soon
+    pods.overrides = {"lease": 7.0}  # a lost pod is given up soon, and no other on a busy machine
     store, worker = BucketStore(s3.url, **s3.config), "tiny-0000-worker"
     try:
         pods.all()

@@ -34,6 +34,8 @@ from support.pages import (
 )
 from support.stores.servers import Store, make_container
 
+pytestmark = pytest.mark.timeout(900)  # a page has up to 30 commands
+
 DOCUMENTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("examples/*/README.md"))]
 
 # Commands that no test of a page runs, and why.

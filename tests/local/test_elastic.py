@@ -69,7 +69,7 @@ def test_a_group_shrinks_and_grows_back_and_uses_every_example_once(
         smaller = formed(run, 2, after)
         assert smaller["absent"] == ["worker-0"]
         assert run.call("status", run.folder.name).stdout.count("absent") == 1
-    after = run.position()
+        after = run.position()
     larger = formed(run, 3, after)
     assert larger["restore"].endswith(f"-g{smaller['generation']}"), "from a snapshot that was taken for this"
     again = run.wait("task-started", after=after, task="worker-0", generation=larger["generation"])
@@ -93,7 +93,7 @@ def test_a_run_is_scaled_up_and_down_and_uses_every_example_once(
     assert run.events("run-started")[0]["tasks"] == ["worker-0", "worker-1"] and "worker-2" not in shown(run)
     after = run.position()
 
-    up = run.call("scale", run.folder.name, "worker=3")
+    up = run.call("scale", run.folder.name, "worker=3", limit=FORMED_S)
     assert up.returncode == 0 and up.stderr.endswith("worker has 3 hosts\n"), up.stderr
     larger = formed(run, 3, after)
     assert larger["restore"].endswith("-g1"), "from a snapshot that was taken for this"
@@ -101,7 +101,7 @@ def test_a_run_is_scaled_up_and_down_and_uses_every_example_once(
     eventually("worker-2 says so", lambda: "as 2 of 3" in run.log("worker-2"), more=run.story)
 
     after = run.position()
-    down = run.call("scale", run.folder.name, "worker=2")
+    down = run.call("scale", run.folder.name, "worker=2", limit=FORMED_S)
     assert down.returncode == 0 and "worker-host-2 to leave" in down.stderr, down.stderr
     smaller = formed(run, 2, after)
     assert "absent" not in smaller
@@ -111,7 +111,7 @@ def test_a_run_is_scaled_up_and_down_and_uses_every_example_once(
 
     after = run.position()
     monkeypatch.setenv("PACELINE_HOME", str(run.folder.parent.parent))
-    status = client.get(run.folder.name).scale(worker=4, timeout=LIMIT_S)
+    status = client.get(run.folder.name).scale(worker=4, timeout=FORMED_S)
     assert [task.name for task in status.tasks if task.state in STARTED] == [f"worker-{index}" for index in range(4)]
     largest = formed(run, 4, after)
     last = last_step(state)
@@ -225,11 +225,11 @@ def test_many_changes_of_size(start: Starter, state: Path) -> None:
         after = run.position()
         with without_host(run, f"worker-host-{number % 3}"):
             formed(run, 2, after)
-        after = run.position()
+            after = run.position()
         formed(run, 3, after)
         for size in (2, 3) * (REQUESTS // 2):
             after = run.position()
-            assert run.call("scale", run.folder.name, f"worker={size}").returncode == 0
+            assert run.call("scale", run.folder.name, f"worker={size}", limit=FORMED_S).returncode == 0
             formed(run, size, after)
     last = last_step(state)
     report = run.succeeds()

@@ -14,8 +14,6 @@ from paceline.storage.snapshots.manifest import SnapshotId
 from support.runs import Run, Starter, eventually, kill
 from support.saving import Place, a_job, bucket, commit, do, folder, warnings
 
-pytestmark = pytest.mark.timeout(180)
-
 BEST = {"best": {"metric": "accuracy", "mode": "max"}}
 
 
@@ -73,8 +71,9 @@ def test_each_snapshot_is_evaluated_once_despite_kills_and_the_best_is_kept(
     (state / "finish").touch()
     run.wait("ending")
     wait_until_begun(run, 10, 10, 20, 20, 30)
+    before = run.position()
     kill(run.agent("captain"))
-    run.wait("captain-returned", after=run.position())
+    run.wait("captain-returned", after=before)
     kill(run.task("evaluator-0"))
     wait_until_begun(run, 10, 10, 20, 20, 30, 30)
     (state / "go").touch()

@@ -78,7 +78,7 @@ class Pod:
         env = without("PACELINE", "PYTHON")
         return subprocess.run(
             [oldest(), f"{root}/run/agent.pyz", "export"], env={**env, "PACELINE_POD": json.dumps(settings)},
-            cwd=self.folder, capture_output=True, text=True, timeout=60,
+            cwd=self.folder, capture_output=True, text=True, timeout=180,
         )  # fmt: skip
 
     def termination_message(self) -> str:

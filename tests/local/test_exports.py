@@ -19,7 +19,6 @@ from paceline.runtime import model_folder
 from paceline.runtime.model_folder import CannotExport
 from support.alone import alone
 
-pytestmark = pytest.mark.timeout(180)
 RAN: list[str] = []
 
 

@@ -15,8 +15,6 @@ from support.runs import PROGRAMS, Run, alive, eventually, job
 from support.stores.faults import Toxiproxy
 from support.stores.servers import Store as Server
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
@@ -71,7 +69,7 @@ def test_a_preempted_host_ends_its_tasks_in_time_if_nothing_can_be_committed(
 ) -> None:
     """They get a SIGTERM and are not killed: part of the grace is reserved for that."""
     link = toxiproxy.link(s3.port)
-    fields = {"limits": {"grace": "4s"}, "snapshots": {"to": s3.url}}
+    fields = {"limits": {"grace": "12s"}, "snapshots": {"to": s3.url}}
     run = begin(fields, s3.through(link).options, APART="0")
     wait_until_all_ask(run)
     keeper = run.keeper("worker-host-1")
@@ -104,6 +102,7 @@ def test_a_captain_that_is_preempted_too_stays_until_the_group_has_saved(begin: 
     for keeper in keepers:
         os.kill(keeper, signal.SIGTERM)
     run.wait("captain-returned")
+    run.wait("restart")
     [committed] = run.events("committed")
     assert saves(run) == {committed["step"]}
     assert [event["cause"] for event in run.events("restart")] == ["preempted"]
@@ -127,7 +126,7 @@ def test_helpers_save_by_time_at_the_same_step(tmp_path: Path) -> None:
     try:
         eventually("three snapshots", lambda: len(run.events("committed")) >= 3, more=run.story)
         partial = tmp_path / "finish.partial"
-        partial.write_text(str(run.events("step")[-1]["step"] + 200))  # no process has come that far
+        partial.write_text(str(run.events("step")[-1]["step"] + 500))  # no process has come that far
         partial.rename(tmp_path / "finish")
         run.succeeds()
         assert "stopping []" in run.log("worker-0")

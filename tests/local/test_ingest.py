@@ -17,8 +17,6 @@ from support.runs import PROGRAMS, Run, Starter, causes, eventually, job, kill
 from support.stores.refusing import Asked, Fault, proxy
 from support.stores.servers import Store as Server
 
-pytestmark = pytest.mark.timeout(240)
-
 FILES = {"large.bin", "parts/words.txt", "whole"}
 
 
@@ -161,6 +159,7 @@ def test_ingest_survives_kills(start: Starter, state: Path, code: Path, tmp_path
     wait_until_started(run, state, 2)
     kill(run.keeper("worker-host-0"))
     wait_until_started(run, state, 3)
+    eventually("the third start is known", lambda: len(run.events("task-started")) == 3, more=run.story)
     task = run.task("ingest-0")
     before = run.position()
     kill(run.agent("captain"))
@@ -190,7 +189,8 @@ def test_a_run_that_is_stopped_during_ingest(start: Starter, state: Path, code: 
     assert location.complete() == []
     (state / "wait").unlink()
     after = start(a_job(state, code, location))
-    after.succeeds(limit=30)  # it does not wait for a run that has ended
+    after.succeeds()
+    assert not [e for e in after.events("note") if e["text"].startswith("waiting for ")], "for a run that has ended"
     assert (times_started(state), len(location.complete())) == (2, 1)
 
 

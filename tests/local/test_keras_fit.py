@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from support.runs import PROGRAMS, Run, Starter, eventually, job, kill, starter
+from support.runs import PROGRAMS, Run, Starter, job, kill, starter
 from support.tensorflows import start as alone
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("keras_fit")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("keras_fit")]
 
 PROGRAM = "keras_fit.py"
 FRAMEWORK_S = 300.0
@@ -262,9 +262,10 @@ def test_keras_is_patched_in_tasks_that_start_from_a_spare(start: Starter, tmp_p
     (tmp_path / "warm.py").write_text(WARM)
     warm = {**TENSORFLOW, "restart": {"warm": True, "limit": 3}}
     run = start(job(["python", str(tmp_path / "warm.py"), str(tmp_path / "go")], **warm))
-    eventually("two spares are ready", lambda: len(run.events("spare-ready")) == 2, FRAMEWORK_S, run.story)
+    for host in ("worker-host-0", "worker-host-1"):
+        run.wait("spare-ready", FRAMEWORK_S, host=host)
     kill(run.task("worker-1"))
-    run.wait("generation-formed", generation=2)
+    run.wait("generation-formed", FRAMEWORK_S, generation=2)
     (tmp_path / "go").touch()
     run.succeeds(FRAMEWORK_S)
     started = [event for event in run.events("task-started") if event["generation"] == 2]

@@ -18,7 +18,7 @@ from support.runs import PROGRAMS
 def test_real_errors_of_code_for_keras_2() -> None:
     environment = {**without("TF_", "KERAS"), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, str(PROGRAMS / "keras_2.py")]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     keras_2, others = json.loads(ended.stdout.splitlines()[-1])
     for errors, expected in ((keras_2, True), (others, False)):

@@ -25,7 +25,7 @@ import pytest
 from support.alone import alone
 
 LONG_S = float(os.environ.get("PACELINE_FUZZ_SECONDS", "8"))
-pytestmark = pytest.mark.timeout(180 + LONG_S)
+pytestmark = pytest.mark.timeout(400 + LONG_S)
 EXAMPLES, GRAPH = "model/data/sample_inputs/model.pt", "model/models/model.json"
 WEIGHTS = "model/data/weights/model_weights_config.json"
 PICKLE = b"cos\nsystem\n(S'touch ran'\ntR."

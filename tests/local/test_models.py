@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -94,7 +95,9 @@ def test_try_gives_the_program_a_snapshot_and_is_replaced_by_it(me: Person) -> N
     run = trained(me, str(location), BOTH)
     command = person.words_of("try", run, "--", "a b", "--snapshot")
     env = person.environment(me.home, TF_CONFIG="{}", RANK="3", PACELINE_RANK="3")
-    result = subprocess.run(command, cwd="/", env=env, input="typed", capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        command, cwd="/", env=env, input="typed", capture_output=True, text=True, timeout=person.LIMIT_S
+    )
     received, output = result.stdout.split("\n", 1)
     assert json.loads(received) == ["state of step 2", run, "blue", "code", ["a b", "--snapshot"], []]
     assert (output, result.stderr, result.returncode) == ("TYPED", "words\n", 0)
@@ -231,7 +234,6 @@ def umask() -> int:
     return mask
 
 
-@pytest.mark.timeout(180)
 def test_a_run_is_tried_and_exported_from_its_bucket(me: Person, s3: Store, tmp_path: Path) -> None:
     committed = me.folder / "shown"
     (committed / "a" / "step-1-g1").mkdir(parents=True)
@@ -259,7 +261,7 @@ FORMATS = {"tensorflow": "saved_model", "torch": "pt2", "jax": "stablehlo"}
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("framework", FORMATS)
 def test_an_exported_model_predicts_the_same_as_the_program(me: Person, framework: str) -> None:
     program = ["python", str(PROGRAMS / "models.py"), framework]
@@ -270,14 +272,15 @@ def test_an_exported_model_predicts_the_same_as_the_program(me: Person, framewor
     def call(*command: str) -> str:
         result = subprocess.run(
             command, cwd=me.folder, env=person.environment(me.home, TF_CPP_MIN_LOG_LEVEL="3"), capture_output=True,
-            text=True, timeout=120,
+            text=True, timeout=240,
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
         return result.stdout
 
     call(*person.words_of("run"))
     run = me.run_folder().name
-    predictions = (me.run_folder() / "logs" / "worker-0.log").read_text().splitlines()[-1].partition(" | ")[2]
+    log = (me.run_folder() / "logs" / "worker-0.log").read_text()
+    predictions = re.findall(r" \| (\[\[.*\])$", log, re.M)[-1]  # the framework may print more behind it
     assert call(*person.words_of("try", "--", *NUMBERS)).strip() == predictions
     call(*person.words_of("export", "--to", "model"))
     model = me.folder / "model"

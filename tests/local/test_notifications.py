@@ -10,7 +10,7 @@ import pytest
 
 from paceline.agent.deliveries.event_reader import EventReader
 from support.pods import Pods
-from support.runs import Run, Starter, eventually, job, kill, orders
+from support.runs import Run, Starter, eventually, finish, job, kill, orders
 from support.webhooks import Receiver, receiving
 
 ALL = ["failed", "succeeded", "stopped", "hang", "restart"]
@@ -61,8 +61,7 @@ def test_each_thing_is_told_once_although_everything_fails_in_between(
     run.wait("captain-returned")
     delivering(run)
     run.wait_for_step(generation=2)
-    (state / "finish").write_text("0")
-    report = run.succeeds()
+    report = finish(run, state)
     restart, *ends = receiver.accepted
     assert (restart["event"], restart["run"], restart["job"]) == ("restart", run.folder.name, "attack")
     assert restart["details"]["cause"] == "signal" and "SIGKILL" in restart["text"]
@@ -84,8 +83,7 @@ def test_a_receiver_that_is_away_does_not_hold_the_run_back(start: Starter, stat
     receiver.answers = [404]
     run = start(job(orders("none", state), workers=1, notify=[{"url": receiver.url, "on": ["succeeded"]}]))
     run.all_step()
-    (state / "finish").write_text("0")
-    report = run.succeeds()
+    report = finish(run, state)
     host = receiver.url.split("/")[2]
     text = f"1 notification was not delivered to notify[0] ({host}): HTTP 404 Not Found"
     assert report["undelivered"] == [text]

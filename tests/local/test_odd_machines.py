@@ -45,7 +45,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*(before or []), *PACELINE, *arguments], cwd=code, env={**environment(code.parent / "home"), **env},
-        capture_output=True, text=True, encoding="utf-8", preexec_fn=preexec, timeout=60,
+        capture_output=True, text=True, encoding="utf-8", preexec_fn=preexec, timeout=120,
     )  # fmt: skip
 
 
@@ -148,9 +148,9 @@ def test_a_working_folder_with_a_path_of_4000_characters(code: Path) -> None:
     assert len(str(folder)) == 4000
     env = environment(code.parent / "home")
     done = subprocess.run(
-        [*PACELINE, "run", "job.yaml"], cwd=folder, env=env, capture_output=True, text=True, timeout=60
+        [*PACELINE, "run", "job.yaml"], cwd=folder, env=env, capture_output=True, text=True, timeout=120
     )
     assert_succeeded(done)
     for verb in ("validate", "plan"):
         arguments = [*PACELINE, verb, str(folder / "job.yaml")]
-        assert subprocess.run(arguments, env=env, cwd=os.sep, capture_output=True, timeout=60).returncode == 0
+        assert subprocess.run(arguments, env=env, cwd=os.sep, capture_output=True, timeout=120).returncode == 0

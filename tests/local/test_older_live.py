@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from support import older_version
-from support.runs import LIMIT_S, SOURCE, Run, Starter, job
-
-pytestmark = pytest.mark.timeout(180)
+from support.runs import LIMIT_S, SOURCE, Run, Starter, eventually, job
 
 TRAINING = """\
 import os, sys, time
@@ -112,6 +110,8 @@ def test_a_live_run_of_an_older_version_is_followed_and_stopped(begin: Begin) ->
         assert refused.returncode == 2 and f"{name}: the number of worker hosts is fixed" in refused.stderr
         run.wait_for_step(after=run.position())
         assert run.tasks() == tasks
+        # One task has reached it, the other one may be slower.
+        eventually("worker-1 does step 50", lambda: "| step 50\n" in run.log("worker-1"), more=run.story)
 
         stopped = run.call("stop", name)
         assert stopped.returncode == 0 and "worker-1 was stopped" in stopped.stderr, stopped.stderr

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from support.environment import without
-from support.runs import SOURCE, Run, Starter, eventually, job, kill
+from support.runs import LIMIT_S, SOURCE, Run, Starter, eventually, job, kill
 from support.saving import Place, a_job, bucket, commit, finish, folder, restores, starts
 from support.stores.servers import Store as Server
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def state_of(tmp_path: Path, name: str) -> Path:
@@ -27,7 +25,7 @@ def paceline(home: Path, *arguments: str, cwd: Path | None = None, **env: str) -
     environment = without("PACELINE", "PYTEST")
     environment |= {"PACELINE_HOME": str(home), "PYTHONPATH": str(SOURCE), **env}
     command = [sys.executable, "-m", "paceline.cli", *arguments]
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def run_to_end(start: Starter, tmp_path: Path, location: Place | None, *steps: int) -> Run:

@@ -18,7 +18,7 @@ from paceline.storage.stores.folder import FolderStore
 from support.pods import Pods
 from support.runs import end_started_since, eventually
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_failed_run_fails_only_the_captains_pod(folder: Path) -> None:
 def test_a_pod_whose_code_cannot_be_unpacked_reports_why(folder: Path) -> None:
     pods = Pods(folder)
     (folder / "code" / "00").write_bytes(b"damaged")
-    assert pods.start("tiny-0000-worker", 0).wait(60) == pod.CANNOT
+    assert pods.start("tiny-0000-worker", 0).wait(150) == pod.CANNOT
     assert (folder / "tiny-0000-worker-0" / "last-words").read_text()
     assert pods.stdout("tiny-0000-worker-0")[-1].startswith("paceline: ")
 
@@ -78,7 +78,7 @@ def test_a_terminated_pod_ends_its_task_and_can_be_replaced(folder: Path) -> Non
     eventually("the first generation", lambda: started(1))
     terminated = pods.started["tiny-0000-worker-1"]
     terminated.terminate()
-    assert terminated.wait(60) == 75
+    assert terminated.wait(150) == 75
     (folder / "tiny-0000-worker-1").rename(folder / "before")
     pods.start("tiny-0000-worker", 1)
     eventually("the second generation", lambda: started(2))
@@ -90,7 +90,8 @@ SAVING = """
 import os, time
 saves, step = os.environ["PACELINE_SNAPSHOT_DIR"], 0
 while not os.path.exists("../../finish"):
-    if os.environ["PACELINE_INDEX"] == "0" and os.environ["PACELINE_GENERATION"] == "1" and step < 2:
+    is_due = step == 0 or step == 1 and os.path.exists("../../second")
+    if os.environ["PACELINE_INDEX"] == "0" and os.environ["PACELINE_GENERATION"] == "1" and is_due:
         step += 1
         os.mkdir(f"{saves}/partial")
         open(f"{saves}/partial/state", "wb").write(bytes(1_500_000))
@@ -109,11 +110,13 @@ def test_a_terminated_pod_sends_its_newest_snapshot_before_it_leaves(folder: Pat
     def events(kind: str) -> list[dict[str, Any]]:
         return [event for event in map(json.loads, pods.stdout("tiny-0000-0")) if event["event"] == kind]
 
+    eventually("a snapshot", lambda: [each["step"] for each in events("saved")] == [1])
+    (folder / "second").touch()  # if the agent found both at once, it would only send the newer one
     eventually("two snapshots", lambda: [each["step"] for each in events("saved")] == [1, 2])
     eventually("a commit", lambda: events("committed"))
     terminated = pods.started["tiny-0000-worker-0"]
     terminated.terminate()
-    assert terminated.wait(60) == 75
+    assert terminated.wait(150) == 75
     (folder / "tiny-0000-worker-0").rename(folder / "before")
     pods.start("tiny-0000-worker", 0)
     eventually("the second generation", lambda: len(events("generation-formed")) == 2)
@@ -168,7 +171,7 @@ def test_a_terminated_pod_leaves_its_part_to_the_others_if_the_claim_fails(folde
     )
     (folder / "claim").unlink()
     (folder / "hidden").rename(folder / "claim")
-    assert pods.started.pop("tiny-0000-worker-1").wait(60) == 75
+    assert pods.started.pop("tiny-0000-worker-1").wait(150) == 75
     (folder / "finish").touch()
     assert set(pods.codes().values()) == {0}
 
@@ -191,7 +194,7 @@ def test_a_run_whose_id_exists_at_its_location_starts_no_task_and_writes_nothing
 def test_a_captain_that_lost_everything_but_its_snapshot_store_continues_there(folder: Path) -> None:
     SnapshotRepository(FolderStore(str(folder / "claim")), "tiny-0000", "of this Job").begin(1, None)
     pods = Pods(folder, env={pod.TOKEN: "of this Job"}, snapshots={"to": "claim://kept"})
-    pods.overrides = {"lease": 3.0}
+    pods.overrides = {"lease": 6.0}  # it is waited for; a busy machine must not exceed it
     pods.all()
     assert set(pods.codes().values()) == {0}
     formed = [e for e in map(json.loads, pods.stdout("tiny-0000-0")) if e["event"] == "generation-formed"]
@@ -222,7 +225,7 @@ def test_a_pod_that_replaces_another_finds_what_was_compiled(folder: Path) -> No
     eventually("the copy in the store", stored.exists)
     lost = pods.started["tiny-0000-worker-1"]
     lost.terminate()
-    assert lost.wait(60) == 75
+    assert lost.wait(150) == 75
     (folder / "tiny-0000-worker-1").rename(folder / "before")
     pods.start("tiny-0000-worker", 1)
     eventually("the second generation", lambda: "found" in " ".join(pods.stdout("tiny-0000-worker-1")))

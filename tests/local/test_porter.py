@@ -17,7 +17,7 @@ from paceline.agent.transfers import requests as req
 from paceline.storage.snapshots.manifest import Manifest, Part, SnapshotId
 from support.runs import SOURCE
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 RUN = "digits-3f9a"
 NOTHING = req.SnapshotList(0, (), ())
@@ -72,7 +72,7 @@ def porter(tmp_path: Path) -> Iterator[Porter]:
     yield started
     assert started.process.stdin
     started.process.stdin.close()
-    assert started.process.wait(30) == 0
+    assert started.process.wait(120) == 0
 
 
 @pytest.fixture
@@ -151,4 +151,4 @@ def test_an_unusable_location_is_reported_as_an_answer(tmp_path: Path) -> None:
     assert "ftp://somewhere is not a location for snapshots" in porter.fails(req.ListSnapshots()).text
     assert porter.process.stdin
     porter.process.stdin.close()
-    assert porter.process.wait(30) == 0
+    assert porter.process.wait(120) == 0

@@ -12,7 +12,7 @@ import pytest
 
 from support.runs import PROGRAMS, Run, Starter, eventually, job, kill
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def program(framework: str, state: Path, *more: str) -> list[str]:

@@ -167,7 +167,7 @@ def served(run: runs.Run) -> Iterator[str]:
             yield server.stdout.readline().strip()
         finally:
             server.terminate()
-            assert server.wait(20) == 0
+            assert server.wait(60) == 0
 
 
 class Prometheus:
@@ -201,7 +201,7 @@ class Prometheus:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(60)
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Labels and values."""

@@ -32,10 +32,10 @@ from support import runs
 from support.ports import free_port
 from support.runs import eventually
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "attack-0000"
-LEASE_S = 4.0
+LEASE_S = 8.0  # long enough for this process to be delayed between two of its messages
 INTRODUCTION_S = 10.0
 HOSTS = ("worker-host-0", "worker-host-1")
 AGENT = runs.SOURCE / "paceline" / "agent" / "__main__.py"
@@ -102,7 +102,7 @@ class Peer:
     def send(self, message: Message) -> None:
         self.sock.sendall(encode(message))
 
-    def read(self, kind: str, limit: float = 20) -> Message:
+    def read(self, kind: str, limit: float = 60) -> Message:
         """The next message of that kind; others are dropped."""
         until = time.monotonic() + limit
         while True:
@@ -193,7 +193,7 @@ class Captain(Agent):
         for peer in peers:
             assert peer.read("finish")["status"] == "succeeded"
             peer.send({"type": "left"})
-        assert self.keeper.wait(20) == 0, self.log_tail()
+        assert self.keeper.wait(60) == 0, self.log_tail()
         report = json.loads((self.folder / "report.json").read_text())
         assert (report["status"], report["steps"]) == ("succeeded", 3)
         assert not self.events("captain-returned"), self.log_tail()
@@ -580,7 +580,7 @@ def test_a_member_that_reconnects_during_a_generation_keeps_its_task(captain: Ca
     for peer in (again, other):
         assert peer.read("finish")["status"] == "succeeded"
         peer.send({"type": "left"})
-    assert captain.keeper.wait(20) == 0
+    assert captain.keeper.wait(60) == 0
     assert not captain.events("restart") and len(captain.events("generation-formed")) == 1
 
 
@@ -649,7 +649,7 @@ def test_a_host_that_reconnects_comes_before_an_instance_that_waits_to_replace_i
         assert peer.read("finish")["status"] == "succeeded"
         peer.send({"type": "left"})
     assert waiting.read("finish")["status"] == "succeeded"
-    assert captain.keeper.wait(20) == 0 and not captain.events("restart")
+    assert captain.keeper.wait(60) == 0 and not captain.events("restart")
 
 
 def test_the_training_instance_comes_before_one_that_joined_a_returned_captain_first(captain: Captain) -> None:
@@ -704,7 +704,7 @@ def test_a_slow_sender_is_dropped_in_time_and_others_do_not_wait(captain: Captai
     half = encode({"type": "beat", "n": 1, "tasks": {}})
     closed_after: dict[str, float] = {}
     position = 0
-    until = began + 2 * INTRODUCTION_S
+    until = began + 6 * INTRODUCTION_S
     while len(closed_after) < 2 and time.monotonic() < until:
         for name, peer, bytes_ in (("slow", slow, data), ("member", member, half)):
             if name not in closed_after:
@@ -722,11 +722,11 @@ def test_a_slow_sender_is_dropped_in_time_and_others_do_not_wait(captain: Captai
                 except OSError:
                     closed_after[name] = time.monotonic() - began
         position += 1
-    assert LEASE_S - 1 < closed_after["member"] < LEASE_S + 5
-    assert INTRODUCTION_S - 1 < closed_after["slow"] < INTRODUCTION_S + 8
+    assert LEASE_S - 1 < closed_after["member"] < LEASE_S + 15
+    assert INTRODUCTION_S - 1 < closed_after["slow"] < INTRODUCTION_S + 15
     for sock in silent:
         assert sock is not None
-        sock.settimeout(5)
+        sock.settimeout(20)
         with contextlib.suppress(ConnectionError):
             assert sock.recv(1) == b""
         sock.close()
@@ -800,13 +800,13 @@ def test_200_idle_connections_do_no_harm(captain: Captain) -> None:
 class FakeCaptain:
     def __init__(self, tls: ssl.SSLContext, port: int) -> None:
         self.listener = socket.create_server(("127.0.0.1", port))
-        self.listener.settimeout(20)
+        self.listener.settimeout(60)
         self._tls = tls
 
     def accept(self) -> tuple[Peer, Message]:
         """The next connection, and how its member introduces itself."""
         plain, _ = self.listener.accept()
-        plain.settimeout(20)
+        plain.settimeout(60)
         peer = Peer(self._tls.wrap_socket(plain, server_side=True))
         return peer, peer.read("join")
 
@@ -924,12 +924,12 @@ def test_events_between_join_and_welcome_are_reported_after_the_welcome(member: 
 def test_a_member_without_an_answer_ends_its_task_after_the_lease(member: Agent) -> None:
     fake = fake_captain(member)
     peer, _ = fake.accept()
-    began = time.monotonic()  # its lease counts from its join, a moment before
+    began = time.monotonic()  # its lease counts from its join, which may have been read later
     pid = begin(peer)
     peer.close()
     fake.listener.close()
     eventually("the member ends its task on its own", lambda: not runs.alive(pid), more=member.log_tail)
-    assert LEASE_S - 1.5 < time.monotonic() - began < LEASE_S + 20
+    assert LEASE_S / 2 < time.monotonic() - began < LEASE_S + 20
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.runs import end_started_since, eventually, kill
 from support.stores.faults import Toxiproxy
 from support.stores.servers import Store
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "tiny-0000"
 # Counts until it is told to finish.
@@ -128,7 +128,7 @@ def test_lost_pods_killed_agents_and_an_unreachable_store_lose_no_archived_line(
     link = toxiproxy.link(s3.port)
     store = BucketStore(s3.url, **s3.config)
     pods = Pods(folder, COUNTING, env=s3.through(link).options, snapshots={"to": s3.url})
-    pods.overrides = {"lease": 3.0}  # a lost pod is noticed soon
+    pods.overrides = {"lease": 6.0}  # a lost pod is noticed soon
     pods.all()
     location = f"{s3.url}/{RUN}"
 

@@ -34,10 +34,10 @@ def test_while_a_large_request_is_read_others_are_answered() -> None:
             assert not large.done()
         finally:
             os.kill(process.pid, signal.SIGCONT)
-        assert large.result(60).endswith(expected)
+        assert large.result(120).endswith(expected)
         assert b"HTTP/1.1 400 " in (reply := server.predict(LARGE[:-1]))
         assert b"the body is not valid JSON" in reply
-    assert process.wait(30) != 0  # killed with the server
+    assert process.wait(60) != 0  # killed with the server
 
 
 def test_a_request_that_needs_too_much_memory_is_refused_and_the_next_one_is_answered() -> None:

@@ -18,7 +18,7 @@ from support.environment import without
 from support.pods import Pods
 from support.runs import end_started_since, eventually
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 # Each of two workers saves 4 MiB as its part of a step when a file requests that step.
 SAVING = """
@@ -49,7 +49,7 @@ class Run:
     def __init__(self, folder: Path, **job: Any) -> None:
         # What an ordinary folder may use is not a part of the memory of this machine: no spare would fit into the rest.
         self.folder, self.pods = folder, Pods(folder, SAVING, restart={"warm": False}, **job)
-        self.pods.overrides = {"lease": 3.0}
+        self.pods.overrides = {"lease": 6.0}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         events = map(json.loads, self.pods.stdout("tiny-0000-0"))
@@ -197,7 +197,7 @@ def test_a_helper_writes_what_does_not_fit_into_memory_to_disk(
     script = f'mount -t tmpfs -o size={size} none "{memory}"; "$@"; ls "{memory}"'
     result = subprocess.run(
         ["unshare", "-m", "sh", "-ec", script, "sh", sys.executable, "-c", HELPERS[framework]],
-        env={**without("PACELINE"), **folders}, stdout=subprocess.PIPE, text=True, check=True, timeout=100,
+        env={**without("PACELINE"), **folders}, stdout=subprocess.PIPE, text=True, check=True, timeout=300,
     )  # fmt: skip
     assert result.stdout.split() == in_memory
     steps = [name for name in ("step-1", "step-2") if name not in in_memory]

@@ -21,7 +21,7 @@ from paceline.storage.stores.protocol import PIECE, StoreError, TransferCanceled
 from support import committed
 from support.committed import RUN
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 NEWEST = SnapshotId(40, 2)
 
 
@@ -59,7 +59,7 @@ def location(tmp_path: Path) -> Path:
 def pod(location: Path) -> Iterator[Pod]:
     reader_pod = Pod(location)
     yield reader_pod
-    assert [process.wait(30) for process in reader_pod.processes] == [0] * len(reader_pod.processes)
+    assert [process.wait(120) for process in reader_pod.processes] == [0] * len(reader_pod.processes)
 
 
 @pytest.fixture

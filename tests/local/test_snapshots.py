@@ -36,10 +36,10 @@ from support.stores.faults import Toxiproxy
 from support.stores.refusing import Fault, proxy
 from support.stores.servers import Store as Server
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 MB = 1_000_000
-AT_ONCE_S = 30.0  # for a run that cannot start to report it: one request has 8 s, and a transfer a minute
+AT_ONCE_S = 50.0  # for a run that cannot start to report it: one request has 8 s, and a transfer a minute
 OF_HOSTS = ("staging", "held", "restored", "committed")  # these exist only while the run does
 
 
@@ -57,8 +57,8 @@ def assert_recovered(run: Run, restore: str | None, generation: int = 2) -> None
     assert formed["restore"] == restore, run.story()
     step = 0 if restore is None else int(restore.split("-")[1])
     for task in ("worker-0", "worker-1"):
-        line = f" g{generation} | start "
-        eventually(f"{task} resumes", lambda task=task, line=line: line in run.log(task), more=run.story)  # type: ignore[misc]
+        line = rf" g{generation} \| start \d+\n"
+        eventually(f"{task} resumes", lambda task=task, line=line: re.search(line, run.log(task)), more=run.story)  # type: ignore[misc]
         assert starts(run, task)[-1] == step
 
 
@@ -86,12 +86,12 @@ def test_a_run_resumes_from_the_newest_snapshot(start: Starter, state: Path, loc
 def test_a_restart_does_not_wait_for_a_slow_store(start: Starter, state: Path, tmp_path: Path) -> None:
     """The next generation resumes from a snapshot that is still being sent, without copying it, and commits it."""
     location = folder(tmp_path / "place")
-    run = start(a_job(state, location, "--size", 6 * MB, snapshots={"rate": "1Mi"}))
+    run = start(a_job(state, location, "--size", 16 * MB, snapshots={"rate": "1Mi"}))
     do(state, 10)
     run.wait("saved", step=10)
     kill(run.task("worker-1"))
     assert_recovered(run, "step-10-g1")
-    assert run.events("committed") == [], "the commit takes seconds"
+    assert run.events("committed") == [], "the commit takes longer than a restart"
     held, restored = (
         run.folder / name / "step-10-g1" / "weights-0" for name in ("held/worker-0", "restored/worker-host-1")
     )
@@ -165,8 +165,8 @@ def test_an_evaluator_gets_a_snapshot_that_it_could_not_fetch_at_first(
     eventually("it has seen the first snapshot", lambda: "seen 10" in run.log("evaluator-0"), more=run.story)
     with link.down():
         commit(run, state, 20)
-        warning = run.wait("warning")["text"]
-    assert "cannot fetch the snapshot of step 20" in warning
+        text = "cannot fetch the snapshot of step 20"
+        eventually("a warning says so", lambda: any(text in each for each in warnings(run)), more=run.story)
     eventually("it has seen the second snapshot", lambda: "seen 20" in run.log("evaluator-0"), more=run.story)
     (state / "last").write_text("20")
     finish(run, state)
@@ -385,7 +385,7 @@ UNCHECKED = [
 
 
 def assert_never_starts(run: Run, began: float, *fragments: str) -> None:
-    report = run.fails(60)
+    report = run.fails(120)
     assert time.monotonic() - began < AT_ONCE_S
     assert report["cause"] == "store" and not run.events("task-started")
     for fragment in fragments:

@@ -15,7 +15,7 @@ import pytest
 
 from support.runs import PROGRAMS, Starter, eventually, job
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 PROGRAM = PROGRAMS / "waits.py"
 TASKS = ["worker-0", "worker-1", "worker-2", "evaluator-0"]
@@ -70,7 +70,7 @@ def test_stacks_of_tasks_that_wait_and_of_one_that_is_not_python(start: Starter,
 
         eventually("worker-1 waits in C", shown, more=run.story)
 
-        sampled = run.call("stacks", "--task", "worker", "--seconds", "1")
+        sampled = run.call("stacks", "--task", "worker", "--seconds", "3")
         svg, profile = (run.place / name for name in sampled.stdout.split())
         titles = [title.text for title in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}title")]
         assert any(title and "wait_in_c" in title for title in titles)

@@ -17,6 +17,12 @@ def variables(run: Run, task: str = "worker-0") -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(("MLFLOW_", "WANDB_"))}
 
 
+def finish(state: Path) -> None:
+    """The tasks end after their next step. They may read the file at any moment: it is whole from the start."""
+    (state / "finish.partial").write_text("0")
+    (state / "finish.partial").rename(state / "finish")
+
+
 def restart(run: Run, generation: int) -> None:
     """Kills a task and the captain."""
     before = len(run.events("captain-returned"))
@@ -39,7 +45,7 @@ def test_a_run_is_one_run_of_mlflow_whatever_is_killed(start: Starter, state: Pa
         assert variables(run, "worker-1") == {**wandb, "WANDB_RUN_ID": f"{run.folder.name}-worker-1"}
         restart(run, 2)
         assert variables(run) == expected
-        (state / "finish").write_text("0")
+        finish(state)
         run.succeeds()
         (server_run,) = server.runs
         assert (server_run["run_name"], server_run["status"], server_run["params"]["env.SEED"]) == (
@@ -64,7 +70,7 @@ def test_with_a_real_server(start: Starter, state: Path, tmp_path: Path) -> None
         id = variables(run)["MLFLOW_RUN_ID"]
         restart(run, 2)
         server.process.send_signal(signal.SIGSTOP)
-        (state / "finish").write_text("0")
+        finish(state)
         run.wait("run-ended")
         server.process.send_signal(signal.SIGCONT)
         run.succeeds(120)

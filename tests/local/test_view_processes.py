@@ -53,7 +53,7 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
         assert logs.stdout.readline() == "worker-1    | second\n"
         assert "worker-1 was killed by SIGKILL\n" in [events.stdout.readline()[14:] for _ in range(5)]
         assert logs.poll() is None and events.poll() is None
-    assert logs.communicate(timeout=60)[0] == "" and events.communicate(timeout=60)[0] == ""
+    assert logs.communicate(timeout=180)[0] == "" and events.communicate(timeout=180)[0] == ""
     assert (logs.returncode, events.returncode) == (0, 0)
 
 
@@ -72,7 +72,7 @@ def test_a_closed_pipe_ends_a_reader_silently(tmp_path: Path, verb: str) -> None
         reader.stdout.close()
         assert reader.stderr.read() == ""
         reader.stderr.close()
-        assert reader.wait(60) in (0, -13)
+        assert reader.wait(180) in (0, -13)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_closed_pipe_ends_a_reader_silently(tmp_path: Path, verb: str) -> None
 def test_completion(home: Path, shell: str, variables: dict[str, str], expected: str) -> None:
     def complete(**variables: str) -> str:
         env = {**recorded.environment(home), **variables}
-        result = subprocess.run(recorded.paceline_command(), env=env, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(recorded.paceline_command(), env=env, capture_output=True, text=True, timeout=180)
         assert result.returncode == 0, result.stderr
         return result.stdout
 
@@ -109,7 +109,7 @@ def test_help_and_views_load_no_slow_modules(home: Path) -> None:
             env=recorded.environment(home),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
         assert "paceline.cli.app" in loaded
@@ -121,7 +121,7 @@ def test_snapshots_in_a_folder_are_read_without_slow_modules(home: Path) -> None
     for arguments in (["--help"], ["ls", "--help"], ["ls"], ["show"]):
         result = subprocess.run(
             [sys.executable, "-X", "importtime", "-m", "paceline.cli", "snapshots", *arguments],
-            env=recorded.environment(home), capture_output=True, text=True, timeout=60,
+            env=recorded.environment(home), capture_output=True, text=True, timeout=180,
         )  # fmt: skip
         loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
         assert "paceline.cli.app" in loaded
@@ -150,6 +150,6 @@ def test_a_log_larger_than_the_memory_allowed_is_read(tmp_path: Path) -> None:
 
     result = subprocess.run(
         [sys.executable, "-c", count, str(folder)], env=recorded.environment(tmp_path), preexec_fn=limit,
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert result.stdout == "220000\n", result.stderr

@@ -306,6 +306,7 @@ def test_stacks_and_stop_of_a_real_run(kind: str, me: Person, tmp_path: Path) ->
         view.type("s")
         wait_for(view, r"train.py:\d+ in <module>")
         view.type(ESCAPE)
+        wait_until_gone(view, r"^Esc back")  # two keys at once would be one
         wait_for(view, "q quit")
         view.type("x")
         wait_for(view, r"Its tasks have 30 s to finish")
@@ -494,5 +495,5 @@ def test_other_commands_do_not_import_textual(home: Path) -> None:
         "assert not [name for name in sys.modules if name.partition('.')[0] in ('textual', 'rich')]\n"
     )
     environment = person.environment(home)
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stderr

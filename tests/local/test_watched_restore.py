@@ -17,7 +17,7 @@ from paceline.storage.stores.protocol import TransferCanceled
 from paceline.storage.watched.capture import FolderCapture
 from paceline.storage.watched.restore import begin, tidy
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 RUN = "digits-3f9a"
 HOST_ID = RUN, "worker-host-0"

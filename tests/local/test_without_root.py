@@ -17,7 +17,7 @@ def test_cluster_tests_are_left_out_with_a_message(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "nobody", "-n", "2", "--dist", "loadgroup", "tests/cluster",
          "--basetemp", str(tmp_path / "base")],
-        cwd=PROJECT, env={**env, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+        cwd=PROJECT, env={**env, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     messages = re.findall(r"\d+ cluster tests deselected: .*", result.stdout + result.stderr)

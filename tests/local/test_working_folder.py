@@ -15,7 +15,7 @@ from paceline.serve.json_process import JsonProcess
 from support.in_process_server import SIGNATURE
 from support.person import environment, nothing_left
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 # Modules of the standard library, of Paceline, and of what it starts.
 MODULES = ("importlib", "json", "numpy", "orjson", "paceline", "pickle", "runpy", "tensorboard", "types", "uvicorn")
@@ -52,7 +52,7 @@ def test_by_the_command_line(folder: Path, tmp_path: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", PACELINE, *arguments]
         env = environment(home, PYTHONPATH=path)
-        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
     with nothing_left(home):
         result = call("run", "job.yaml")

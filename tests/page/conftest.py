@@ -15,7 +15,7 @@ from support.page_site import LINES, Site
 from support.runs import Run
 
 HERE = Path(__file__).parent
-LIMIT_MS = 60_000
+LIMIT_MS = 120_000
 
 expect.set_options(timeout=LIMIT_MS)
 
@@ -45,6 +45,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     try:
         with page_server(home) as server:
             context = browser.new_context()
+            context.set_default_timeout(LIMIT_MS)
             page = context.new_page()
             page.goto(server.address)
             state = root / "session.json"

@@ -134,6 +134,7 @@ def test_keyboard(site: Site, page: Page) -> None:
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text(site.live.folder.name)
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Overview")  # from then on, it reacts to keys
     page.keyboard.press("2")
     expect(page.get_by_role("tab", selected=True)).to_have_text("Timeline")
     page.keyboard.press("t")

@@ -69,6 +69,8 @@ def save(options: argparse.Namespace, rank: int, step: int, failure: str) -> Non
     data = f"{step} {hashlib.sha256(body).hexdigest()}\n".encode() + body
     options.folder.mkdir(exist_ok=True)
     with (options.folder / f"state-{rank}").open("wb", buffering=0) as file:
+        # Otherwise, files of two steps would be at rest while a rank is slow.
+        all_have(options, f"opened-{step}", rank, options.savers)
         for piece in range(PIECES):
             file.write(data[piece * len(data) // PIECES : (piece + 1) * len(data) // PIECES])
             if failure and piece == PIECES // 2:
@@ -93,9 +95,14 @@ def load(options: argparse.Namespace) -> int:
 
 def together(options: argparse.Namespace, rank: int) -> None:
     """Waits until all ranks have loaded their files, so that none writes before."""
-    generation, world = os.environ["PACELINE_GENERATION"], int(os.environ["PACELINE_WORLD_SIZE"])
-    (options.orders / f"loaded-{generation}-{rank}").touch()
-    while not all((options.orders / f"loaded-{generation}-{other}").exists() for other in range(world)):
+    all_have(options, "loaded", rank, int(os.environ["PACELINE_WORLD_SIZE"]))
+
+
+def all_have(options: argparse.Namespace, done: str, rank: int, ranks: int) -> None:
+    """Waits until so many ranks have come this far, in this generation."""
+    name = f"{done}-{os.environ['PACELINE_GENERATION']}"
+    (options.orders / f"{name}-{rank}").touch()
+    while not all((options.orders / f"{name}-{other}").exists() for other in range(ranks)):
         time.sleep(0.005)
 
 

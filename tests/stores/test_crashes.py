@@ -16,7 +16,7 @@ from paceline.storage.stores.protocol import StoreError
 from support.stores.refusing import Asked, Fault, proxy
 from support.stores.servers import Store as Server
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("crashes")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("crashes")]
 
 AFTER_CRASH = Fault(403, reaches="no")  # it is not retried, and does not reach the server
 

@@ -80,6 +80,6 @@ def test_without_obstore() -> None:
     code = "import paceline; paceline.fetch('s3://a/b')"
     source = str(Path(data_fetch.__file__).parents[2])
     result = subprocess.run(
-        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": source}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": source}, capture_output=True, text=True, timeout=180
     )
     assert "cannot load obstore" in result.stderr and "install obstore in the environment" in result.stderr

@@ -20,7 +20,7 @@ from paceline.storage.stores.protocol import Store, StoreError, TransferCanceled
 from support.stores.faults import Toxiproxy
 from support.stores.servers import Store as Server
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "digits-3f9a"
 BIG = 20_000_000  # several pieces
@@ -137,7 +137,7 @@ def test_only_one_of_many_captains_begins_a_generation(snapshot_store: Store) ->
     together = threading.Barrier(8)
 
     def begin(_: int) -> bool:
-        together.wait(30)
+        together.wait(120)
         try:
             SnapshotRepository(snapshot_store, RUN).begin(1, None)
             return True

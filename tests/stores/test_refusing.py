@@ -15,7 +15,7 @@ from paceline.storage.stores.protocol import StoreError
 from support.stores.refusing import Asked, Fault, Proxy, proxy
 from support.stores.servers import Store as Server
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "digits-3f9a"
 PARTS = 9_000_000  # bytes that go in two parts
@@ -82,7 +82,7 @@ def test_a_server_that_is_too_busy_once_for_every_request_does_no_harm(
 
 def test_a_server_that_stays_too_busy_is_a_transient_error(s3: Server) -> None:
     with proxy(s3.port) as server_proxy, server_proxy.wrong(lambda _: BUSY), pytest.raises(StoreError) as failed:
-        SnapshotRepository(BucketStore(s3.url, patience=1.0, **s3.through(server_proxy).config), RUN).begin(1, None)
+        SnapshotRepository(BucketStore(s3.url, patience=4.0, **s3.through(server_proxy).config), RUN).begin(1, None)
     reason = "the server is overloaded or unavailable: it returned 503 (SlowDown)"
     assert str(failed.value) == f"cannot list {s3.url}/{RUN}/generations/: {reason}" and failed.value.is_transient
 
@@ -191,7 +191,7 @@ def test_a_server_without_conditional_writes_is_a_permanent_error(s3: Server) ->
                 StoreError, match=r"\(NotImplemented\); use a server that supports conditional writes"
             ) as failed,
         ):
-            SnapshotRepository(BucketStore(far.url, patience=1.0, **far.config), RUN).begin(1, None)
+            SnapshotRepository(BucketStore(far.url, patience=4.0, **far.config), RUN).begin(1, None)
     assert str(failed.value).startswith(f"cannot write {s3.url}/{RUN}/generations/") and not failed.value.is_transient
 
 

@@ -21,7 +21,7 @@ from support.committed import NAMES, RUN
 from support.stores.faults import Toxiproxy
 from support.stores.servers import Store
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 SAVING = """
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ partial.mkdir()
 (partial / "state").write_text("seven")
 partial.rename(partial.with_name("step-7"))
 """
-SOON_S = 30.0  # the patience of one request is 8 s; the rest is for a busy machine
+SOON_S = 50.0  # the patience of one request is 8 s; the rest is for a busy machine
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_snapshots_that_a_real_run_commits_to_a_bucket_are_found_there(s3: Store
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     run = recorded.paceline_command("run", str(tmp_path / "job.yaml"), "--run", RUN)
     env = {**recorded.environment(home), **s3.options}
-    result = subprocess.run(run, env=env, cwd=home, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(run, env=env, cwd=home, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert f"  snapshots    step 7 committed: {s3.url}/{RUN}/step-7-g1\n" in result.stderr
     assert call(home, s3, "snapshots", "ls", "-o", "name").stdout == "step-7-g1\n"
@@ -199,10 +199,10 @@ def test_a_slow_link_is_no_failure_and_ctrl_c_does_not_wait_for_it(
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        assert process.communicate(timeout=60)[1] == "" and process.returncode == 130
+        assert process.communicate(timeout=120)[1] == "" and process.returncode == 130
         assert time.monotonic() - began < SOON_S and not (tmp_path / "new").exists()
     with link.bandwidth(800_000):  # it takes longer than the limit for a response
-        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert recorded.contents(tmp_path / "new" / "copy") == recorded.contents(tmp_path / "big")
 

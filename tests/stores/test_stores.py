@@ -78,7 +78,7 @@ def test_only_one_of_many_concurrent_creates_succeeds(store: Store) -> None:
     together = threading.Barrier(count)
 
     def create(number: int, name: str) -> int | None:
-        together.wait(30)
+        together.wait(120)
         try:
             obstore.put(client, name, f"{number}".encode() * 1000, mode="create", use_multipart=False)
         except AlreadyExistsError:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 240.0
+LIMIT_S = 420.0
 
 TRAIN = """
 def train(steps, pace):
@@ -34,14 +34,14 @@ def train(steps, pace):
 """
 FOLLOW = """
 kinds = []
-for event in run.events(follow=True, timeout=200):
+for event in run.events(follow=True, timeout=360):
     kinds.append(event.kind)
     if event.kind == "committed" and event.data["step"] == 20:
         kill_a_worker()
 assert "restart" in kinds and kinds[-1] == "run-ended", kinds
 """
 READ = """
-status = run.wait(timeout=60)
+status = run.wait(timeout=180)
 loss = [point.value for point in run.series("loss", task="worker-0")]
 assert loss[-1] < loss[0] / 100, loss
 state = json.loads((run.copy_snapshot("copy") / "state").read_text())
@@ -61,7 +61,7 @@ def cells(submit: str, kill: str) -> list[str]:
         f"run = {submit}\nrun",
         f"killed = []\ndef kill_a_worker():\n    if not killed:\n        killed.append(True)\n        {kill}",
         FOLLOW,
-        "run.watch(timeout=60)",
+        "run.watch(timeout=180)",
         READ,
         "client.runs()",
     ]
@@ -72,7 +72,7 @@ import sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], 4)
 try:
-    NotebookClient(notebook, timeout=220, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=390, kernel_name="python3").execute()
 finally:
     nbformat.write(notebook, sys.argv[1])
 """

@@ -115,10 +115,11 @@ class Pods:
             self.start("tiny-0000-worker", index)
 
     def codes(self) -> dict[str, int]:
-        return {name: process.wait(60) for name, process in self.started.items()}
+        return {name: process.wait(150) for name, process in self.started.items()}
 
     def stdout(self, name: str) -> list[str]:
-        return (self.place / name / "stdout").read_text().splitlines()
+        """The lines so far: the pod may be writing the last one."""
+        return (self.place / name / "stdout").read_text(errors="replace").split("\n")[:-1]
 
     def last_words(self, name: str) -> dict[str, Any]:
         message: dict[str, Any] = json.loads((self.place / name / "last-words").read_text())

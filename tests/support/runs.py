@@ -24,8 +24,8 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 # For programs of TensorFlow: if JAX is installed, TensorFlow imports it, which takes a sixth of the time of its start.
 # Because of its name, the folder is taken for one of installed packages.
 TENSORFLOW_PATH = f"{SOURCE}{os.pathsep}{Path(__file__).parent / 'without_jax' / 'site-packages'}"
-LIMIT_S = 60.0
-GONE_S = 20.0  # time limit for the remaining processes of a run to end after it lost its supervisor
+LIMIT_S = 120.0
+GONE_S = 60.0  # time limit for the remaining processes of a run to end after it lost its supervisor
 
 Report = dict[str, Any]
 T = TypeVar("T")

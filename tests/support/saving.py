@@ -80,4 +80,5 @@ def warnings(run: Run) -> list[str]:
 
 def starts(run: Run, task: str) -> list[int]:
     """The steps that a task started from, according to its log."""
-    return [int(line.split()[-1]) for line in run.log(task).splitlines() if " start " in line]
+    lines = run.log(task).split("\n")[:-1]  # the last one may not be complete yet
+    return [int(line.split()[-1]) for line in lines if " start " in line]

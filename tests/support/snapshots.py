@@ -19,7 +19,7 @@ import pytest
 from paceline import Shards
 from support.runs import PROGRAMS, SOURCE
 
-LIMIT_S = 120
+LIMIT_S = 300  # for all ranks to import a framework on a busy machine
 
 other_positions = pytest.mark.parametrize(
     ("theirs", "ours", "said"),

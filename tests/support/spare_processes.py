@@ -51,7 +51,7 @@ def nothing_left() -> Iterator[None]:
     children = set(psutil.Process().children())
     yield
     # Processes that tasks leave behind for a moment (a resource tracker) are now our children.
-    assert end_started_since(children, wait=10) == []
+    assert end_started_since(children, wait=60) == []
     assert {path.name for path in Path("/proc/self/fd").iterdir()} <= before
 
 

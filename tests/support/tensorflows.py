@@ -13,7 +13,7 @@ from typing import Any
 from support.ports import free_port
 from support.runs import PROGRAMS, TENSORFLOW_PATH
 
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 
 
 def start(program: str, *arguments: object, env: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-GONE_S = 10.0
+GONE_S = 60.0
 
 
 def name(cluster: str, node: str = "") -> str:

@@ -21,8 +21,8 @@ from support.lab.inside import Settings
 from support.lab.places import TESTS, Place, locked
 
 NODES = 3
-READY_S = 60.0
-GONE_S = 60.0
+READY_S = 180.0
+GONE_S = 180.0
 KEPT_LOGS = 8
 
 

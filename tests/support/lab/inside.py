@@ -24,7 +24,7 @@ from support.lab.node import Machine, Node
 from support.lab.places import LAB, Place
 from support.lab.wire import Line, Message
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @dataclass(frozen=True)

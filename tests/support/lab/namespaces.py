@@ -11,7 +11,7 @@ from pathlib import Path
 
 # Append more namespace options, then the command that becomes PID 1.
 NEW = ("unshare", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-STARTED_S = 5.0
+STARTED_S = 60.0
 
 
 def first_process(unshare: subprocess.Popen[bytes]) -> int:
