@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from paceline.storage.regular_files import open_regular
 
@@ -19,7 +19,7 @@ def _parse_int(digits: str) -> int:
 
 
 # Older versions have no limit, and take minutes for a million digits.
-_INT_PARSER: Optional[Callable[[str], int]] = None if hasattr(sys, "set_int_max_str_digits") else _parse_int
+_INT_PARSER: Callable[[str], int] | None = None if hasattr(sys, "set_int_max_str_digits") else _parse_int
 
 
 def parse_json(data: bytes | bytearray | str) -> Any:

@@ -56,6 +56,18 @@ def test_an_interrupted_task_that_ends_gets_no_more_signals_and_has_not_failed(h
     assert host.signals() == [] and host.connection.take("exited") == []
 
 
+@pytest.mark.parametrize("how", ["kill", "abort", "term", "int"])
+def test_a_task_that_had_ended_before_the_request_is_reported_with_its_own_cause(host: Host, how: str) -> None:
+    """Otherwise the error of another task, whose connection to it broke, would be taken for the cause."""
+    process = host.start_one()
+    host.clock.pass_time(5.0)
+    host.machine.states[process.pid] = ("Z", 0.0)  # killed by the kernel, which the agent learns later
+    host.end(how, worker_0=1)
+    host.exits(process, KILL)
+    exit = host.exit()
+    assert (exit["signal"], exit["cause"], exit["expected"]) == ("SIGKILL", "signal", False)
+
+
 @pytest.mark.parametrize("task", ["ps-0", "worker-0", "chief-0"])
 def test_ctrl_c_terminates_servers(make: Callable[..., Host], task: str) -> None:
     host = make(make_plan(1, ps=1, chief=True), f"{task[:-2]}-host-0")

@@ -23,7 +23,8 @@ class StopSignals:
     def end(self, attempt: Attempt, how: str, grace: float) -> None:
         """`how`: KILL, ABORT, INTERRUPT or TERMINATE of the captain's instructions."""
         is_repeated = attempt.requested_end in GRACEFUL  # by a captain to which this host has reconnected
-        attempt.requested_end = how
+        if not attempt.is_zombie():  # if it has ended by itself, how it ended may be the cause of this request
+            attempt.requested_end = how
         if how == ins.KILL:
             attempt.state = "stopped" if attempt.is_stopped() else ""
             attempt.kill()
