@@ -92,6 +92,24 @@ def test_a_saved_snapshot_is_reported_immediately(host: Host) -> None:
     assert (saved["task"], saved["snapshot"]) == ("worker-0", [10, 1])
 
 
+def test_the_agent_looks_for_snapshots_once_however_many_are_reported(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking through a folder with many files takes a while, in which it sends no heartbeat."""
+    process = host.start_one()
+    for step in (10, 20, 30):
+        (host.folder / f"staging/worker-0/g1/step-{step}").mkdir()
+        process.reports(_="saved")
+    looks = []
+    collect = host.staging.collect
+    monkeypatch.setattr(host.staging, "collect", lambda: (looks.append(1), collect()))
+    host.clock.run_ready()
+    assert len(looks) == 1
+    assert [saved["snapshot"] for saved in host.connection.take("saved")] == [[10, 1], [20, 1], [30, 1]]
+    host.clock.run_ready()
+    assert len(looks) == 1
+
+
 def test_the_last_snapshot_of_a_task_is_reported_before_its_end(host: Host) -> None:
     process = host.start_one()
     (host.folder / "staging/worker-0/g1/step-10").mkdir()
