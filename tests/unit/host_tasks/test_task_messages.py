@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.agent.captain import events as ev
+from paceline.agent.net import messages
 from paceline.agent.spares import spare
 from paceline.agent.tasks import exit_causes
 from paceline.plan import INGEST
@@ -171,6 +173,18 @@ def test_the_data_location_of_an_ingest_is_reported_and_stored(make: Callable[..
     assert host.connection.take("ingest") == [{"type": "ingest", **fields}]
     host.begin_agent()
     assert host.tasks.notes.data == "/data/3f9a"
+
+
+@pytest.mark.parametrize("data", ["/data/\0", "/data/\ud800"])
+def test_data_whose_location_cannot_be_a_variable_of_tasks_counts_as_missing(
+    make: Callable[..., Host], data: str
+) -> None:
+    host = make(make_plan(1, ingest=True))
+    host.start_one(INGEST).reports(_="ingest", stage="there", data=data)
+    host.clock.run_ready()
+    assert host.connection.take("ingest") == [] and host.tasks.notes.data == ""
+    report = {"type": "ingest", "stage": "there", "data": data}
+    assert messages.read_member(report, host.name) == ev.IngestProgress(host.name, "there")
 
 
 @pytest.mark.parametrize("datagram", [b"nonsense", b"[]", b'{"_": "novel"}', b'{"step": true}', b'{"step": 1e400}'])
