@@ -100,7 +100,8 @@ def main(arguments: list[str]) -> NoReturn:
 
     with os.fdopen(int(arguments[0]), "rb") as file:
         request: dict[str, Any] = json.load(file)
-    for descriptor in (request["lock"], request["recorded"], request["report"], *request["ports"]):
+    # A notebook may have imported an earlier version, which reserves no ports.
+    for descriptor in (request["lock"], request["recorded"], request["report"], *request.get("ports", ())):
         os.set_inheritable(descriptor, False)
     plan = plan_of(request["plan"])
     shares = {host: Share(cores, tuple(devices)) for host, (cores, devices) in request["shares"].items()}
