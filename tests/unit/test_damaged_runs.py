@@ -347,15 +347,16 @@ def test_deliveries_begin_anew_if_their_notes_are_damaged(tmp_path: Path, value:
     ("name", "text"),
     [
         ("generation", "99999999999"), ("generation", "-1"), ("generation", "1" * 5000), ("data", "x" * 100_000),
+        ("data", "\0" * 9), ("data", "/data/3f9a\0"), ("data", "/data/\ud800"),
         ("records", "[" * 100_000), ("records", '[{"generation": 0, "parent": null, "by": ""}]'),
         ("records", '[{"generation": 99999999999, "parent": null, "by": ""}]'),
     ],
-    ids=range(7),
+    ids=range(10),
 )  # fmt: skip
 def test_a_host_can_join_whatever_its_notes_contain(tmp_path: Path, name: str, text: str) -> None:
-    """A captain rejects such values: the host would try to join again and again."""
+    """A captain rejects such values, and no task can be started with them: the host would try again and again."""
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f".worker-host-0.{name}").write_text(text)
+    (tmp_path / "logs" / f".worker-host-0.{name}").write_bytes(text.encode("utf-8", "surrogatepass"))
     notes = HostNotes(str(tmp_path), "worker-host-0")
     assert (notes.generation, notes.data, notes.records) == (0, "", ())
 

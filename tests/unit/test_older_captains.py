@@ -51,7 +51,7 @@ def captain(tls: Path, *connections: list[Message]) -> Iterator[Callable[[], lis
     thread = threading.Thread(target=serve, daemon=True)
     with closing(listener):
         thread.start()
-        yield lambda: list(task_request.ask_captain(address, str(tls), "member", STACKS, 5.0))
+        yield lambda: list(task_request.ask_captain(address, str(tls), "member", STACKS, 60.0))
         thread.join(30)
         assert not thread.is_alive(), "fewer requests than connections"
 

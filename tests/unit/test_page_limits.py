@@ -133,7 +133,7 @@ def test_a_body_may_take_longer_than_the_headers() -> None:
 
 
 def test_a_client_that_does_not_take_a_stream_is_disconnected() -> None:
-    with running(ConnectionLimits(seconds=1.5)) as server:
+    with running(ConnectionLimits(seconds=5.0)) as server:
         taking, stuck = server.connect(STREAM), server.connect(STREAM, receive_buffer=4096)
         stopping = threading.Event()
         received: list[int] = []

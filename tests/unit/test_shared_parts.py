@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from paceline.agent.transfers.porter import Porter
 from paceline.backends import certificates
 from paceline.storage.snapshots import fetched_parts, parts_from_hosts, shared_parts
 from paceline.storage.snapshots.fetched_parts import FetchedParts
-from paceline.storage.snapshots.manifest import Damaged, SnapshotId
+from paceline.storage.snapshots.manifest import FILE_BYTES, Damaged, SnapshotId
 from paceline.storage.snapshots.repository import SnapshotRepository, always
 from paceline.storage.snapshots.shared_parts import SMALL, assemble
 from paceline.storage.stores.folder import FolderStore
@@ -437,6 +437,46 @@ def test_a_fetch_in_advance_leaves_room_for_another_snapshot_and_a_share_of_the_
         fetched.fetch_in_advance({"worker-1": neighbor}, ID, always)
     assert [*(tmp_path / "fetched").iterdir()] == []
     assert fetched.fetch({"worker-1": neighbor}, ID, always), "a restart needs it"
+
+
+def disk_with(free: Iterable[int]) -> Callable[[str], Any]:
+    free = iter(free)
+    return lambda _: SimpleNamespace(f_bavail=next(free), f_blocks=4 * PIECE, f_frsize=1)
+
+
+def test_a_restart_does_not_fetch_more_than_the_disk_has_room_for(
+    tmp_path: Path, tls: str, neighbor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_parts, "DELETED_WITHIN_S", 0.0)
+    monkeypatch.setattr(os, "statvfs", disk_with(itertools.repeat(PIECE + 1)))
+    answer = link(tmp_path, tls, {"worker-1": neighbor})
+    assert isinstance(answer, req.Failure) and (answer.kind, answer.passing) == (req.HERE, True)
+    sizes = f"it has {2 * PIECE >> 20} MiB, and {PIECE >> 20} MiB are free"
+    assert f"too little room to fetch the snapshot: {sizes}" in answer.text
+    assert not any(files for _, _, files in os.walk(tmp_path / "fetched"))
+
+
+def test_a_restart_waits_for_the_room_of_files_that_are_being_deleted(
+    tmp_path: Path, tls: str, neighbor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_parts, "DELETED_WITHIN_S", 60.0)
+    monkeypatch.setattr(os, "statvfs", disk_with(itertools.chain([0, PIECE], itertools.repeat(3 * PIECE))))
+    assert isinstance(link(tmp_path, tls, {"worker-1": neighbor}), req.SnapshotFetched)
+
+
+def test_a_neighbor_cannot_list_more_files_than_a_manifest_has_room_for(
+    tmp_path: Path, tls: str, neighbor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_from_hosts, "MOST_BYTES", 3 * (FILE_BYTES + 2))
+    answers = []
+    for count in (4, 3):
+        names = {f"worker-1/{ID}/f{number}": 0 for number in range(count)}
+        monkeypatch.setattr(shared_parts.PartsStore, "sizes", lambda *_, names=names: names)
+        answers.append(link(tmp_path, tls, {"worker-1": neighbor}))
+    too_many, most = answers
+    assert isinstance(too_many, req.Failure) and too_many.kind == req.DAMAGED
+    assert "lists 4 files: more than a manifest can list" in too_many.text
+    assert isinstance(most, req.SnapshotFetched)
 
 
 def test_a_member_cannot_pose_as_the_captain(tls: str, neighbor: str) -> None:

@@ -85,10 +85,16 @@ def test_two_dumps_at_once_are_not_mixed() -> None:
 
 
 def test_the_main_thread_writes_the_stacks_of_all_threads() -> None:
-    is_over = threading.Event()
-    other = threading.Thread(target=is_over.wait)
+    is_running, is_over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_running.set()
+        is_over.wait()
+
+    other = threading.Thread(target=wait)
     other.start()
     try:
+        assert is_running.wait(60)
         lines = "\n".join(stack_signal._stacks(sys._getframe()))
     finally:
         is_over.set()

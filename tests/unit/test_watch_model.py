@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -328,16 +329,18 @@ def test_a_store_that_is_away_leaves_what_events_tell(tmp_path: Path) -> None:
 
 def test_a_cluster_that_is_unreachable_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[bool] = []
+    is_noted = threading.Event()
 
     @contextmanager
     def followed(folder: Path, follow: bool, hosts: Any = (), notify: Any = None) -> Iterator[Any]:
         attempts.append(follow)
         if len(attempts) == 1:
             raise PacelineError("the cluster does not respond")
+        assert is_noted.wait(60)
         yield lambda: False
 
     monkeypatch.setattr(run_screen_reader, "followed", followed)
-    monkeypatch.setattr(run_screen_reader, "RETRY_S", 0.3)
+    monkeypatch.setattr(run_screen_reader, "RETRY_S", 0.01)
     folder = recorded.write(tmp_path, events=[recorded.STARTED, recorded.FORMED, recorded.STEP])
     info = {
         **json.loads((folder / "run.json").read_text()),
@@ -355,9 +358,11 @@ def test_a_cluster_that_is_unreachable_is_tried_again(tmp_path: Path, monkeypatc
     try:
         eventually(lambda: "the cluster does not respond" in notes(), "a note")
         assert reader.data is not None and (reader.data.step, reader.data.where) == (120, "on lab team-a")
+        is_noted.set()
         eventually(lambda: notes() and "the cluster does not respond" not in notes(), "no note")
         assert attempts == [True, True]
     finally:
+        is_noted.set()
         reader.close()
 
 

@@ -1,5 +1,5 @@
-"""Free ports, and ports reserved for tasks: no two agents of a machine choose the same one, although programs often
-listen seconds later."""
+"""Free ports, and reserved ports: no two runs of a machine choose the same one, although programs often listen seconds
+later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ATTEMPTS = 1000
 
 
 def free_port() -> int:
-    """A port that is neither in use nor reserved for a task at the moment."""
+    """A port that is neither in use nor reserved at the moment."""
     for chosen in [*(random.randrange(*_PORTS) for _ in range(1000)), _ANY_PORT]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
@@ -54,6 +54,15 @@ class PortReservations:
                 self._sockets[port] = reservation
                 return port
         raise OSError(errno.EADDRINUSE, "no port is free")
+
+    def add(self, port: int) -> None:
+        """Reserve a port that was chosen before, unless another process has reserved it since."""
+        if port not in self._sockets and (reservation := port_reservation(port)) is not None:
+            self._sockets[port] = reservation
+
+    def descriptors(self) -> list[int]:
+        """The ports stay reserved while any process has these open."""
+        return [reservation.fileno() for reservation in self._sockets.values()]
 
     def release(self, except_for: Collection[int]) -> None:
         for port in [port for port in self._sockets if port not in except_for]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.agent.captain import events as ev
+from paceline.agent.net import messages
 from paceline.agent.spares import spare
 from paceline.agent.tasks import exit_causes
 from paceline.plan import INGEST
@@ -92,6 +94,24 @@ def test_a_saved_snapshot_is_reported_immediately(host: Host) -> None:
     assert (saved["task"], saved["snapshot"]) == ("worker-0", [10, 1])
 
 
+def test_the_agent_looks_for_snapshots_once_however_many_are_reported(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking through a folder with many files takes a while, in which it sends no heartbeat."""
+    process = host.start_one()
+    for step in (10, 20, 30):
+        (host.folder / f"staging/worker-0/g1/step-{step}").mkdir()
+        process.reports(_="saved")
+    looks = []
+    collect = host.staging.collect
+    monkeypatch.setattr(host.staging, "collect", lambda: (looks.append(1), collect()))
+    host.clock.run_ready()
+    assert len(looks) == 1
+    assert [saved["snapshot"] for saved in host.connection.take("saved")] == [[10, 1], [20, 1], [30, 1]]
+    host.clock.run_ready()
+    assert len(looks) == 1
+
+
 def test_the_last_snapshot_of_a_task_is_reported_before_its_end(host: Host) -> None:
     process = host.start_one()
     (host.folder / "staging/worker-0/g1/step-10").mkdir()
@@ -153,6 +173,18 @@ def test_the_data_location_of_an_ingest_is_reported_and_stored(make: Callable[..
     assert host.connection.take("ingest") == [{"type": "ingest", **fields}]
     host.begin_agent()
     assert host.tasks.notes.data == "/data/3f9a"
+
+
+@pytest.mark.parametrize("data", ["/data/\0", "/data/\ud800"])
+def test_data_whose_location_cannot_be_a_variable_of_tasks_counts_as_missing(
+    make: Callable[..., Host], data: str
+) -> None:
+    host = make(make_plan(1, ingest=True))
+    host.start_one(INGEST).reports(_="ingest", stage="there", data=data)
+    host.clock.run_ready()
+    assert host.connection.take("ingest") == [] and host.tasks.notes.data == ""
+    report = {"type": "ingest", "stage": "there", "data": data}
+    assert messages.read_member(report, host.name) == ev.IngestProgress(host.name, "there")
 
 
 @pytest.mark.parametrize("datagram", [b"nonsense", b"[]", b'{"_": "novel"}', b'{"step": true}', b'{"step": 1e400}'])

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any, Union
 
 from paceline.agent.fast_dataclass import record
-from paceline.agent.net.codec import Amount, HostPort, NotFiniteValue, PartCount, Seconds, Share
+from paceline.agent.net.codec import Amount, DataLocation, HostPort, NotFiniteValue, PartCount, Seconds, Share
 from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
 from paceline.storage.snapshots.manifest import File, SnapshotId
 
@@ -157,7 +157,7 @@ class MemberJoined:
     held: tuple[PartSaved, ...] = ()  # snapshots, or parts of them, on this host
     follows: Mapping[str, SnapshotId | None] = field(default_factory=dict)  # evaluator -> its snapshot; None: it waits
     evaluated: tuple[SnapshotEvaluated, ...] = ()  # results that the captain has not acknowledged
-    data: str = ""  # location of the ingested data, if the member knows it
+    data: DataLocation = ""  # location of the ingested data, if the member knows it
     records: tuple[GenerationRecord, ...] = ()  # of its generation, and of earlier ones that may not be in the store
     serves: str = ""  # how other hosts get its snapshots: SHARED_FOLDER, or an address; empty: not at all
     not_finite: tuple[MetricNotFinite, ...] = ()  # of the last attempts of its tasks, running or not
@@ -255,7 +255,7 @@ class IngestProgress:
 
     host: str
     stage: str  # "waiting", "making" or "there"
-    data: str = ""  # its location
+    data: DataLocation = ""  # its location
     run: str = ""  # the run that builds or has built it
     made: bool = False  # built by this attempt
     files: int = 0

@@ -24,6 +24,7 @@ Share = float  # fraction of memory in use
 Amount = float  # bytes, cores
 PartCount = int
 HostPort = str
+DataLocation = str
 NotFiniteValue = str  # "NaN", "Infinity" or "-Infinity"
 
 Reader = Callable[[Any], Any]
@@ -226,6 +227,20 @@ def _not_finite_value(value: Any) -> str:
     return str(value)
 
 
+def data_location(text: str) -> str:
+    """Empty, which means that it is unknown, if it cannot be a variable of a task: a file that was not on the disk yet
+    when the machine lost power may consist of NULs. A path need not be UTF-8.
+
+    >>> [data_location(each) for each in ("s3://bucket/3f9a", "\\0" * 16)]
+    ['s3://bucket/3f9a', '']
+    """
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeError:
+        return ""
+    return "" if len(text) > TEXT_LIMIT or "\0" in text else text
+
+
 def _host_port(value: Any) -> str:
     """It becomes part of the environment of all tasks."""
     host, _, port = _text(value).rpartition(":")
@@ -258,6 +273,7 @@ _READERS: dict[str, Reader] = {
     "str": _text,
     "str | None": optional(_text),
     "LongText": _long_text,
+    "DataLocation": lambda value: data_location(_text(value)),
     "int": _integer,
     "int | None": optional(_integer),
     "bool": _boolean,

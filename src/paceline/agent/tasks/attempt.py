@@ -76,6 +76,7 @@ class Attempt:
         self.start_timer = StartTimer(now, framework)
         self.gpu_variables: dict[str, str] | None = None  # of CUDA and NCCL, as of its first step; None: no GPU
         self.on_profile: Callable[[dict[str, Any]], None] | None = None  # called with its messages about a profile
+        self._has_saved = False  # whether there may be snapshots that the agent has not collected
         self.polls_for_saves = False  # whether it checks once a step if it should take a snapshot
         self.cold_because = ""  # why it could not be started from a spare
         self.raised: Raised | None = None
@@ -197,6 +198,9 @@ class Attempt:
                 self._loop.unwatch(self._reports)
                 break
             self._handle_report(datagram)
+        if self._has_saved:  # once, however often it says so: looking through its folder takes a while
+            self._has_saved = False
+            self._on_message(self, {"_": "saved"})
         if before_first_step and self.step is not None:
             self.start_timer.on_first_step(self.step_at)
             self._on_first_step(self)
@@ -219,7 +223,10 @@ class Attempt:
         if message.get("_") == "gpu":
             self.gpu_variables = _texts(message.get("environment"))
             return
-        if message.get("_") in ("saved", "warning", "asks", "save", "agree", "follow", "ingest", "not-finite"):
+        if message.get("_") == "saved":
+            self._has_saved = True
+            return
+        if message.get("_") in ("warning", "asks", "save", "agree", "follow", "ingest", "not-finite"):
             self._on_message(self, message)
             return
         if message.get("_") == "profile":

@@ -6,7 +6,7 @@ import json
 import os
 
 from paceline.agent.captain import events as ev
-from paceline.agent.net.codec import TEXT_LIMIT
+from paceline.agent.net.codec import data_location
 from paceline.agent.net.frames import WireError
 from paceline.agent.net.messages import MOST_GENERATIONS, read_records, records_to_list
 from paceline.agent.run_files import replace_text
@@ -54,10 +54,9 @@ class HostNotes:
 
     def _read_data(self) -> str:
         try:
-            data = self._read("data").decode("utf-8", "surrogatepass").rstrip("\n")
+            return data_location(self._read("data").decode("utf-8", "surrogatepass").rstrip("\n"))
         except (OSError, ValueError):
             return ""
-        return data if len(data) <= TEXT_LIMIT else ""
 
     def _read_records(self) -> tuple[ev.GenerationRecord, ...]:
         try:

@@ -15,6 +15,7 @@ from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.free_ports import PortReservations
 from paceline.agent.net.captain_connection import CaptainConnection
+from paceline.agent.net.codec import data_location
 from paceline.agent.net.loop import Loop
 from paceline.agent.net.messages import StartOnHost
 from paceline.agent.options import Options, endpoint
@@ -232,9 +233,10 @@ class HostTasks:
             detail = self._redact(text_of(message.get("detail")))[:2000]
             attempt.ingest_failure = text_of(message.get("cause")), detail
             return
-        stage, data, run = (text_of(message.get(name)) for name in ("stage", "data", "run"))
+        stage, location, run = (text_of(message.get(name)) for name in ("stage", "data", "run"))
+        data = data_location(location)
         files, size = (message.get(name, 0) for name in ("files", "size"))
-        if not is_small_integer(files) or not is_small_integer(size):
+        if data != location or not is_small_integer(files) or not is_small_integer(size):
             return
         progress = ev.IngestProgress(
             self._options.host, stage, data, run, bool(message.get("made", False)), files, size

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.agent import free_ports
-from paceline.agent.options import METRICS_PATH
+from paceline.agent.options import METRICS_PATH, endpoint
 from paceline.agent.run_files import replace
 from paceline.backends import snapshot_origin
 from paceline.backends.local import stop_request
@@ -125,7 +125,7 @@ def start(plan: Plan, run: str, folder: Path, *, detach: bool, page: str = "") -
     hosts = assign(plan)
     plan = fitting(plan, hosts)
     with _removed_unless_recorded(folder), ExitStack() as descriptors:
-        captain, metrics, _ = _prepare(plan, folder, descriptors)
+        captain, metrics, *_ = _prepare(plan, folder, page, descriptors)  # the supervisor inherits the descriptors
         recorded, announce = _pipe(descriptors)
         read_end, write_end = os.pipe()
         descriptors.callback(os.close, read_end)
@@ -156,9 +156,9 @@ def start_detached(plan: Plan, run: str, folder: Path, page: str = "") -> None:
     hosts = assign(plan)
     plan = fitting(plan, hosts)
     with _removed_unless_recorded(folder), ExitStack() as descriptors:
-        captain, metrics, lock = _prepare(plan, folder, descriptors)
+        captain, metrics, lock, ports = _prepare(plan, folder, page, descriptors)
         recorded, announce = _pipe(descriptors)
-        pid = start_supervisor(plan, run, folder, captain, hosts, interpreter(), lock, recorded, page, metrics)
+        pid = start_supervisor(plan, run, folder, captain, hosts, interpreter(), lock, recorded, page, metrics, ports)
         _write_info(plan, run, folder, captain, pid, True, page, metrics)
         os.write(announce, b"1")  # closing it might not be enough: another thread may have forked in the meantime
 
@@ -184,17 +184,22 @@ def _pipe(descriptors: ExitStack) -> tuple[int, int]:
     return ends
 
 
-def _prepare(plan: Plan, folder: Path, descriptors: ExitStack) -> tuple[str, str, int]:
-    """The addresses of the captain and of its metrics, and the descriptor that holds the lock of the run."""
+def _prepare(plan: Plan, folder: Path, page: str, descriptors: ExitStack) -> tuple[str, str, int, list[int]]:
+    """The addresses of the captain and of its metrics, the descriptor that holds the lock of the run, and those that
+    reserve its ports: another run must not choose them before its agents listen."""
     from paceline.backends import certificates_ahead
 
     certificates_ahead.finish(folder / "tls")
-    captain = f"127.0.0.1:{free_ports.free_port()}"
-    metrics = f"127.0.0.1:{free_ports.free_port()}" if plan.metrics else ""
+    ports = free_ports.PortReservations()
+    descriptors.callback(ports.release, ())
+    if page:
+        ports.add(endpoint(page)[1])
+    captain = f"127.0.0.1:{ports.reserve()}"
+    metrics = f"127.0.0.1:{ports.reserve()}" if plan.metrics else ""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     descriptors.callback(os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    return captain, metrics, lock
+    return captain, metrics, lock, ports.descriptors()
 
 
 def _write_info(

@@ -1,8 +1,9 @@
 """Starts the supervisor of a run by `python -m`, in a session of its own: a process with threads must not be forked.
 
-The request, which contains the plan, the lock of the run and two pipes arrive as inherited descriptors. This process
-forks once, as it has only one thread, so that the supervisor is nobody's zombie when it ends; the caller waits only for
-the parent. The pid of the supervisor has a pipe of its own: anything that Python runs when it starts may print.
+The request, which contains the plan, the lock of the run, its reserved ports and two pipes arrive as inherited
+descriptors. This process forks once, as it has only one thread, so that the supervisor is nobody's zombie when it ends;
+the caller waits only for the parent. The pid of the supervisor has a pipe of its own: anything that Python runs when it
+starts may print.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,10 +27,11 @@ _JUPYTER = "JPY_"
 
 def start_supervisor(
     plan: Plan, run: str, folder: Path, captain: str, shares: Mapping[str, Share], interpreter: str, lock: int,
-    recorded: int, page: str, metrics: str,
+    recorded: int, page: str, metrics: str, ports: Sequence[int] = (),
 ) -> int:  # fmt: skip
     """Returns the pid of the supervisor, which waits until `recorded` is readable or closed and ends if the run has no
-    run.json then. `lock`: the descriptor that holds the lock of the run. Raises CannotRun."""
+    run.json then. `lock`, `ports`: the descriptors that hold the lock of the run and reserve its ports. Raises
+    CannotRun."""
     from paceline.frameworks.python_start import module_command
 
     if not sys.executable:
@@ -42,6 +44,7 @@ def start_supervisor(
         request = {
             "plan": to_data(plan), "run": run, "folder": str(folder), "captain": captain, "interpreter": interpreter,
             "page": page, "metrics": metrics, "lock": lock, "recorded": recorded, "report": report,
+            "ports": list(ports),
             "shares": {host: [share.cores, list(share.devices)] for host, share in shares.items()},
         }  # fmt: skip
         source = _as_file(json.dumps(request).encode())
@@ -51,8 +54,8 @@ def start_supervisor(
         try:
             started = subprocess.run(
                 module_command(sys.executable, MODULE, str(source)), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                pass_fds=(source, lock, recorded, report), env=without_jupyter(os.environ), start_new_session=True,
-                timeout=PATIENCE_S, check=False,
+                pass_fds=(source, lock, recorded, report, *ports), env=without_jupyter(os.environ),
+                start_new_session=True, timeout=PATIENCE_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise CannotRun(f"cannot start the run: its supervisor has not started within {PATIENCE_S:g} s") from None
@@ -97,8 +100,9 @@ def main(arguments: list[str]) -> NoReturn:
 
     with os.fdopen(int(arguments[0]), "rb") as file:
         request: dict[str, Any] = json.load(file)
-    for name in ("lock", "recorded", "report"):
-        os.set_inheritable(request[name], False)
+    # A notebook may have imported an earlier version, which reserves no ports.
+    for descriptor in (request["lock"], request["recorded"], request["report"], *request.get("ports", ())):
+        os.set_inheritable(descriptor, False)
     plan = plan_of(request["plan"])
     shares = {host: Share(cores, tuple(devices)) for host, (cores, devices) in request["shares"].items()}
     pid = os.fork()  # after everything that can fail

@@ -6,6 +6,7 @@ import os
 import select
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from paceline.agent import __main__ as agent
 from paceline.agent import os_processes
 from paceline.agent.captain.ledger import HALTING, PAUSED, SAVING
 from paceline.agent.net.loop import Loop
-from paceline.agent.options import FAILED, SHARED_FOLDER, Options
+from paceline.agent.options import FAILED, SHARED_FOLDER, Options, endpoint
 from paceline.backends.local.host_shares import Share
 from paceline.backends.local.lost_captain_report import write_report
 from paceline.plan import CAPTAIN, TENSORBOARD, Plan, with_absolute_paths
@@ -181,7 +182,7 @@ class Supervisor:
         now = time.monotonic()
         times = self._replaced[host] = [at for at in self._replaced.get(host, []) if at > now - 60] + [now]
         if len(times) > MAX_REPLACEMENTS:
-            self._end("failed", f"the agent of {host} keeps crashing: see agents.log in the run's folder")
+            self._end("failed", why_it_crashes(self._options[host]))
             return
         self._loop.after(0.0 if len(times) < 5 else 0.5, lambda: self._start(host))
 
@@ -213,6 +214,19 @@ class Supervisor:
             if pid == 0:
                 time.sleep(0.01)
         _end_children(set())
+
+
+def why_it_crashes(options: Options) -> str:
+    """The reason for the user, after the agent of this host has ended."""
+    if options.host == CAPTAIN:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the captain does
+            try:
+                probe.bind(endpoint(options.captain))
+            except OSError as error:
+                problem = f"the captain cannot listen on {options.captain}: {error.strerror}"
+                return f"{problem}; another program may use this port: start the run again"
+    return f"the agent of {options.host} keeps crashing: see agents.log in the run's folder"
 
 
 def _run_agent(options: Options) -> NoReturn:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Callable
 
@@ -23,6 +24,7 @@ from paceline.storage.stores.protocol import ContinueCheck, TransferCanceled
 
 AT_ONCE = 4  # connections of a fetch that tasks wait for: one is slower than most networks and disks
 LEFT_FREE = 0.15  # of a disk: on a cluster, pods are evicted from a node whose disk is nearly full
+DELETED_WITHIN_S = 5.0  # seconds until a restart no longer waits for room
 HANDOVER_S = 1.0  # seconds until a restart no longer waits for the fetch that it interrupts: its host may not answer
 
 
@@ -44,7 +46,7 @@ class FetchedParts:
         self._is_needed.clear()
         try:
             fetch = self._begin(addresses, snapshot, may_continue=is_alone)
-            return self._run(fetch, AT_ONCE, should_continue)
+            return self._run(fetch, AT_ONCE, should_continue, self._check_fits)
         finally:
             if is_alone:
                 self._lock.release()
@@ -56,7 +58,7 @@ class FetchedParts:
         with self._lock:
             fetch = self._begin(addresses, snapshot, may_continue=True)
             is_wanted = lambda size: not self._is_needed.is_set() and should_continue(size)  # noqa: E731
-            return self._run(fetch, 1, is_wanted, self._check_room)
+            return self._run(fetch, 1, is_wanted, self._check_leaves_room)
 
     def _begin(self, addresses: Mapping[str, str], snapshot: SnapshotId, may_continue: bool) -> PartsFetch:
         missing = self._missing(addresses, snapshot)
@@ -90,7 +92,7 @@ class FetchedParts:
         fetch: PartsFetch,
         at_once: int,
         should_continue: ContinueCheck,
-        need: Callable[[int], None] | None = None,
+        need: Callable[[int], None],
     ) -> int:
         if not fetch.addresses:
             return 0
@@ -111,12 +113,29 @@ class FetchedParts:
         remove_tree(fetch.folder, ignore_errors=True)
         return received
 
-    def _check_room(self, size: int) -> None:
+    def _check_fits(self, size: int) -> None:
+        """What tasks wait for may fill the disk. Files of an earlier restart may still be being deleted."""
+        deadline = time.monotonic() + DELETED_WITHIN_S
+        while self._room()[0] < size and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._check_room(size, 0, "too little room to fetch the snapshot")
+
+    def _check_leaves_room(self, size: int) -> None:
         """What is fetched in advance leaves room for a snapshot of the same size, and a share of the disk."""
+        least_left = max(size, int(LEFT_FREE * self._room()[1]))
+        self._check_room(size, least_left, "too little room to fetch a snapshot in advance")
+
+    def _check_room(self, size: int, least_left: int, problem: str) -> None:
+        free = self._room()[0]
+        if free - size < least_left:
+            sizes = f"it has {size >> 20} MiB, and {free >> 20} MiB are free"
+            raise OSError(errno.ENOSPC, f"{problem}: {sizes}", self._folder)
+
+    def _room(self) -> tuple[int, int]:
+        """Bytes that are free on the disk, and its size."""
         os.makedirs(self._folder, exist_ok=True)
         disk = os.statvfs(self._folder)
-        if disk.f_bavail * disk.f_frsize - size < max(size, LEFT_FREE * disk.f_blocks * disk.f_frsize):
-            raise OSError(errno.ENOSPC, "too little room to fetch a snapshot in advance", self._folder)
+        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
     def _keep_only(self, snapshot: SnapshotId, unfinished: str) -> None:
         """Delete the parts of other snapshots, and what other fetches have left behind."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable
 
-from paceline.storage.snapshots.manifest import Damaged, Gone, SnapshotId, is_safe_path
+from paceline.storage.snapshots.manifest import FILE_BYTES, MOST_BYTES, Damaged, Gone, SnapshotId, is_safe_path
 from paceline.storage.stores.parallel import together
 from paceline.storage.stores.protocol import ContinueCheck
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RANGE = 64 * 1024 * 1024  # bytes of a file that are fetched at a time,
 MOST_RANGES = 64  # unless it is so large that there would be more ranges
+LARGEST_FILE = 1 << 50  # bytes; of smaller ones, the disk of this host may be too small
 # Errors of files that no host has written, with names or sizes that a file system does not allow.
 _NOT_VALID = (errno.EFBIG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 Dial = Callable[[str], "PeerStore"]
@@ -47,7 +48,7 @@ class PartsFetch:
     def can_continue(self) -> bool:
         return self._left is not None
 
-    def run(self, at_once: int, should_continue: ContinueCheck, need: Callable[[int], None] | None = None) -> int:
+    def run(self, at_once: int, should_continue: ContinueCheck, need: Callable[[int], None]) -> int:
         """Returns the number of bytes. `at_once`: ranges, each over a connection of its own. `need`: called with the
         number of bytes before any of them is fetched; may raise an error."""
         with _connections(self._dial) as connection:
@@ -74,8 +75,9 @@ class PartsFetch:
             finally:
                 self._left = [part for part in self._left if part not in done]
 
-    def _list(self, connection: Dial, need: Callable[[int], None] | None) -> list[Range]:
+    def _list(self, connection: Dial, need: Callable[[int], None]) -> list[Range]:
         files: list[tuple[str, str, str, int]] = []  # address, name there, path here, size
+        listed = 0  # bytes in a manifest
         for task, address in self.addresses.items():
             prefix = f"{task}/{self.snapshot}/"
             sizes = connection(address).sizes(prefix)
@@ -85,9 +87,13 @@ class PartsFetch:
                 path = name[len(prefix) :]
                 if not name.startswith(prefix) or not is_safe_path(path):
                     raise Damaged(f"{address} lists the path {path!r}, which is not valid")
+                if size > LARGEST_FILE:
+                    raise Damaged(f"{address} lists the file {path!r}, which is not valid: {os.strerror(errno.EFBIG)}")
                 files.append((address, name, f"{self.folder}/{task}/{path}", size))
-        if need is not None:
-            need(sum(size for *_, size in files))
+                listed += len(path) + FILE_BYTES
+            if listed > MOST_BYTES:
+                raise Damaged(f"{address} lists {len(sizes)} files: more than a manifest can list")
+        need(sum(size for *_, size in files))
         ranges: list[Range] = []
         for address, name, target, size in files:
             with _valid(address, name):
