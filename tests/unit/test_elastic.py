@@ -133,6 +133,34 @@ def test_the_group_does_not_wait_for_a_host_that_shuts_down() -> None:
     assert names(world) == ["worker-0", "worker-2"]
 
 
+def leave_and_return(world: World, host: str) -> None:
+    """The host shuts down, and its replacement joins before the others have ended their tasks."""
+    world.tell(ev.HostLeaving(host, "SIGTERM"))
+    world.exit(host.replace("-host", ""), "preempted")
+    world.tell(ev.MemberLeft(host))
+    world.host_is_replaced(host, dead=True)
+    world.join(host)
+
+
+def test_the_group_does_not_wait_for_the_replacement_of_a_host_that_shut_down() -> None:
+    """It would have to import the framework and fetch the snapshot first."""
+    world = up(make_plan(3, hang_after=None, least=2))
+    leave_and_return(world, "worker-host-1")
+    world.deliver_all()
+    assert names(world) == ["worker-0", "worker-2"] and world.captain.generation == 2
+    settle(world, EVERY + 10)
+    world.save("worker-0", 70)
+    settle(world, 5)
+    assert names(world) == ["worker-0", "worker-1", "worker-2"] and world.captain.generation == 3
+
+
+def test_below_min_the_replacement_of_a_host_that_shut_down_is_waited_for() -> None:
+    world = up(make_plan(3, hang_after=None, least=3))
+    leave_and_return(world, "worker-host-1")
+    world.deliver_all()
+    assert names(world) == ["worker-0", "worker-1", "worker-2"] and world.captain.generation == 2
+
+
 @pytest.mark.parametrize("is_reachable", [True, False])
 def test_others_get_the_part_of_a_host_that_shuts_down_while_the_store_is_away(is_reachable: bool) -> None:
     """As long as it is connected, and they can reach it."""

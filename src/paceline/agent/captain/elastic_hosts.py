@@ -21,12 +21,23 @@ class HostChoice:
         """`leaving`: hosts that are shutting down."""
         self._elastic, self._ledger, self._leaving = plan.elastic, ledger, leaving
         self.stuck: set[str] = set()  # hosts that did not get a snapshot for long; they take part only if needed
+        self._left: set[str] = set()  # hosts of the group that have shut down, or are about to
         groups = {(each.role, each.group): each.min for each in plan.elastic.hosts} if plan.elastic else {}
         in_group: dict[tuple[str, int], list[str]] = {}
         for host in plan.hosts:
             in_group.setdefault((host.role, host.group), []).append(host.name)
         # Hosts that can replace each other, and how many of them a generation needs.
         self._groups = [(hosts, groups.get(key, len(hosts))) for key, hosts in in_group.items()]
+
+    def on_leaving(self, host: str) -> None:
+        """The next generation does not wait until the replacement of this host has what its tasks need: it joins later,
+        without delaying the others."""
+        if any(task.host == host for unit in self._ledger.units if unit.kind == GROUP for task in unit.tasks):
+            self._left.add(host)
+
+    def on_started(self) -> None:
+        """A generation of the group has started."""
+        self._left.clear()
 
     def choose(self, unit: Unit, since: float | None, now: float) -> tuple[Task, ...] | None:
         """The tasks of the unit that can start now; None: it waits for more. `since`: when it began to wait."""
@@ -46,7 +57,7 @@ class HostChoice:
 
     def _choose_hosts(self, hosts: set[str], ready: set[str], since: float | None, now: float) -> set[str] | None:
         """Of these hosts, those that take part; None: the job waits for more."""
-        stable = {host for host in ready if not self.is_unstable(host, now)}
+        stable = {host for host in ready - self._left if not self.is_unstable(host, now)}
         chosen = stable if self._suffice(hosts, stable) else ready
         if not self._suffice(hosts, chosen):
             return None

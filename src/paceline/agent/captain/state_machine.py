@@ -334,6 +334,7 @@ class Captain:
         if self.ledger.pause != PAUSED:
             self._emit("note", text=f"{event.host} is shutting down: {event.reason}")
         if self.phase == LIVE:
+            self._elastic_hosts.on_leaving(event.host)
             self._group_snapshot.on_leaving(event.host)
 
     def _notice(self, event: ev.Notice, now: float) -> None:
@@ -469,6 +470,7 @@ class Captain:
         if is_group:
             self._not_finite.on_group_started(restore is not None)
             self._spikes.on_group_started()
+            self._elastic_hosts.on_started()
             self._joining.on_started(now)
         names = set(tasks)
         absent = [task.name for unit in units if not unit.is_whole for task in unit.all_tasks if task.name not in names]
