@@ -64,7 +64,7 @@ class Captain:
         self._prefetches = Prefetches(self.commits, self._instruct, self._emit)
         self.commits.has_fetched = self._prefetches.has_fetched
         self._group_snapshot = GroupSnapshot(
-            self.ledger, self.commits.contents, self.watch.rate, self._is_on_others, self._instruct, name
+            self.ledger, self.commits.contents, self.watch.rate, self._is_on_others, self._instruct, self._emit, name
         )
         self.evaluations = Evaluations(
             plan, self.ledger, self.commits, self.watch.add_metrics, self._instruct, self._emit
