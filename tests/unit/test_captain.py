@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from paceline.agent import generation_numbers
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.transfers import requests as req
 from paceline.storage.snapshots.manifest import File, SnapshotId
 from support.worlds import LEASE, World, make_plan, up
 
@@ -436,6 +438,49 @@ def test_a_captain_without_notes_learns_from_its_members() -> None:
     world.exit("worker-1", "signal")
     world.deliver_all()
     assert generations(world) == {3}
+
+
+@pytest.mark.parametrize("number", [10_000_000, 99_999_999])
+def test_a_generation_that_cannot_be_true_is_ignored(number: int) -> None:
+    world = up(make_plan(2))
+    world.disconnect("worker-host-1")
+    machine = world.machines["worker-host-1"]
+    machine.generation, machine.records = number, (ev.GenerationRecord(number, None, "x"),)
+    for _ in range(2):
+        world.join("worker-host-1")
+        world.disconnect("worker-host-1")
+    world.join("worker-host-1")
+    assert [text.split(",")[0] for text in warnings(world)] == [f"worker-host-1 reports generation {number}"]
+    world.exit("worker-0", "program-error")
+    world.deliver_all()
+    world.pass_time(5)
+    world.deliver_all()
+    assert (generations(world), world.captain.commits.records.newest) == ({2}, 2)
+
+
+def test_a_captain_without_notes_continues_after_any_generation_that_only_members_know() -> None:
+    """The store cannot be reached."""
+    world = up(make_plan(2))
+    for machine in world.machines.values():
+        machine.generation = 9_000_000
+        for process in machine.processes.values():
+            process.generation = 9_000_000
+    world.place.fails = req.Failure(req.STORE, "down", True)
+    world.restart_captain(with_notes=False)
+    world.join_all()
+    assert world.captain.generation == 9_000_000
+    assert warnings(world) == []
+
+
+def test_the_captain_begins_no_generation_that_members_reject() -> None:
+    world = up(make_plan(2))
+    world.captain.ledger.generation = generation_numbers.MOST
+    world.exit("worker-0", "program-error")
+    world.deliver_all()
+    world.pass_time(5)
+    assert world.captain._shutdown.outcome[:2] == (
+        "failed", "no generation can follow 99999999, which the snapshot store contains"
+    )  # fmt: skip
 
 
 def test_a_captain_that_returns_after_the_lease_forms_the_next_generation() -> None:

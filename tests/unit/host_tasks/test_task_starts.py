@@ -166,6 +166,15 @@ def test_a_later_agent_knows_generation_and_data(host: Host) -> None:
     assert host.start("worker-0", generation=4) == []
 
 
+def test_a_damaged_generation_does_not_keep_a_host_from_starting_tasks(host: Host) -> None:
+    (host.folder / "logs" / ".worker-host-0.generation").write_text("10000000")
+    host.begin_agent()
+    assert host.tasks.notes.generation == 10_000_000
+    assert host.start_one("worker-0", generation=4)
+    host.begin_agent()
+    assert host.tasks.notes.generation == 4
+
+
 def test_the_location_of_the_data_need_not_be_utf_8(host: Host) -> None:
     location = os.fsdecode(b"/data/\xe9")
     host.start_one(generation=5, data=location)

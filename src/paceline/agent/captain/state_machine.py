@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from paceline.agent import resource_usage
+from paceline.agent import generation_numbers, resource_usage
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
@@ -248,6 +249,7 @@ class Captain:
             return
         self._postpone(self.pause.take_queued_s(now))
         self._generations.on_joined(now)
+        event = self._without_implausible_numbers(event, now)
         if self.generation == 0 and event.generation > 0 and self.phase == LIVE:
             self._captain_return.begin(now)  # a previous captain has led the run, and its notes are lost
         self.ledger.generation = max(self.generation, event.generation)
@@ -291,6 +293,17 @@ class Captain:
         self._joining.on_joined(event.host)
         self.scaling.on_joined(event.host)
         self.pause.on_joined(event.host)
+
+    def _without_implausible_numbers(self, event: ev.MemberJoined, now: float) -> ev.MemberJoined:
+        """The numbers come from files of the host, which a program may have changed."""
+        known = max(self.generation, self._generations.recorded, self.commits.records.newest)
+        records = tuple(each for each in event.records if generation_numbers.is_plausible(each.generation, known))
+        if generation_numbers.is_plausible(event.generation, known):
+            return event if len(records) == len(event.records) else replace(event, records=records)
+        text = f"{event.host} reports generation {event.generation}, which cannot be true: the newest is {known}. The "
+        text += "number is ignored; has a program changed hidden files in the folder logs of the run?"
+        self._notice(ev.Notice(event.host, text, warning=True), now)
+        return replace(event, generation=0, records=records)
 
     def _add_saved_parts(self, event: ev.MemberJoined, now: float) -> None:
         """Record the snapshots on a host that has joined."""

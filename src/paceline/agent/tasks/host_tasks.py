@@ -119,7 +119,7 @@ class HostTasks:
     # ---- starting
 
     def start(self, message: StartOnHost) -> None:
-        if self._leaving or message.generation < self.notes.generation:
+        if self._leaving or self.notes.is_outdated(message.generation):
             return
         self.notes.update(message.generation, message.data, message.records)
         plan = self._plan.of_generation(self.roster)
