@@ -235,6 +235,18 @@ def test_a_machine_that_is_exhausted_is_not_an_error_of_the_program(host: Host, 
     assert host.log() == [f"{os.strerror(number)}: /a/file"]
 
 
+def test_a_variable_that_no_process_can_have_is_an_error_of_the_task(host: Host) -> None:
+    host.machine.start_error = ValueError("embedded null byte")
+    assert host.start("worker-0", data="/data\0") == []
+    assert host.log() == ["invalid environment: embedded null byte"]
+    assert host.exit()["code"] == 127
+
+
+def test_the_record_of_imports_of_another_host_may_contain_anything(host: Host) -> None:
+    host.tasks.learn_imports('"torch"\n"\ud800"\n')
+    assert (host.folder / "logs" / ".worker-host-0.imports").read_text() == '"torch"\n"?"\n'
+
+
 def test_a_task_cannot_start_if_its_folder_for_snapshots_cannot_be_created(host: Host) -> None:
     (host.folder / "staging").write_text("")
     host.start("worker-0")

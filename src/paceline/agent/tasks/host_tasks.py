@@ -155,6 +155,8 @@ class HostTasks:
                 self._launcher.start(attempt, plan, self.roster, message.restarts, variables, message.mlflow_run)
             except OSError as error:
                 self._on_start_failed(attempt, error)
+            except ValueError as error:  # a variable cannot contain it: a program may have changed files of this host
+                self._on_start_failed(attempt, OSError(errno.EINVAL, f"invalid environment: {error}"))
 
     def _on_started(self, attempt: Attempt) -> None:
         started = ev.TaskStarted(self._options.host, attempt.task.name, attempt.number, attempt.pid, attempt.warm)
