@@ -801,6 +801,59 @@ def test_a_host_that_sends_notices_in_a_loop_does_not_fill_the_disk() -> None:
     assert notices(world)[-1] == "ten minutes later"
 
 
+def test_what_a_host_repeats_becomes_an_event_only_if_it_is_new() -> None:
+    world = up(make_plan(2))
+    before = len(world.events)
+    for _ in range(300):
+        world.tell(ev.TaskStarted("worker-host-0", "worker-0", 1, 1, False))
+        world.tell(ev.HostLeaving("worker-host-0", "SIGTERM"))
+        world.tell(ev.MemberLeft("worker-host-0"))
+    assert [fields for _, _, fields in world.events[before:]] == [{"text": "worker-host-0 is shutting down: SIGTERM"}]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.SpareReady("worker-host-0", 1.0),
+        ev.StartMeasured("worker-host-0", "worker-0", 1, ev.StartTimes(imports=1.0)),
+    ],
+)
+def test_messages_of_a_host_in_a_loop_do_not_fill_the_disk(event: ev.MemberEvent) -> None:
+    world = up(make_plan(2))
+    before = len(world.events)
+    for _ in range(1000):
+        world.tell(event)
+    assert len(world.events) == before + 100
+    world.now += 601
+    world.tell(event)
+    assert len(world.events) == before + 101
+
+
+# ---- names of tasks that a member sends
+
+
+def test_the_captain_keeps_nothing_about_tasks_of_other_hosts() -> None:
+    world = up(make_plan(2))
+    for n in range(100):
+        unknown = f"unknown-{n}"
+        stacks = {unknown: "x", "worker-0": "mine", "worker-1": "another's"}
+        world.tell(ev.TasksEnded("worker-host-0", {}, {}, {"worker-1": "stopped", unknown: "stopped"}, stacks))
+        world.tell(ev.Heartbeat("worker-host-0", n, {}, asking=("worker-0", "worker-1", unknown)))
+    assert world.captain.failures.stacks == {"worker-0": "mine"}
+    assert world.captain._group_snapshot._polling == {"worker-0"}
+
+
+def test_a_captain_that_returns_believes_a_member_only_about_its_own_tasks() -> None:
+    world = up(make_plan(2))
+    world.restart_captain()
+    exits = tuple(ev.TaskExit(task, 1, 1, cause="program-error") for task in ("worker-0", "worker-1"))
+    joined = ev.MemberJoined("worker-host-0", "worker-host-0-a", 1, True, "", 1, {}, exits)
+    for _ in range(3):
+        world.tell(joined)
+    [failure] = world.captain._unit_of["worker-0"].failures
+    assert failure.task == "worker-0"
+
+
 def test_restarts_of_a_program_that_reports_no_steps_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.agent.captain.failures.RESTARTS_KEPT", 3)
     world = up(make_plan(1, limit=100, hang_after=None))

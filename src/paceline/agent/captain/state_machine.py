@@ -110,6 +110,7 @@ class Captain:
             self._emit,
         )  # fmt: skip
         self.starts: start_times.Starts = {}  # of the newest generations
+        self._started: dict[str, int] = {}  # task -> the newest attempt that has started
         self._runtime_until: float | None = None
         self._notices = NoticeFilter()
         self._instructions: ins.Instructions = []
@@ -158,15 +159,9 @@ class Captain:
         elif isinstance(event, ev.HostLeaving):
             self._host_leaving(event)
         elif isinstance(event, ev.TaskStarted):
-            if self.ledger.running_on(event.host).get(event.task) == event.attempt:
-                start_times.record_started(self.starts, self.generation, event.task, event.warm)
-                start_times.forget_old(self.starts)
-                self._emit("task-started", task=event.task, pid=event.pid, warm=event.warm, host=event.host)
+            self._task_started(event)
         elif isinstance(event, ev.StartMeasured):
-            if self.ledger.running_on(event.host).get(event.task) == event.attempt:
-                fields = start_times.fields_of(event.times)
-                start_times.record_measured(self.starts, self.generation, event.task, fields)
-                self._emit("start-times", task=event.task, **fields)
+            self._start_measured(event, now)
         elif isinstance(event, ev.MetricNotFinite):
             self._not_finite.on_reported(event, now)
         elif isinstance(event, ev.TaskExited):
@@ -177,7 +172,8 @@ class Captain:
         elif isinstance(event, ev.SpareReady):
             self.members[event.host].has_spare = True
             self._joining.on_spare_ready(event)
-            self._emit("spare-ready", host=event.host, took_s=round(event.seconds, 1))
+            if self._notices.is_rare(f"spares of {event.host}", now):
+                self._emit("spare-ready", host=event.host, took_s=round(event.seconds, 1))
         elif isinstance(event, ev.PartSaved):
             self._part_saved(event, now)
         elif isinstance(event, ev.PartStored):
@@ -342,9 +338,11 @@ class Captain:
                 self._emit("member-lost", host=event.host, reason="the connection was closed")
 
     def _host_leaving(self, event: ev.HostLeaving) -> None:
-        self.ledger.withdraw_offers(self.members[event.host])
+        member = self.members[event.host]
+        is_new = event.host not in self.leaving and not member.has_left
+        self.ledger.withdraw_offers(member)
         self.leaving.add(event.host)
-        if self.ledger.pause != PAUSED:
+        if is_new and self.ledger.pause != PAUSED:
             self._emit("note", text=f"{event.host} is shutting down: {event.reason}")
         if self.phase == LIVE:
             self._group_snapshot.on_leaving(event.host)
@@ -372,11 +370,26 @@ class Captain:
 
     # ---- tasks
 
+    def _task_started(self, event: ev.TaskStarted) -> None:
+        is_running = self.ledger.running_on(event.host).get(event.task) == event.attempt
+        if is_running and self._started.get(event.task) != event.attempt:
+            self._started[event.task] = event.attempt
+            start_times.record_started(self.starts, self.generation, event.task, event.warm)
+            start_times.forget_old(self.starts)
+            self._emit("task-started", task=event.task, pid=event.pid, warm=event.warm, host=event.host)
+
+    def _start_measured(self, event: ev.StartMeasured, now: float) -> None:
+        is_running = self.ledger.running_on(event.host).get(event.task) == event.attempt
+        if is_running and self._notices.is_rare(f"start of {event.task}", now):
+            fields = start_times.fields_of(event.times)
+            start_times.record_measured(self.starts, self.generation, event.task, fields)
+            self._emit("start-times", task=event.task, **fields)
+
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
         member = self.members[event.host]
         member.lease_until = now + self.lease
         member.memory = event.memory
-        self._group_snapshot.on_polling(event.asking)
+        self._group_snapshot.on_polling(name for name in event.asking if self.ledger.is_on(name, event.host))
         if event.resources is not None and now >= member.resources_due:
             member.resources_due = now + RESOURCES_EVERY
             fields = resource_usage.event_fields(event.resources, self.plan.host(event.host).tasks)
