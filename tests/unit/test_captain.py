@@ -446,10 +446,14 @@ def test_a_generation_that_cannot_be_true_is_ignored(number: int) -> None:
     world.disconnect("worker-host-1")
     machine = world.machines["worker-host-1"]
     machine.generation, machine.records = number, (ev.GenerationRecord(number, None, "x"),)
+    saved = ev.PartSaved("worker-host-1", "worker-1", SnapshotId(5, number), 1)
+    machine.held["worker-1", saved.snapshot] = saved
     for _ in range(2):
         world.join("worker-host-1")
         world.disconnect("worker-host-1")
     world.join("worker-host-1")
+    world.tell(saved)
+    assert world.captain.commits._copies == {}
     assert [text.split(",")[0] for text in warnings(world)] == [f"worker-host-1 reports generation {number}"]
     world.exit("worker-0", "program-error")
     world.deliver_all()

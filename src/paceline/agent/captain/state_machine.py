@@ -292,14 +292,19 @@ class Captain:
 
     def _without_implausible_numbers(self, event: ev.MemberJoined, now: float) -> ev.MemberJoined:
         """The numbers come from files of the host, which a program may have changed."""
-        known = max(self.generation, self._generations.recorded, self.commits.records.newest)
+        known = self._newest_known_generation()
         records = tuple(each for each in event.records if generation_numbers.is_plausible(each.generation, known))
+        held = tuple(each for each in event.held if generation_numbers.is_plausible(each.snapshot.generation, known))
+        event = replace(event, records=records, held=held)
         if generation_numbers.is_plausible(event.generation, known):
-            return event if len(records) == len(event.records) else replace(event, records=records)
+            return event
         text = f"{event.host} reports generation {event.generation}, which cannot be true: the newest is {known}. The "
         text += "number is ignored; has a program changed hidden files in the folder logs of the run?"
         self._notice(ev.Notice(event.host, text, warning=True), now)
-        return replace(event, generation=0, records=records)
+        return replace(event, generation=0)
+
+    def _newest_known_generation(self) -> int:
+        return max(self.generation, self._generations.recorded, self.commits.records.newest)
 
     def _add_saved_parts(self, event: ev.MemberJoined, now: float) -> None:
         """Record the snapshots on a host that has joined."""
@@ -411,7 +416,8 @@ class Captain:
     # ---- snapshots
 
     def _part_saved(self, saved: ev.PartSaved, now: float, is_known: bool = False) -> None:
-        if saved.task not in self.plan.host(saved.host).tasks:
+        is_plausible = generation_numbers.is_plausible(saved.snapshot.generation, self._newest_known_generation())
+        if saved.task not in self.plan.host(saved.host).tasks or not is_plausible:
             return
         self._not_finite.on_saved(saved, now)
         draft = self.commits.on_saved(saved, now, is_known)
