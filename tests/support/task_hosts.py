@@ -107,7 +107,7 @@ class Machine:
         self.started: list[Process] = []
         self.alive: dict[int, Process] = {}
         self.signals: list[tuple[int, signal.Signals]] = []  # a negative number: to a process group
-        self.start_error: OSError | None = None
+        self.start_error: OSError | ValueError | None = None
         self.adopted: dict[int, str] = {}  # children of the agent -> their tasks
         self.states: dict[int, tuple[str, float]] = {}
         self.waits_for_core: dict[int, float] = {}

@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from paceline.agent import generation_numbers
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.transfers import requests as req
 from paceline.storage.snapshots.manifest import File, SnapshotId
 from support.worlds import LEASE, World, make_plan, up
 
@@ -438,6 +440,53 @@ def test_a_captain_without_notes_learns_from_its_members() -> None:
     assert generations(world) == {3}
 
 
+@pytest.mark.parametrize("number", [10_000_000, 99_999_999])
+def test_a_generation_that_cannot_be_true_is_ignored(number: int) -> None:
+    world = up(make_plan(2))
+    world.disconnect("worker-host-1")
+    machine = world.machines["worker-host-1"]
+    machine.generation, machine.records = number, (ev.GenerationRecord(number, None, "x"),)
+    saved = ev.PartSaved("worker-host-1", "worker-1", SnapshotId(5, number), 1)
+    machine.held["worker-1", saved.snapshot] = saved
+    for _ in range(2):
+        world.join("worker-host-1")
+        world.disconnect("worker-host-1")
+    world.join("worker-host-1")
+    world.tell(saved)
+    assert world.captain.commits._copies == {}
+    assert [text.split(",")[0] for text in warnings(world)] == [f"worker-host-1 reports generation {number}"]
+    world.exit("worker-0", "program-error")
+    world.deliver_all()
+    world.pass_time(5)
+    world.deliver_all()
+    assert (generations(world), world.captain.commits.records.newest) == ({2}, 2)
+
+
+def test_a_captain_without_notes_continues_after_any_generation_that_only_members_know() -> None:
+    """The store cannot be reached."""
+    world = up(make_plan(2))
+    for machine in world.machines.values():
+        machine.generation = 9_000_000
+        for process in machine.processes.values():
+            process.generation = 9_000_000
+    world.place.fails = req.Failure(req.STORE, "down", True)
+    world.restart_captain(with_notes=False)
+    world.join_all()
+    assert world.captain.generation == 9_000_000
+    assert warnings(world) == []
+
+
+def test_the_captain_begins_no_generation_that_members_reject() -> None:
+    world = up(make_plan(2))
+    world.captain.ledger.generation = generation_numbers.MOST
+    world.exit("worker-0", "program-error")
+    world.deliver_all()
+    world.pass_time(5)
+    assert world.captain._shutdown.outcome[:2] == (
+        "failed", "no generation can follow 99999999, which the snapshot store contains"
+    )  # fmt: skip
+
+
 def test_a_captain_that_returns_after_the_lease_forms_the_next_generation() -> None:
     world = up(make_plan(2))
     world.restart_captain()
@@ -754,6 +803,59 @@ def test_a_host_that_sends_notices_in_a_loop_does_not_fill_the_disk() -> None:
     world.now += 601
     world.tell(ev.Notice("worker-host-0", "ten minutes later"))
     assert notices(world)[-1] == "ten minutes later"
+
+
+def test_what_a_host_repeats_becomes_an_event_only_if_it_is_new() -> None:
+    world = up(make_plan(2))
+    before = len(world.events)
+    for _ in range(300):
+        world.tell(ev.TaskStarted("worker-host-0", "worker-0", 1, 1, False))
+        world.tell(ev.HostLeaving("worker-host-0", "SIGTERM"))
+        world.tell(ev.MemberLeft("worker-host-0"))
+    assert [fields for _, _, fields in world.events[before:]] == [{"text": "worker-host-0 is shutting down: SIGTERM"}]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.SpareReady("worker-host-0", 1.0),
+        ev.StartMeasured("worker-host-0", "worker-0", 1, ev.StartTimes(imports=1.0)),
+    ],
+)
+def test_messages_of_a_host_in_a_loop_do_not_fill_the_disk(event: ev.MemberEvent) -> None:
+    world = up(make_plan(2))
+    before = len(world.events)
+    for _ in range(1000):
+        world.tell(event)
+    assert len(world.events) == before + 100
+    world.now += 601
+    world.tell(event)
+    assert len(world.events) == before + 101
+
+
+# ---- names of tasks that a member sends
+
+
+def test_the_captain_keeps_nothing_about_tasks_of_other_hosts() -> None:
+    world = up(make_plan(2))
+    for n in range(100):
+        unknown = f"unknown-{n}"
+        stacks = {unknown: "x", "worker-0": "mine", "worker-1": "another's"}
+        world.tell(ev.TasksEnded("worker-host-0", {}, {}, {"worker-1": "stopped", unknown: "stopped"}, stacks))
+        world.tell(ev.Heartbeat("worker-host-0", n, {}, asking=("worker-0", "worker-1", unknown)))
+    assert world.captain.failures.stacks == {"worker-0": "mine"}
+    assert world.captain._group_snapshot._polling == {"worker-0"}
+
+
+def test_a_captain_that_returns_believes_a_member_only_about_its_own_tasks() -> None:
+    world = up(make_plan(2))
+    world.restart_captain()
+    exits = tuple(ev.TaskExit(task, 1, 1, cause="program-error") for task in ("worker-0", "worker-1"))
+    joined = ev.MemberJoined("worker-host-0", "worker-host-0-a", 1, True, "", 1, {}, exits)
+    for _ in range(3):
+        world.tell(joined)
+    [failure] = world.captain._unit_of["worker-0"].failures
+    assert failure.task == "worker-0"
 
 
 def test_restarts_of_a_program_that_reports_no_steps_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -409,3 +409,78 @@ def test_a_host_that_begins_to_shut_down_gets_another_try_if_a_task_does_not_sav
     assert (first, tasks.stopping) == (step, [False, False, True, True])
     commit(tasks, second)
     assert released(tasks) == ["worker-host-0"]
+
+
+# ---- a task that counts its calls differently
+
+
+def warnings(tasks: AgreeingTasks) -> list[str]:
+    return [fields["text"] for kind, _, fields in tasks.world.events if kind == "warning"]
+
+
+def reply_with(tasks: AgreeingTasks, count: int) -> None:
+    """A snapshot is requested, and worker-1 replies with another number of calls than it has made."""
+    request(tasks)
+    for task in tasks.saves:
+        tasks.hear(task)
+    proposal = tasks.world.captain._group_snapshot._agreement.proposal  # type: ignore[union-attr]
+    tasks.world.tell(ev.AgreementReply("worker-host-1", "worker-1", "here", proposal, count))
+
+
+def test_tasks_do_not_agree_on_a_call_that_none_can_reach(tasks: AgreeingTasks) -> None:
+    for _ in range(2):
+        reply_with(tasks, 2**52)
+        tasks.train(1, 10)
+    assert "at" not in tasks.messages
+    assert warnings(tasks) == [
+        "tasks cannot agree on a step at which all save, so no snapshot of the group was taken: worker-1 has called "
+        "should_save 4503599627370496 times, worker-0 2 times. Each task must call it once per step"
+    ]
+    leave(tasks)
+    tasks.train(11, 20)
+    commit(tasks, *steps(tasks))
+    assert released(tasks) == ["worker-host-0"]
+
+
+def test_a_task_rejects_a_call_that_it_cannot_reach(tasks: AgreeingTasks) -> None:
+    tasks.world.captain._group_snapshot._rate = lambda task: 1e15  # a program reports any steps
+    request(tasks)
+    tasks.train(1, 30)
+    assert "late" in tasks.messages and "yes" not in tasks.messages
+
+
+def test_an_agreed_call_that_is_far_away_does_not_block_later_snapshots(tasks: AgreeingTasks) -> None:
+    reply_with(tasks, 100_000)
+    tasks.train(1, 20)
+    assert tasks.messages.count("go") == 2 and tasks.saves == {"worker-0": [], "worker-1": []}
+    tasks.world.pass_time(62)
+    leave(tasks)
+    tasks.train(21, 60)
+    commit(tasks, *steps(tasks))
+    assert released(tasks) == ["worker-host-0"]
+
+
+def test_an_agreed_call_that_tasks_will_reach_stays_agreed(tasks: AgreeingTasks) -> None:
+    reply_with(tasks, 150)
+    tasks.train(1, 20)
+    tasks.world.pass_time(62)
+    tasks.train(21, 100)
+    request(tasks)
+    tasks.train(101, 200)
+    first, *_ = steps(tasks)
+    assert 150 <= first <= 160
+
+
+def test_a_task_that_takes_no_part_does_not_decide_which_step_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = AgreeingTasks(up(make_plan(2, evaluator=1, hang_after=None)), monkeypatch)
+    try:
+        request(tasks)
+        tasks.train(1, 20)
+        group = tasks.world.captain._group_snapshot
+        assert group._agreement is not None
+        tasks.world.tell(
+            ev.AgreementReply("evaluator-host-0", "evaluator-0", "saves", group._agreement.proposal, 1, 2**52)
+        )
+        assert group.awaited_step == tasks.saves["worker-0"][0]
+    finally:
+        tasks.close()

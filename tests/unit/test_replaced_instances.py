@@ -13,7 +13,7 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain.state_machine import Captain
 from paceline.agent.captain_process import connections
 from paceline.agent.net import messages
-from paceline.agent.net.frames import Decoder, Message, encode
+from paceline.agent.net.frames import Decoder, Message, WireError, encode
 from paceline.agent.options import Options
 from support.captain_connections import Clock
 from support.worlds import LEASE, make_plan
@@ -53,10 +53,10 @@ class Members:
         """The kinds of messages that the captain answers with."""
         return self.kinds(self.joining(instance, generation))
 
-    def joining(self, instance: str, generation: int = 0) -> connections.Connection:
+    def joining(self, instance: str, generation: int = 0, host: str = HOST) -> connections.Connection:
         connection = connections.Connection(self.connections, None)  # type: ignore[arg-type]
         self.connections.open.add(connection)
-        joined = ev.MemberJoined(HOST, instance, 1, True, "", generation)
+        joined = ev.MemberJoined(host, instance, 1, True, "", generation)
         (message,) = Decoder().feed(encode(messages.join_message(RUN, joined)))
         self.connections.receive(connection, message)
         return connection
@@ -96,6 +96,17 @@ def test_members_of_a_new_run_wait_until_they_are_released(members: Members) -> 
     members.connections.release_joins()
     assert members.kinds(waiting) == ["wait", "welcome"]
     assert members.join("second") == ["welcome"]
+
+
+def test_only_the_newest_join_of_a_host_waits(members: Members) -> None:
+    members.connections.hold_joins()
+    waiting = [members.joining("first") for _ in range(10)]
+    assert [members.kinds(each) for each in waiting] == [["wait"]] * 10
+    with pytest.raises(WireError, match="not part of this run"):
+        members.joining("first", host="elsewhere")
+    assert members.connections._held_joins is not None and len(members.connections._held_joins) == 1
+    members.connections.release_joins()
+    assert [members.kinds(each) for each in waiting] == [["wait"]] * 9 + [["wait", "welcome"]]
 
 
 def test_no_member_waits_for_a_captain_that_replaces_another(members: Members) -> None:

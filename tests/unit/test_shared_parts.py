@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from paceline.agent.net.tls import MEMBER_NAME, SERVER_NAME, context
+from paceline.agent.transfers import porter as porter_module
 from paceline.agent.transfers import requests as req
-from paceline.agent.transfers.porter import Porter
+from paceline.agent.transfers.porter import Porter, PorterSettings
 from paceline.backends import certificates
 from paceline.storage.snapshots import fetched_parts, parts_from_hosts, shared_parts
 from paceline.storage.snapshots.fetched_parts import FetchedParts
@@ -223,6 +224,17 @@ def test_a_host_gets_the_parts_that_it_lacks_from_its_neighbor(tmp_path: Path, t
     assert (restored / "weights").read_bytes() == bytes(range(256)) * (PIECE // 128)
     assert (restored / "about").read_bytes() == b"first" and (restored / "shard").exists()
     assert sorted(path.name for path in (tmp_path / "fetched").iterdir()) == ["worker-1"]
+
+
+@pytest.mark.parametrize("address", ["garbage", "host:port", "127.0.0.1:99999999", "a..b:80"])
+def test_an_address_that_cannot_be_used_is_a_passing_failure(tmp_path: Path, tls: str, address: str) -> None:
+    """The store may have the snapshot."""
+    settings = PorterSettings("", "run", tls=tls)
+    fetched = FetchedParts(str(tmp_path / "fetched"), lambda address: porter_module._member(settings, address))
+    repository = SnapshotRepository(FolderStore(str(tmp_path / "store")), "run")
+    porter = Porter(repository, repository, lambda *_: None, lanes=(), fetched=fetched)
+    answer = porter.execute(req.LinkSnapshot(ID, str(tmp_path / "restored"), ("/held",), {"worker-1": address}))
+    assert isinstance(answer, req.Failure) and (answer.kind, answer.passing) == (req.STORE, True)
 
 
 @pytest.mark.parametrize("most", [3, 64])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import pytest
@@ -158,6 +158,17 @@ def test_an_address_that_cannot_be_one_is_rejected(address: str) -> None:
         messages.read_join({**messages.join_message("run", JOINED), "offers": ended["offers"]}, "run")
     with pytest.raises(WireError, match="not host:port"):
         messages.read_captain({"type": "roster", "generation": 1, "roster": ended["offers"]}, "host")
+
+
+@pytest.mark.parametrize("serves", ["", "folder", "10.0.0.1:7000", "[fd00::1]:7000"])
+def test_a_host_may_serve_its_snapshots_to_others(serves: str) -> None:
+    assert messages.read_join(messages.join_message("run", replace(JOINED, serves=serves)), "run").serves == serves
+
+
+@pytest.mark.parametrize("serves", ["garbage", "host:port", "h:99999999", ":1", "\ud800:5", "x" * 70000 + ":1"])
+def test_an_address_that_cannot_serve_snapshots_is_rejected(serves: str) -> None:
+    with pytest.raises(WireError, match="serves: not"):
+        messages.read_join(messages.join_message("run", replace(JOINED, serves=serves)), "run")
 
 
 def test_a_size_that_no_file_can_have_is_rejected() -> None:

@@ -12,6 +12,9 @@ a captain dies after its "go" has reached some of the tasks. If they then wait f
 after any other hang.
 
 Messages may arrive twice: after a connection was lost, the captain repeats the last one.
+
+The counts of tasks that train together differ by a few calls. If one of them counts differently, the captain may
+confirm a call that is far away. A later proposal replaces it: no task can have saved there.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ from paceline.runtime import report
 AGREE_S = 10.0  # how long a task waits at the proposed call for the others to agree
 ANSWER_S = 40.0  # how long it then waits for the captain's decision; longer than any lease
 REPEAT_S = 1.0  # between its messages while it waits: its agent drops them while it is not connected
+MOST_AHEAD = 100_000_000  # calls; nothing reaches that in the time in which others wait, however fast its loop is
+REACH_S = 30.0  # a confirmed call may be replaced after this time; shorter than the captain waits for tasks to save
+FAR_S = 600.0  # if the task, as fast as it has been since, would take this time to reach it,
+FAR_CALLS = 100  # and more calls than tasks that train together can be apart
 
 
 class _Agreement:
@@ -35,6 +42,7 @@ class _Agreement:
         self.save_at: int | None = None  # the call that returns True, if all tasks agree
         self.proposal = 0  # number of the captain's proposal
         self.is_agreed = False  # whether the captain has confirmed the proposal
+        self.agreed_at = (0.0, 0)  # when it has, and the count at that time
         self.saved: tuple[int, int | None] | None = None  # the proposal at which this task has saved last, and its step
         self.is_stopping = False  # why the last snapshot was requested: a task is about to be stopped
 
@@ -93,6 +101,8 @@ class _Agreement:
         elif kind == "go" and self.saved is not None and proposal == self.saved[0]:
             self._reply("saves", proposal, step=self.saved[1])
         elif kind == "go" and proposal == self.proposal and self.save_at is not None:
+            if not self.is_agreed:
+                self.agreed_at = time.monotonic(), self.count
             self.is_agreed, self.is_stopping = True, bool(message.get("stop", True))
         elif kind == "no" and proposal == self.proposal and not self.is_agreed:
             self.save_at = None
@@ -100,14 +110,23 @@ class _Agreement:
     def _consider(self, proposal: int, count: int) -> None:
         is_known = (proposal, count) == (self.proposal, self.save_at)  # this task may be waiting at that call
         if not is_known and self.is_agreed:
-            self._reply("late", proposal)  # others may have saved at the call that was confirmed
-            return
-        if is_known or count > self.count:
+            if not self._is_out_of_reach():
+                self._reply("late", proposal)  # others may have saved at the call that was confirmed
+                return
+            self.is_agreed = False
+        if is_known or self.count < count <= self.count + MOST_AHEAD:
             self.proposal, self.save_at, self.saved = proposal, count, None
             self._reply("yes", proposal)
         else:
             self.proposal, self.save_at = proposal, None
             self._reply("late", proposal)
+
+    def _is_out_of_reach(self) -> bool:
+        """Whether the confirmed call is so far away that no task of the group can have saved there."""
+        since, count = self.agreed_at
+        elapsed, remaining = time.monotonic() - since, (self.save_at or 0) - self.count
+        is_slow = remaining * elapsed > FAR_S * (self.count - count)
+        return elapsed > REACH_S and remaining > FAR_CALLS and is_slow
 
     def _reply(self, kind: str, proposal: int, **fields: Any) -> None:
         report.send_to_agent({"_": "agree", "say": kind, "which": proposal, "count": self.count, **fields})

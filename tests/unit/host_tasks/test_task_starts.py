@@ -166,6 +166,15 @@ def test_a_later_agent_knows_generation_and_data(host: Host) -> None:
     assert host.start("worker-0", generation=4) == []
 
 
+def test_a_damaged_generation_does_not_keep_a_host_from_starting_tasks(host: Host) -> None:
+    (host.folder / "logs" / ".worker-host-0.generation").write_text("10000000")
+    host.begin_agent()
+    assert host.tasks.notes.generation == 10_000_000
+    assert host.start_one("worker-0", generation=4)
+    host.begin_agent()
+    assert host.tasks.notes.generation == 4
+
+
 def test_the_location_of_the_data_need_not_be_utf_8(host: Host) -> None:
     location = os.fsdecode(b"/data/\xe9")
     host.start_one(generation=5, data=location)
@@ -224,6 +233,18 @@ def test_a_machine_that_is_exhausted_is_not_an_error_of_the_program(host: Host, 
     assert (exit["code"], exit["cause"]) == (127, "start-failed")
     assert exit["detail"] == f"could not be started: {os.strerror(number)}: /a/file"
     assert host.log() == [f"{os.strerror(number)}: /a/file"]
+
+
+def test_a_variable_that_no_process_can_have_is_an_error_of_the_task(host: Host) -> None:
+    host.machine.start_error = ValueError("embedded null byte")
+    assert host.start("worker-0", data="/data\0") == []
+    assert host.log() == ["invalid environment: embedded null byte"]
+    assert host.exit()["code"] == 127
+
+
+def test_the_record_of_imports_of_another_host_may_contain_anything(host: Host) -> None:
+    host.tasks.learn_imports('"torch"\n"\ud800"\n')
+    assert (host.folder / "logs" / ".worker-host-0.imports").read_text() == '"torch"\n"?"\n'
 
 
 def test_a_task_cannot_start_if_its_folder_for_snapshots_cannot_be_created(host: Host) -> None:

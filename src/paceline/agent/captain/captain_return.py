@@ -43,16 +43,15 @@ class CaptainReturn:
         """A member reports which tasks it runs, and how others have ended."""
         ledger = self._ledger
         for name, attempt in event.running.items():
-            task = ledger.tasks.get(name)
-            if task is not None and task.host == event.host and self._may_be_current(name, attempt):
+            if ledger.is_on(name, event.host) and self._may_be_current(name, attempt):
                 ledger.mark_live(name, attempt)
         for exit in event.exits:
-            if exit.task in ledger.tasks and self._may_be_current(exit.task, exit.attempt):
+            if ledger.is_on(exit.task, event.host) and self._may_be_current(exit.task, exit.attempt):
                 ledger.attempts[exit.task] = exit.attempt
                 unit = ledger.unit_of[exit.task]
                 if not exit.cause and not exit.expected:
                     ledger.mark_succeeded(exit)
-                elif exit.cause and unit.name not in ledger.waiting_before:
+                elif exit.cause and unit.name not in ledger.waiting_before and not _has_failed(unit, exit.task):
                     unit.failures.append(failure_of(exit, now))
 
     def _may_be_current(self, task: str, attempt: int) -> bool:
@@ -132,3 +131,8 @@ class CaptainReturn:
                 unit.enter(WAITING if must_restart else RUNNING, now)
         self._generations.hold_until = 0.0
         self._shutdown.close(now)
+
+
+def _has_failed(unit: Unit, task: str) -> bool:
+    """Whether the failure is known: a member that joins again reports it again."""
+    return any(failure.task == task for failure in unit.failures)

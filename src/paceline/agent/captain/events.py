@@ -7,7 +7,16 @@ from dataclasses import field
 from typing import Any, Union
 
 from paceline.agent.fast_dataclass import record
-from paceline.agent.net.codec import Amount, DataLocation, HostPort, NotFiniteValue, PartCount, Seconds, Share
+from paceline.agent.net.codec import (
+    Amount,
+    DataLocation,
+    HostPort,
+    NotFiniteValue,
+    PartCount,
+    Seconds,
+    ServedAt,
+    Share,
+)  # fmt: skip
 from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
 from paceline.storage.snapshots.manifest import File, SnapshotId
 
@@ -159,7 +168,7 @@ class MemberJoined:
     evaluated: tuple[SnapshotEvaluated, ...] = ()  # results that the captain has not acknowledged
     data: DataLocation = ""  # location of the ingested data, if the member knows it
     records: tuple[GenerationRecord, ...] = ()  # of its generation, and of earlier ones that may not be in the store
-    serves: str = ""  # how other hosts get its snapshots: SHARED_FOLDER, or an address; empty: not at all
+    serves: ServedAt = ""  # how other hosts get its snapshots: SHARED_FOLDER, or an address; empty: not at all
     not_finite: tuple[MetricNotFinite, ...] = ()  # of the last attempts of its tasks, running or not
 
 

@@ -108,10 +108,11 @@ class Failures:
                 detail = f"the agent of {event.host} killed the task: no message from the captain for {self._lease:g} s"
                 self.on_host_lost(name, detail, now)
         for name, text in event.stacks.items():
-            self.stacks[name] = text
-            self._emit("stacks", task=name, text=text)
+            if self._ledger.is_on(name, event.host):
+                self.stacks[name] = text
+                self._emit("stacks", task=name, text=text)
         for name, state in event.states.items():
-            if name in self._ledger.unit_of:
+            if self._ledger.is_on(name, event.host):
                 unit = self._ledger.unit_of[name]
                 unit.failures = [failure.with_state(name, state) for failure in unit.failures]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Callable
 
+from paceline.agent import generation_numbers
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.elastic_hosts import HostChoice
 from paceline.agent.captain.ingest_phase import IngestPhase
@@ -173,7 +174,10 @@ class Generations:
         start.advance(now)
         if start.stage in (RECORDING, READY):
             self.recorded = max(self.recorded, start.number)
-        if start.failure is not None:
+        if start.number > generation_numbers.MOST:  # members would reject it
+            text = f"no generation can follow {start.number - 1}, which the snapshot store contains"
+            self._shutdown.end("failed", text, "store", now, ins.KILL)
+        elif start.failure is not None:
             text, may_pass = start.failure
             if ledger.generation == 0 or not may_pass or now - start.since >= limits.start:
                 self._shutdown.end("failed", text, "store", now, ins.KILL)

@@ -99,6 +99,11 @@ class Ledger:
         ghosts = self.ghost_tasks()
         return {name: self.live[name] for name in self._on_host[host] if name in self.live and name not in ghosts}
 
+    def is_on(self, name: str, host: str) -> bool:
+        """Whether it is the name of a task of this host: a member can send any names."""
+        task = self.tasks.get(name)
+        return task is not None and task.host == host
+
     def ghost_tasks(self) -> set[str]:
         return {name for _, attempts in self.ghosts for name in attempts}
 

@@ -1,4 +1,7 @@
-"""Which notices of hosts become events: a program that warns in a loop must not fill the disk. No I/O."""
+"""Which notices of hosts become events: a program that warns in a loop must not fill the disk. No I/O.
+
+The same holds for other messages that a host can repeat.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,13 @@ MOST = 100  # and at most this many texts of one host
 class NoticeFilter:
     def __init__(self) -> None:
         self._emitted_at: dict[str, float] = {}  # by text
-        self._periods: dict[str, tuple[float, int]] = {}  # host -> when its current period began, notices since then
+        self._periods: dict[str, tuple[float, int]] = {}  # host -> when its current period began, events since then
 
     def admit(self, notice: Notice, now: float) -> Notice | None:
         """What to emit: the notice, once a statement that more of them are dropped, or nothing."""
         if now < self._emitted_at.get(notice.text, -PERIOD) + PERIOD:
             return None  # several hosts may send the same notice, such as a full disk
-        began, count = self._periods.get(notice.host, (now, 0))
-        if now >= began + PERIOD:
-            began, count = now, 0
-            self._emitted_at = {text: at for text, at in self._emitted_at.items() if now < at + PERIOD}
-        self._periods[notice.host] = began, count + 1
+        count = self._count(notice.host, now)
         if count < MOST:
             self._emitted_at[notice.text] = now
             return notice
@@ -30,3 +29,16 @@ class NoticeFilter:
         minutes = f"{PERIOD / 60:g} minutes"
         text = f"{notice.host} sent more than {MOST} messages within {minutes}; the rest are not shown"
         return Notice(notice.host, text, warning=True)
+
+    def is_rare(self, what: str, now: float) -> bool:
+        """Whether to emit another event about this: there have not been too many in this period."""
+        return self._count(what, now) < MOST
+
+    def _count(self, what: str, now: float) -> int:
+        """How many there were in this period."""
+        began, count = self._periods.get(what, (now, 0))
+        if now >= began + PERIOD:
+            began, count = now, 0
+            self._emitted_at = {text: at for text, at in self._emitted_at.items() if now < at + PERIOD}
+        self._periods[what] = began, count + 1
+        return count

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from paceline.agent import resource_usage
+from paceline.agent import generation_numbers, resource_usage
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
@@ -64,7 +65,7 @@ class Captain:
         self._prefetches = Prefetches(self.commits, self._instruct, self._emit)
         self.commits.has_fetched = self._prefetches.has_fetched
         self._group_snapshot = GroupSnapshot(
-            self.ledger, self.commits.contents, self.watch.rate, self._is_on_others, self._instruct, name
+            self.ledger, self.commits.contents, self.watch.rate, self._is_on_others, self._instruct, self._emit, name
         )
         self.evaluations = Evaluations(
             plan, self.ledger, self.commits, self.watch.add_metrics, self._instruct, self._emit
@@ -109,6 +110,7 @@ class Captain:
             self._emit,
         )  # fmt: skip
         self.starts: start_times.Starts = {}  # of the newest generations
+        self._started: dict[str, int] = {}  # task -> the newest attempt that has started
         self._runtime_until: float | None = None
         self._notices = NoticeFilter()
         self._instructions: ins.Instructions = []
@@ -157,15 +159,9 @@ class Captain:
         elif isinstance(event, ev.HostLeaving):
             self._host_leaving(event)
         elif isinstance(event, ev.TaskStarted):
-            if self.ledger.running_on(event.host).get(event.task) == event.attempt:
-                start_times.record_started(self.starts, self.generation, event.task, event.warm)
-                start_times.forget_old(self.starts)
-                self._emit("task-started", task=event.task, pid=event.pid, warm=event.warm, host=event.host)
+            self._task_started(event)
         elif isinstance(event, ev.StartMeasured):
-            if self.ledger.running_on(event.host).get(event.task) == event.attempt:
-                fields = start_times.fields_of(event.times)
-                start_times.record_measured(self.starts, self.generation, event.task, fields)
-                self._emit("start-times", task=event.task, **fields)
+            self._start_measured(event, now)
         elif isinstance(event, ev.MetricNotFinite):
             self._not_finite.on_reported(event, now)
         elif isinstance(event, ev.TaskExited):
@@ -176,7 +172,8 @@ class Captain:
         elif isinstance(event, ev.SpareReady):
             self.members[event.host].has_spare = True
             self._joining.on_spare_ready(event)
-            self._emit("spare-ready", host=event.host, took_s=round(event.seconds, 1))
+            if self._notices.is_rare(f"spares of {event.host}", now):
+                self._emit("spare-ready", host=event.host, took_s=round(event.seconds, 1))
         elif isinstance(event, ev.PartSaved):
             self._part_saved(event, now)
         elif isinstance(event, ev.PartStored):
@@ -248,6 +245,7 @@ class Captain:
             return
         self._postpone(self.pause.take_queued_s(now))
         self._generations.on_joined(now)
+        event = self._without_implausible_numbers(event, now)
         if self.generation == 0 and event.generation > 0 and self.phase == LIVE:
             self._captain_return.begin(now)  # a previous captain has led the run, and its notes are lost
         self.ledger.generation = max(self.generation, event.generation)
@@ -292,6 +290,22 @@ class Captain:
         self.scaling.on_joined(event.host)
         self.pause.on_joined(event.host)
 
+    def _without_implausible_numbers(self, event: ev.MemberJoined, now: float) -> ev.MemberJoined:
+        """The numbers come from files of the host, which a program may have changed."""
+        known = self._newest_known_generation()
+        records = tuple(each for each in event.records if generation_numbers.is_plausible(each.generation, known))
+        held = tuple(each for each in event.held if generation_numbers.is_plausible(each.snapshot.generation, known))
+        event = replace(event, records=records, held=held)
+        if generation_numbers.is_plausible(event.generation, known):
+            return event
+        text = f"{event.host} reports generation {event.generation}, which cannot be true: the newest is {known}. The "
+        text += "number is ignored; has a program changed hidden files in the folder logs of the run?"
+        self._notice(ev.Notice(event.host, text, warning=True), now)
+        return replace(event, generation=0)
+
+    def _newest_known_generation(self) -> int:
+        return max(self.generation, self._generations.recorded, self.commits.records.newest)
+
     def _add_saved_parts(self, event: ev.MemberJoined, now: float) -> None:
         """Record the snapshots on a host that has joined."""
         self.commits.learn_records(event.records, now)
@@ -329,9 +343,11 @@ class Captain:
                 self._emit("member-lost", host=event.host, reason="the connection was closed")
 
     def _host_leaving(self, event: ev.HostLeaving) -> None:
-        self.ledger.withdraw_offers(self.members[event.host])
+        member = self.members[event.host]
+        is_new = event.host not in self.leaving and not member.has_left
+        self.ledger.withdraw_offers(member)
         self.leaving.add(event.host)
-        if self.ledger.pause != PAUSED:
+        if is_new and self.ledger.pause != PAUSED:
             self._emit("note", text=f"{event.host} is shutting down: {event.reason}")
         if self.phase == LIVE:
             self._elastic_hosts.on_leaving(event.host)
@@ -360,11 +376,26 @@ class Captain:
 
     # ---- tasks
 
+    def _task_started(self, event: ev.TaskStarted) -> None:
+        is_running = self.ledger.running_on(event.host).get(event.task) == event.attempt
+        if is_running and self._started.get(event.task) != event.attempt:
+            self._started[event.task] = event.attempt
+            start_times.record_started(self.starts, self.generation, event.task, event.warm)
+            start_times.forget_old(self.starts)
+            self._emit("task-started", task=event.task, pid=event.pid, warm=event.warm, host=event.host)
+
+    def _start_measured(self, event: ev.StartMeasured, now: float) -> None:
+        is_running = self.ledger.running_on(event.host).get(event.task) == event.attempt
+        if is_running and self._notices.is_rare(f"start of {event.task}", now):
+            fields = start_times.fields_of(event.times)
+            start_times.record_measured(self.starts, self.generation, event.task, fields)
+            self._emit("start-times", task=event.task, **fields)
+
     def _heartbeat(self, event: ev.Heartbeat, now: float) -> None:
         member = self.members[event.host]
         member.lease_until = now + self.lease
         member.memory = event.memory
-        self._group_snapshot.on_polling(event.asking)
+        self._group_snapshot.on_polling(name for name in event.asking if self.ledger.is_on(name, event.host))
         if event.resources is not None and now >= member.resources_due:
             member.resources_due = now + RESOURCES_EVERY
             fields = resource_usage.event_fields(event.resources, self.plan.host(event.host).tasks)
@@ -386,7 +417,8 @@ class Captain:
     # ---- snapshots
 
     def _part_saved(self, saved: ev.PartSaved, now: float, is_known: bool = False) -> None:
-        if saved.task not in self.plan.host(saved.host).tasks:
+        is_plausible = generation_numbers.is_plausible(saved.snapshot.generation, self._newest_known_generation())
+        if saved.task not in self.plan.host(saved.host).tasks or not is_plausible:
             return
         self._not_finite.on_saved(saved, now)
         draft = self.commits.on_saved(saved, now, is_known)

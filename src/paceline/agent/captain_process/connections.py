@@ -79,7 +79,8 @@ class Connections:
         self._instances: dict[str, list[str]] = {}  # host -> instances in order of arrival; the last is current
         self._delayed_frames: dict[str, tuple[bytes, ...]] = {}
         self._task_requests = TaskRequests(captain.plan, loop, self._instruct)
-        self._held_joins: list[tuple[Connection, ev.MemberJoined]] | None = None  # None: members may join
+        # By host: the newest that waits for `release_joins`. None: members may join.
+        self._held_joins: dict[str, tuple[Connection, ev.MemberJoined]] | None = None
         self._strangers = Strangers(len(captain.plan.hosts), self.drop, lambda connection: connection.link.open)
         address = endpoint(options.listen or options.captain)
         self._listener = Listener(loop, address, BACKLOG, self._admit, self._strangers.drop_oldest)
@@ -128,19 +129,20 @@ class Connections:
     def hold_joins(self) -> None:
         """Members of a new run have to wait until `release_joins`. If that takes long, they connect again. If one
         shows that the run is not new, and only this captain is, none waits: the leases of tasks would expire."""
-        self._held_joins = []
+        self._held_joins = {}
 
     def _join_or_hold(self, connection: Connection, joined: ev.MemberJoined) -> None:
         if self._held_joins is not None and not (joined.generation or joined.running):
-            self._held_joins.append((connection, joined))
+            self._check_host(joined.host)
+            self._held_joins[joined.host] = connection, joined
             connection.send_message(messages.Wait())
         else:
             self._join(connection, joined)
             self.release_joins()
 
     def release_joins(self) -> None:
-        held, self._held_joins = self._held_joins or [], None
-        for connection, joined in held:
+        held, self._held_joins = self._held_joins or {}, None
+        for connection, joined in held.values():
             if connection in self.open:
                 try:
                     self._join(connection, joined)
@@ -148,8 +150,7 @@ class Connections:
                     self.drop(connection)
 
     def _join(self, connection: Connection, joined: ev.MemberJoined) -> None:
-        if joined.host not in self._captain.members:
-            raise WireError(f"host {joined.host!r} is not part of this run")
+        self._check_host(joined.host)
         instances = self._instances.setdefault(joined.host, [])
         if joined.instance in instances[:-1]:
             reason = "another instance has replaced this host"
@@ -175,6 +176,10 @@ class Connections:
         connection.send_message(messages.Welcome(self._options.lease, self._beat_every))
         if connection in self.open:
             self._handle(joined)
+
+    def _check_host(self, host: str) -> None:
+        if host not in self._captain.members:
+            raise WireError(f"host {host!r} is not part of this run")
 
     def _is_present(self, host: str) -> bool:
         """Whether the host is connected, or runs tasks under a lease and may reconnect."""

@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Callable
 
 from paceline.agent.net.frames import Message, WireError
+from paceline.agent.options import SHARED_FOLDER
 from paceline.storage.snapshots.manifest import File, SnapshotId, is_digest, is_safe_path, is_size, pair
 
 TEXT_LIMIT = 64 * 1024
@@ -25,6 +26,7 @@ Amount = float  # bytes, cores
 PartCount = int
 HostPort = str
 DataLocation = str
+ServedAt = str  # SHARED_FOLDER, host:port, or empty
 NotFiniteValue = str  # "NaN", "Infinity" or "-Infinity"
 
 Reader = Callable[[Any], Any]
@@ -251,6 +253,10 @@ def _host_port(value: Any) -> str:
     return str(value)
 
 
+def _served_at(value: Any) -> str:
+    return str(value) if value in ("", SHARED_FOLDER) else _host_port(value)
+
+
 def _snapshot(value: Any) -> SnapshotId:
     is_pair = isinstance(value, (list, tuple)) and len(value) == 2
     if not is_pair or not all(type(each) is int and 0 <= each < _LARGEST for each in value):
@@ -279,6 +285,7 @@ _READERS: dict[str, Reader] = {
     "bool": _boolean,
     "bool | None": optional(_boolean),
     "float": _within(-1e300, 1e300),
+    "ServedAt": _served_at,
     "Seconds": _within(0, 1e9),
     "Seconds | None": optional(_within(0, 1e9)),
     "Share": _within(0, 1000),

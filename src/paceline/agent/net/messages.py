@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Union, cast
 
+from paceline.agent import generation_numbers
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.events import GenerationRecord
@@ -28,7 +29,6 @@ from paceline.agent.stack_messages import Frame, StacksTaken, TakeStacks, Thread
 from paceline.agent.transfers.requests import Failure
 from paceline.storage.snapshots.manifest import File, SnapshotId, pair
 
-MOST_GENERATIONS = 10_000_000  # of a run; the captain continues from the number that a member has seen
 FILES_AT_ONCE = 500  # files of a snapshot in one message: even with the longest paths, this is below the size limit
 MOST_GPUS = 64  # of a host
 
@@ -94,8 +94,8 @@ def read_join(message: Message, run: str) -> ev.MemberJoined:
     joined: ev.MemberJoined | None = _JOIN.decode(message)
     if joined is None:
         raise WireError("not a join message")
-    if not 0 <= joined.generation <= MOST_GENERATIONS:
-        raise WireError(f"generation {joined.generation} is not a number from 0 to {MOST_GENERATIONS}")
+    if not 0 <= joined.generation <= generation_numbers.MOST:
+        raise WireError(f"generation {joined.generation} is not a number from 0 to {generation_numbers.MOST}")
     _check_records(joined.records)
     held = tuple(replace(each, host=joined.host) for each in joined.held)
     evaluated = tuple(replace(each, host=joined.host) for each in joined.evaluated)
@@ -112,7 +112,8 @@ def read_records(value: object) -> tuple[GenerationRecord, ...]:
 
 def _check_records(records: tuple[GenerationRecord, ...]) -> None:
     for each in records:
-        if not 0 < each.generation <= MOST_GENERATIONS or (each.parent and each.parent.generation >= each.generation):
+        is_number = 0 < each.generation <= generation_numbers.MOST
+        if not is_number or (each.parent and each.parent.generation >= each.generation):
             raise WireError(f"generation {each.generation} has no valid record")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 
+from paceline.agent import generation_numbers
 from paceline.agent.captain import events as ev
 from paceline.agent.net.codec import data_location
 from paceline.agent.net.frames import WireError
-from paceline.agent.net.messages import MOST_GENERATIONS, read_records, records_to_list
+from paceline.agent.net.messages import read_records, records_to_list
 from paceline.agent.run_files import replace_text
 from paceline.storage.json_values import read_json
 from paceline.storage.regular_files import open_regular
@@ -20,19 +21,23 @@ class HostNotes:
 
     def __init__(self, folder: str, host: str) -> None:
         self._prefix = f"{folder}/logs/.{host}"
-        self.generation = self._read_generation()  # the highest of this host: numbers only increase
+        self.generation = self._read_generation()  # the newest of this host
         self.data = self._read_data()  # the location of the ingested data
         self.records = self._read_records()  # records of generations that may not be in the store
 
     def update(self, generation: int, data: str, records: tuple[ev.GenerationRecord, ...]) -> None:
         """Empty values change nothing."""
-        if generation > self.generation:
+        if generation and generation != self.generation and not self.is_outdated(generation):
             self.generation = generation
             self._write("generation", str(generation))
         if records and records != self.records:
             self.records = records
             self._write("records", json.dumps(records_to_list(records)))
         self.update_data(data)
+
+    def is_outdated(self, generation: int) -> bool:
+        """Whether this host has seen a later generation."""
+        return generation_numbers.is_outdated(generation, self.generation)
 
     def update_data(self, data: str) -> None:
         if data and data != self.data:
@@ -50,7 +55,7 @@ class HostNotes:
             generation = int(self._read("generation"))
         except (OSError, ValueError):
             return 0
-        return generation if 0 < generation <= MOST_GENERATIONS else 0
+        return generation if 0 < generation <= generation_numbers.MOST else 0
 
     def _read_data(self) -> str:
         try:

@@ -120,7 +120,7 @@ class HostTasks:
     # ---- starting
 
     def start(self, message: StartOnHost) -> None:
-        if self._leaving or message.generation < self.notes.generation:
+        if self._leaving or self.notes.is_outdated(message.generation):
             return
         self.notes.update(message.generation, message.data, message.records)
         plan = self._plan.of_generation(self.roster)
@@ -156,6 +156,8 @@ class HostTasks:
                 self._launcher.start(attempt, plan, self.roster, message.restarts, variables, message.mlflow_run)
             except OSError as error:
                 self._on_start_failed(attempt, error)
+            except ValueError as error:  # a variable cannot contain it: a program may have changed files of this host
+                self._on_start_failed(attempt, OSError(errno.EINVAL, f"invalid environment: {error}"))
 
     def _on_started(self, attempt: Attempt) -> None:
         started = ev.TaskStarted(self._options.host, attempt.task.name, attempt.number, attempt.pid, attempt.warm)

@@ -255,9 +255,10 @@ class TaskLauncher:
 
     def learn_imports(self, record: str) -> None:
         """Another host has recorded what the program imports; ignored if it has run here."""
+        data = record.encode(errors="replace")  # JSON can contain what UTF-8 cannot
         try:
-            with open(self._record_path, "x", opener=_open_private) as file:
-                file.write(record)
+            with open(self._record_path, "xb", opener=_open_private) as file:
+                file.write(data)
         except OSError:
             pass
 

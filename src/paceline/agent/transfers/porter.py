@@ -362,7 +362,11 @@ def _member(settings: PorterSettings, address: str) -> PeerStore:
     from paceline.agent.net.tls import MEMBER_NAME, context
     from paceline.storage.stores.peer_client import over_tls
 
-    return over_tls(endpoint(address), context(settings.tls, "member", server=False), MEMBER_NAME)
+    try:
+        host_and_port = endpoint(address)
+    except ValueError:  # the store may have what this host serves
+        raise StoreError(f"{address!r} is not the address of a host", is_transient=True) from None
+    return over_tls(host_and_port, context(settings.tls, "member", server=False), MEMBER_NAME)
 
 
 def bring_obstore(settings: PorterSettings) -> None:

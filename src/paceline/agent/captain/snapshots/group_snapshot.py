@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import Callable
+from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
@@ -24,12 +24,13 @@ class GroupSnapshot:
         rate: Callable[[str], float | None],
         is_on_others: Callable[[SnapshotId], bool],
         instruct: Callable[[ins.Instruction], None],
+        emit: Callable[..., Any],
         captain: str,
     ) -> None:
         """`rate`: steps per second of a task. `is_on_others`: whether the others can continue from the snapshot without
         the hosts that shut down. `captain`: its name, different for each captain of a run."""
         self._ledger, self._contents = ledger, contents
-        self._rate, self._is_on_others, self._instruct = rate, is_on_others, instruct
+        self._rate, self._is_on_others, self._instruct, self._emit = rate, is_on_others, instruct, emit
         self._agreement: StepAgreement | None = None
         self._since: tuple[bool | None, float] | None = None  # whether tasks have agreed, and since when
         self._served: set[str] = set()  # hosts that were leaving when it began
@@ -39,6 +40,7 @@ class GroupSnapshot:
         self._leaving: set[str] = set()  # hosts that wait for the snapshot before they shut down
         self._saving_steps: dict[str, int] = {}  # tasks that have reached the agreed step, and that step
         self._snapshot: SnapshotId | None = None  # the snapshot of the agreed step
+        self._has_warned = False  # that tasks cannot agree
 
     # ---- events
 
@@ -71,7 +73,8 @@ class GroupSnapshot:
             if event.say == "late":  # it waits at a step that a previous captain proposed, or that was withdrawn
                 self._instruct(ins.AgreeOnStep(event.host, (event.task,), {"say": "no", "which": event.which}))
         elif event.say == "saves":
-            if event.which == self._agreement.proposal and self._agreement.agreed:
+            is_current = event.which == self._agreement.proposal and self._agreement.agreed
+            if is_current and event.task in self._agreement.tasks:
                 self._saving_steps[event.task] = event.step
                 if self._is_requested and not self._leaving:  # a leaving host waits for this snapshot, not for another
                     self._agree()
@@ -133,12 +136,19 @@ class GroupSnapshot:
         is_overdue = now - self._since[1] > agreement.limit_s and not self._have_all_saved(agreement)
         if agreement.agreed is False or not is_live or is_safe or is_overdue:
             agreement.withdraw()
+            self._warn(agreement.problem)
             self._agreement, self._saving_steps, self._snapshot = None, {}, None
             must_try_again = not is_safe and not self._leaving <= self._served
             if not must_try_again:
                 self._release_hosts()
             if must_try_again or self._is_requested:
                 self._agree()
+
+    def _warn(self, problem: str) -> None:
+        if problem and not self._has_warned:
+            self._has_warned = True
+            text = f"tasks cannot agree on a step at which all save, so no snapshot of the group was taken: {problem}. "
+            self._emit("warning", text=text + "Each task must call it once per step")
 
     def _release_hosts(self) -> None:
         for host in sorted(self._leaving):

@@ -14,6 +14,7 @@ from paceline.agent.captain import instructions as ins
 ROUND_S = 0.5  # initial estimate of the round-trip time of a message to all tasks
 MARGIN = 2  # steps
 TRIES = 12
+MOST_APART = 10_000_000  # calls by which tasks differ when they reply; even of an empty loop, these take many seconds
 LIMIT_S = 60.0  # for tasks to agree, and then for all of them to save, unless steps are slow; longer than they wait
 LIMIT_FACTOR = 3  # at least this many times the time in which tasks should reach the proposed step
 
@@ -40,6 +41,7 @@ class StepAgreement:
         self._tries = 0
         self._words: dict[str, Any] = {}  # what all tasks must know now
         self.agreed: bool | None = None
+        self.problem = ""  # why tasks cannot agree, if a user can change it
         self._broadcast("where")
 
     @property
@@ -88,10 +90,14 @@ class StepAgreement:
     def _propose(self) -> None:
         self._tries += 1
         self._accepted = set()
-        if self._tries > TRIES:
+        least, most = (choose(self._counts, key=self._counts.__getitem__) for choose in (min, max))
+        if self._counts[most] - self._counts[least] > MOST_APART:
+            counts = f"{self._counts[most]} times, {least} {self._counts[least]} times"
+            self.problem = f"{most} has called should_save {counts}"
+        if self.problem or self._tries > TRIES:
             self.agreed = False
             return
-        self._broadcast("at", count=max(self._counts.values()) + self._margin)
+        self._broadcast("at", count=self._counts[most] + self._margin)
 
     def _broadcast(self, say: str, **fields: Any) -> None:
         self._words = {"say": say, "which": self._proposal, **fields}
