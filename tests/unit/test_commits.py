@@ -576,6 +576,76 @@ def test_a_snapshot_of_a_newer_version_is_not_deleted() -> None:
     assert world.place.snapshots.inventory().committed == {SnapshotId(5, 2), SnapshotId(20, 1)}
 
 
+def notes(world: World) -> list[str]:
+    return [fields["text"] for kind, _, fields in world.events if kind == "note"]
+
+
+@pytest.mark.parametrize("kind", ["damaged", "newer"])
+def test_a_snapshot_is_not_skipped_if_only_one_host_says_that_it_is_damaged(kind: str) -> None:
+    """Its memory may be faulty, or it may lie: training would start over, and all snapshots would be deleted."""
+    world = committed(up(a_plan(snapshots=Snapshots("s3://bucket/runs", keep=2))), 10, 20)
+    world.faulty_hosts = {HOSTS[1]: kind}
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    assert restored(world) == [None]
+    said = f"{HOSTS[1]} cannot use the snapshot of step 20, which is"
+    assert notes(world) == [f"{said} now checked in the store: its SHA-256 differs"]
+    waits = f"generation 2 waits for its snapshot: {said} intact in the store: its SHA-256 differs"
+    assert warnings(world) == [waits]
+    world.faulty_hosts = {}
+    world.pass_time(10)
+    world.deliver_all()
+    assert restored(world) == [None, "step-20-g1"] and len(warnings(world)) == 1
+    assert counted(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
+
+
+def test_the_run_ends_if_a_host_can_never_use_an_intact_snapshot() -> None:
+    world = committed(up(a_plan()), 10)
+    world.faulty_hosts = {HOSTS[1]: "damaged"}
+    world.exit("worker-1", "signal")
+    for _ in range(80):
+        world.deliver_all()
+        world.pass_time(5)
+    assert world.over is not None and world.over.cause == "store"
+    text = f"{HOSTS[1]} cannot use the snapshot of step 10, which is intact in the store: its SHA-256 differs"
+    assert world.over.reason == text and counted(world) == [SnapshotId(10, 1)]
+
+
+def test_hosts_are_ready_after_a_long_check_of_the_snapshot_and_have_all_their_time_to_try_again() -> None:
+    world = committed(up(a_plan()), 10)
+    world.faulty_hosts = {HOSTS[1]: "damaged"}
+    world.exit("worker-1", "signal")
+    for host in (*HOSTS, *HOSTS):
+        world.deliver(host)
+    assert asked(world, req.CheckSnapshot) == [req.CheckSnapshot(SnapshotId(10, 1))]
+    check = world.place.asked.pop()
+    for _ in range(400):
+        world.now += 1
+        world.beat_all()
+        world.tell(ev.Tick())
+    assert world.over is None and restored(world) == [None]
+    world.faulty_hosts = {}
+    world.place.asked.append(check)
+    world.deliver_all()
+    assert world.over is None and restored(world) == [None, "step-10-g1"] and warnings(world) == []
+
+
+def test_a_snapshot_is_checked_again_if_the_store_did_not_answer() -> None:
+    world = committed(up(a_plan()), 10, 20)
+    world.place.damaged = {SnapshotId(20, 1)}
+    world.exit("worker-1", "signal")
+    for host in (*HOSTS, *HOSTS):
+        world.deliver(host)
+    world.place.fails = AWAY
+    world.deliver_all()
+    assert warnings(world) == [f"generation 2 waits for its snapshot: {AWAY.text}"]
+    world.place.fails = None
+    world.pass_time(10)
+    world.deliver_all()
+    assert restored(world) == [None, "step-10-g1"]
+    assert warnings(world)[1:] == ["the snapshot of step 20 is skipped: step-20-g1 is damaged"]
+
+
 def test_training_starts_from_scratch_if_no_snapshot_can_be_read() -> None:
     world = committed(up(a_plan()), 10)
     world.place.damaged = {SnapshotId(10, 1)}
