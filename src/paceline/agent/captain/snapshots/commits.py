@@ -186,12 +186,21 @@ class Commits:
                 self._drop(draft.snapshot)
 
     def abandon(self, generation: int, step: int, now: float) -> None:
-        """Never restore or commit the snapshots of this generation, and of those before it, from this step on."""
-        if self.contents.abandon(generation, step):
+        """Never restore or commit the snapshots of this generation, and of those before it, from this step on. Those
+        that it has resumed from stay: tasks choose the steps that they report."""
+        if self.contents.abandon(generation, step, self._resumed_step()):
             for snapshot in [each for each in self._drafts if self.contents.abandoned.cover(each)]:
                 self._drop(snapshot)
             self._drop_copies()
             self.delete_surplus(now)
+
+    def _resumed_step(self) -> int | None:
+        """The step that this generation has resumed from; -1: none, or the snapshot of another run, whose steps may be
+        counted differently. None: unknown, because this captain has lost its notes."""
+        if self.parent is None and self.has_returned and not self.contents.is_known:
+            return None
+        origins = [self.parent, *self.contents.chain]
+        return max((each.step for each in origins if each and 0 < each.generation < self.generation), default=-1)
 
     def _is_reachable(self, draft: Draft, hosts: Collection[str]) -> bool:
         """Whether each of these hosts can get all parts from hosts. If a host is gone that had a part, they must have

@@ -115,9 +115,10 @@ class StoreContents:
         """The new generation resumes from this snapshot, which may not be committed yet: newer ones leave the chain."""
         self.chain = [] if parent is None else [each for each in self.chain if _is_before(each, parent)]
 
-    def abandon(self, generation: int, step: int) -> bool:
-        """Snapshots from this step on leave the chain, and are deleted. Returns whether there may be any."""
-        is_new = self.abandoned.add(generation, step)
+    def abandon(self, generation: int, step: int, resumed: int | None) -> bool:
+        """Snapshots from this step on leave the chain, and are deleted; see `AbandonedSteps.add`. Returns whether there
+        may be any."""
+        is_new = self.abandoned.add(generation, step, resumed)
         self.chain = self._without_abandoned(self.chain)
         return is_new
 
