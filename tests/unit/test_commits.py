@@ -539,6 +539,45 @@ def test_a_snapshot_that_is_not_committed_within_the_grace_is_given_up() -> None
     assert copies_on_hosts(world)[HOSTS[0]] == [SnapshotId(10, 1)]
 
 
+def test_a_warning_says_that_lower_steps_are_not_committed_after_one_that_was_far_too_high() -> None:
+    world = committed(up(a_plan()), 10, 20)
+    world.save("worker-1", 1_700_000_000)
+    world.deliver_all()
+    committed(world, 30, 40)
+    assert warnings(world) == []
+    committed(world, 50, 60, 70, 80, 90)
+    (text,) = warnings(world)
+    assert text.startswith("the snapshot of step 50 is not committed, because the later step 1700000000 is. Save snap")
+    world.pause(now=True)
+    world.deliver_all()
+    world.resume()
+    world.join_all()
+    world.deliver_all()
+    assert restored(world) == [None, "step-1700000000-g1"]
+    committed(world, 60)
+    assert counted(world)[:2] == [SnapshotId(60, 2), SnapshotId(1_700_000_000, 1)] and len(warnings(world)) == 1
+
+
+def test_a_task_that_is_behind_the_others_causes_no_warning() -> None:
+    world = up(a_plan())
+    for step in range(100, 200, 10):
+        committed(world, step)
+        world.save("worker-1", step - 90)
+        world.deliver_all()
+    assert warnings(world) == []
+
+
+def test_hosts_that_join_again_cause_no_warning_about_lower_steps() -> None:
+    world = committed(up(a_plan()), 100)
+    for step in range(10, 60, 10):
+        snapshot = SnapshotId(step, 1)
+        world.machines[HOSTS[1]].held["worker-1", snapshot] = ev.PartSaved(HOSTS[1], "worker-1", snapshot)
+    world.disconnect(HOSTS[1])
+    world.join_all()
+    world.deliver_all()
+    assert warnings(world) == []
+
+
 @pytest.mark.parametrize("kind", ["damaged", "newer"])
 def test_an_unreadable_snapshot_is_skipped_on_all_hosts_with_a_warning(kind: str) -> None:
     world = committed(up(a_plan()), 10, 20, 30)

@@ -19,6 +19,7 @@ from paceline.agent.captain.snapshots.commit_pace import CommitPace
 from paceline.agent.captain.snapshots.drafts import Draft
 from paceline.agent.captain.snapshots.given_up_uploads import GivenUpUploads
 from paceline.agent.captain.snapshots.incomplete_snapshots import MOST, IncompleteSnapshots
+from paceline.agent.captain.snapshots.low_steps import LowSteps
 from paceline.agent.captain.snapshots.pending_records import PAUSE, PendingRecords
 from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.agent.options import SHARED_FOLDER
@@ -46,6 +47,7 @@ class Commits:
         self.uploads = GivenUpUploads(instruct)
         training = {task.name for task in plan.tasks if task.rank >= 0 or task.role == "chief"}
         self.incomplete = IncompleteSnapshots(training, emit)
+        self._low_steps = LowSteps(emit)
         self.generation = 0  # only its snapshots, and `parent`, are committed
         self.parent: SnapshotId | None = None  # the snapshot that this generation started from
         self.has_returned = False  # a previous captain has led the run
@@ -278,6 +280,7 @@ class Commits:
         """Returns the snapshot that this part completes on its hosts. `is_known`: an earlier captain may know of it."""
         snapshot = event.snapshot
         self.incomplete.on_saved(event.task, snapshot)
+        self._low_steps.on_saved(snapshot, self.contents.later_committed(snapshot), is_known)
         is_useless = self.contents.is_past(snapshot) or self.uploads.is_deleted(snapshot)
         if is_useless or not self._may_commit(snapshot):
             self._copies.setdefault(snapshot, Draft(snapshot, event.parts, now)).add(event)
