@@ -6,6 +6,8 @@ import pytest
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.snapshots.commits import MOST_COPIES, MOST_DRAFTS
+from paceline.agent.captain.snapshots.drafts import LONGEST_NAME, MOST_ENTRIES
 from paceline.agent.captain.snapshots.given_up_uploads import AT_ONCE, DOUBT_S, GivenUpUploads
 from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.net.frames import MEMBER_LIMIT, Decoder, encode
@@ -537,6 +539,47 @@ def test_a_snapshot_that_is_not_committed_within_the_grace_is_given_up() -> None
     world.deliver_all()
     assert restored(world) == [None, "step-10-g1"]
     assert copies_on_hosts(world)[HOSTS[0]] == [SnapshotId(10, 1)]
+
+
+def test_the_metrics_of_a_snapshot_are_limited_however_often_they_are_sent() -> None:
+    world = up(a_plan())
+    snapshot = SnapshotId(10, 1)
+    world.place.send("worker-0", snapshot)
+    for first in range(0, 5 * MOST_ENTRIES, 500):
+        metrics = {f"metric {number}": 1.0 for number in range(first, first + 2 * MOST_ENTRIES)}
+        versions = {"x" * (LONGEST_NAME + 1): "1", **dict.fromkeys(metrics, "1")}
+        world.tell(ev.PartSaved(HOSTS[0], "worker-0", snapshot, 2, metrics, versions))
+    world.tell(ev.PartSaved(HOSTS[1], "worker-1", snapshot, 2, {"loss": 0.5}, {"paceline": "1.0"}))
+    draft = world.captain.commits.newest_uncommitted()
+    assert draft is not None and draft.metrics["loss"] == 0.5 and draft.versions["paceline"] == "1.0"
+    assert (len(draft.metrics), len(draft.versions)) == (MOST_ENTRIES + 1, MOST_ENTRIES + 1)
+
+
+def test_copies_on_hosts_are_limited_while_the_store_cannot_be_listed() -> None:
+    world = committed(up(a_plan()), 10)
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    world.restart_captain()
+    world.place.fails = AWAY
+    world.join(HOSTS[1])
+    for step in range(1000, 1000 + 2 * MOST_COPIES):
+        world.tell(ev.PartSaved(HOSTS[1], "worker-1", SnapshotId(step, 999)))
+    text = f"{HOSTS[1]} has more than {MOST_COPIES} snapshots that are not committed, or not of this generation"
+    text += f": step {1000 + MOST_COPIES} is ignored"
+    assert world.captain.commits.held_count == MOST_COPIES and warnings(world) == [text]
+    world.join(HOSTS[0])
+    assert world.captain.commits.held_count == MOST_COPIES + 1, "what another host has counts"
+
+
+def test_incomplete_snapshots_are_limited_while_a_host_has_not_joined() -> None:
+    world = up(a_plan())
+    world.restart_captain()
+    world.join(HOSTS[1])
+    for step in range(MOST_DRAFTS + 10):
+        world.tell(ev.PartSaved(HOSTS[1], "worker-1", SnapshotId(step, 1), 2))
+    assert world.captain.commits.held_count == MOST_DRAFTS
+    (text,) = warnings(world)
+    assert text.endswith(f": step {MOST_DRAFTS} is ignored")
 
 
 def test_a_warning_says_that_lower_steps_are_not_committed_after_one_that_was_far_too_high() -> None:
