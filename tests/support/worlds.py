@@ -228,6 +228,9 @@ class Place:
         if isinstance(request, req.CommitSnapshot):
             manifest = parse(request.manifest.encode(), "manifest")
             assert all(self.has_part(part.task, manifest.id) for part in manifest.parts), "a manifest without its files"
+        if isinstance(request, req.CheckSnapshot) and self.snapshots.has(request.snapshot):
+            is_damaged = request.snapshot in self.damaged
+            return req.Failure(self.damage, f"{request.snapshot} is damaged", False) if is_damaged else req.Done()
         porter = Porter(self.snapshots, self.snapshots, lambda *_: None, lanes=(), origin=self.origin)
         return porter.execute(request)
 
@@ -238,6 +241,7 @@ class World:
         self.plan = plan
         self.serves = serves
         self.peers_fail: req.Failure | None = None  # the failure of hosts that get snapshots from each other
+        self.faulty_hosts: dict[str, str] = {}  # what they say of every snapshot that they get from the store
         self.now = 1000.0
         self.captain: Captain = Captain(plan, "run", LEASE, self.now, self.now, name="captain")
         self.machines = {host.name: Machine(host.name, f"{host.name}-a") for host in plan.hosts}
@@ -650,6 +654,8 @@ class World:
                 self._check_source(machine, task, address, message.snapshot)
             if message.snapshot in self.place.damaged and not message.sources:
                 error = req.Failure(self.place.damage, f"{message.snapshot} is damaged", False)
+            elif machine.host in self.faulty_hosts and not message.sources:
+                error = req.Failure(self.faulty_hosts[machine.host], "its SHA-256 differs", False)
             if machine.prefetching is not None and machine.prefetching.snapshot != message.snapshot:
                 self._cancel_prefetch(machine)
             machine.restored = None if error else message.snapshot

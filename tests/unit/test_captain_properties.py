@@ -12,7 +12,7 @@ from paceline.agent.captain import events as ev
 from paceline.agent.captain.ledger import LIVE, OVER, PAUSED
 from paceline.agent.captain.snapshots import incomplete_snapshots
 from paceline.agent.options import SHARED_FOLDER
-from paceline.agent.transfers.requests import STORE, Failure
+from paceline.agent.transfers.requests import DAMAGED, NEWER, STORE, Failure
 from paceline.plan import GROUP, HOST, INGEST, LEAD, ON_NAN, OWN, ROLLBACK, TASK, WARN
 from paceline.storage.snapshots.manifest import parse_id
 from support.polling import PollingTasks
@@ -257,6 +257,10 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
     def hosts_cannot_reach_each_other(self, fails: Failure | None) -> None:
         self.world.peers_fail = fails
 
+    @rule(data=st.data(), says=st.sampled_from([None, DAMAGED, NEWER]))
+    def a_host_reads_wrong_data_from_the_store(self, data: Any, says: str | None) -> None:
+        self.world.faulty_hosts = {self._host(data): says} if says else {}
+
     @rule(seconds=st.sampled_from([0.5, 2.0, LEASE + 1.5, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
@@ -394,6 +398,7 @@ class AnyOrder(SavesTogether, RuleBasedStateMachine):
             return
         world = self.world
         world.place.fails = world.place.read_only = world.peers_fail = None
+        world.faulty_hosts = {}
         for _ in range(12):
             world.resume()
             for host, machine in list(world.machines.items()):

@@ -6,6 +6,8 @@ import pytest
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain import instructions as ins
+from paceline.agent.captain.snapshots.commits import MOST_COPIES, MOST_DRAFTS
+from paceline.agent.captain.snapshots.drafts import LONGEST_NAME, MOST_ENTRIES
 from paceline.agent.captain.snapshots.given_up_uploads import AT_ONCE, DOUBT_S, GivenUpUploads
 from paceline.agent.captain.snapshots.restoring_tasks import restores
 from paceline.agent.net.frames import MEMBER_LIMIT, Decoder, encode
@@ -539,6 +541,86 @@ def test_a_snapshot_that_is_not_committed_within_the_grace_is_given_up() -> None
     assert copies_on_hosts(world)[HOSTS[0]] == [SnapshotId(10, 1)]
 
 
+def test_the_metrics_of_a_snapshot_are_limited_however_often_they_are_sent() -> None:
+    world = up(a_plan())
+    snapshot = SnapshotId(10, 1)
+    world.place.send("worker-0", snapshot)
+    for first in range(0, 5 * MOST_ENTRIES, 500):
+        metrics = {f"metric {number}": 1.0 for number in range(first, first + 2 * MOST_ENTRIES)}
+        versions = {"x" * (LONGEST_NAME + 1): "1", **dict.fromkeys(metrics, "1")}
+        world.tell(ev.PartSaved(HOSTS[0], "worker-0", snapshot, 2, metrics, versions))
+    world.tell(ev.PartSaved(HOSTS[1], "worker-1", snapshot, 2, {"loss": 0.5}, {"paceline": "1.0"}))
+    draft = world.captain.commits.newest_uncommitted()
+    assert draft is not None and draft.metrics["loss"] == 0.5 and draft.versions["paceline"] == "1.0"
+    assert (len(draft.metrics), len(draft.versions)) == (MOST_ENTRIES + 1, MOST_ENTRIES + 1)
+
+
+def test_copies_on_hosts_are_limited_while_the_store_cannot_be_listed() -> None:
+    world = committed(up(a_plan()), 10)
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    world.restart_captain()
+    world.place.fails = AWAY
+    world.join(HOSTS[1])
+    for step in range(1000, 1000 + 2 * MOST_COPIES):
+        world.tell(ev.PartSaved(HOSTS[1], "worker-1", SnapshotId(step, 999)))
+    text = f"{HOSTS[1]} has more than {MOST_COPIES} snapshots that are not committed, or not of this generation"
+    text += f": step {1000 + MOST_COPIES} is ignored"
+    assert world.captain.commits.held_count == MOST_COPIES and warnings(world) == [text]
+    world.join(HOSTS[0])
+    assert world.captain.commits.held_count == MOST_COPIES + 1, "what another host has counts"
+
+
+def test_incomplete_snapshots_are_limited_while_a_host_has_not_joined() -> None:
+    world = up(a_plan())
+    world.restart_captain()
+    world.join(HOSTS[1])
+    for step in range(MOST_DRAFTS + 10):
+        world.tell(ev.PartSaved(HOSTS[1], "worker-1", SnapshotId(step, 1), 2))
+    assert world.captain.commits.held_count == MOST_DRAFTS
+    (text,) = warnings(world)
+    assert text.endswith(f": step {MOST_DRAFTS} is ignored")
+
+
+def test_a_warning_says_that_lower_steps_are_not_committed_after_one_that_was_far_too_high() -> None:
+    world = committed(up(a_plan()), 10, 20)
+    world.save("worker-1", 1_700_000_000)
+    world.deliver_all()
+    committed(world, 30, 40)
+    assert warnings(world) == []
+    committed(world, 50, 60, 70, 80, 90)
+    (text,) = warnings(world)
+    assert text.startswith("the snapshot of step 50 is not committed, because the later step 1700000000 is. Save snap")
+    world.pause(now=True)
+    world.deliver_all()
+    world.resume()
+    world.join_all()
+    world.deliver_all()
+    assert restored(world) == [None, "step-1700000000-g1"]
+    committed(world, 60)
+    assert counted(world)[:2] == [SnapshotId(60, 2), SnapshotId(1_700_000_000, 1)] and len(warnings(world)) == 1
+
+
+def test_a_task_that_is_behind_the_others_causes_no_warning() -> None:
+    world = up(a_plan())
+    for step in range(100, 200, 10):
+        committed(world, step)
+        world.save("worker-1", step - 90)
+        world.deliver_all()
+    assert warnings(world) == []
+
+
+def test_hosts_that_join_again_cause_no_warning_about_lower_steps() -> None:
+    world = committed(up(a_plan()), 100)
+    for step in range(10, 60, 10):
+        snapshot = SnapshotId(step, 1)
+        world.machines[HOSTS[1]].held["worker-1", snapshot] = ev.PartSaved(HOSTS[1], "worker-1", snapshot)
+    world.disconnect(HOSTS[1])
+    world.join_all()
+    world.deliver_all()
+    assert warnings(world) == []
+
+
 @pytest.mark.parametrize("kind", ["damaged", "newer"])
 def test_an_unreadable_snapshot_is_skipped_on_all_hosts_with_a_warning(kind: str) -> None:
     world = committed(up(a_plan()), 10, 20, 30)
@@ -574,6 +656,76 @@ def test_a_snapshot_of_a_newer_version_is_not_deleted() -> None:
     world.deliver_all()
     committed(world, 5)
     assert world.place.snapshots.inventory().committed == {SnapshotId(5, 2), SnapshotId(20, 1)}
+
+
+def notes(world: World) -> list[str]:
+    return [fields["text"] for kind, _, fields in world.events if kind == "note"]
+
+
+@pytest.mark.parametrize("kind", ["damaged", "newer"])
+def test_a_snapshot_is_not_skipped_if_only_one_host_says_that_it_is_damaged(kind: str) -> None:
+    """Its memory may be faulty, or it may lie: training would start over, and all snapshots would be deleted."""
+    world = committed(up(a_plan(snapshots=Snapshots("s3://bucket/runs", keep=2))), 10, 20)
+    world.faulty_hosts = {HOSTS[1]: kind}
+    world.exit("worker-1", "signal")
+    world.deliver_all()
+    assert restored(world) == [None]
+    said = f"{HOSTS[1]} cannot use the snapshot of step 20, which is"
+    assert notes(world) == [f"{said} now checked in the store: its SHA-256 differs"]
+    waits = f"generation 2 waits for its snapshot: {said} intact in the store: its SHA-256 differs"
+    assert warnings(world) == [waits]
+    world.faulty_hosts = {}
+    world.pass_time(10)
+    world.deliver_all()
+    assert restored(world) == [None, "step-20-g1"] and len(warnings(world)) == 1
+    assert counted(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
+
+
+def test_the_run_ends_if_a_host_can_never_use_an_intact_snapshot() -> None:
+    world = committed(up(a_plan()), 10)
+    world.faulty_hosts = {HOSTS[1]: "damaged"}
+    world.exit("worker-1", "signal")
+    for _ in range(80):
+        world.deliver_all()
+        world.pass_time(5)
+    assert world.over is not None and world.over.cause == "store"
+    text = f"{HOSTS[1]} cannot use the snapshot of step 10, which is intact in the store: its SHA-256 differs"
+    assert world.over.reason == text and counted(world) == [SnapshotId(10, 1)]
+
+
+def test_hosts_are_ready_after_a_long_check_of_the_snapshot_and_have_all_their_time_to_try_again() -> None:
+    world = committed(up(a_plan()), 10)
+    world.faulty_hosts = {HOSTS[1]: "damaged"}
+    world.exit("worker-1", "signal")
+    for host in (*HOSTS, *HOSTS):
+        world.deliver(host)
+    assert asked(world, req.CheckSnapshot) == [req.CheckSnapshot(SnapshotId(10, 1))]
+    check = world.place.asked.pop()
+    for _ in range(400):
+        world.now += 1
+        world.beat_all()
+        world.tell(ev.Tick())
+    assert world.over is None and restored(world) == [None]
+    world.faulty_hosts = {}
+    world.place.asked.append(check)
+    world.deliver_all()
+    assert world.over is None and restored(world) == [None, "step-10-g1"] and warnings(world) == []
+
+
+def test_a_snapshot_is_checked_again_if_the_store_did_not_answer() -> None:
+    world = committed(up(a_plan()), 10, 20)
+    world.place.damaged = {SnapshotId(20, 1)}
+    world.exit("worker-1", "signal")
+    for host in (*HOSTS, *HOSTS):
+        world.deliver(host)
+    world.place.fails = AWAY
+    world.deliver_all()
+    assert warnings(world) == [f"generation 2 waits for its snapshot: {AWAY.text}"]
+    world.place.fails = None
+    world.pass_time(10)
+    world.deliver_all()
+    assert restored(world) == [None, "step-10-g1"]
+    assert warnings(world)[1:] == ["the snapshot of step 20 is skipped: step-20-g1 is damaged"]
 
 
 def test_training_starts_from_scratch_if_no_snapshot_can_be_read() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from paceline.agent.captain import events as ev
 from paceline.agent.captain.hangs import MOST_METRICS, ProgressWatch
+from paceline.agent.captain.snapshots.drafts import MOST_ENTRIES
+from paceline.agent.captain.snapshots.evaluations import MOST_UNRECORDED
 from paceline.agent.transfers.requests import DeleteSnapshot
 from paceline.plan import Snapshots
 from paceline.storage.snapshots.manifest import SnapshotId
@@ -66,6 +68,35 @@ def test_each_snapshot_is_assigned_once_in_order_and_its_evaluation_is_stored() 
     assert world.captain.watch.metrics[EVALUATOR] == {"accuracy": 0.3}
     committed(world, 40)
     assert assigned(world) == SnapshotId(40, 1), "a waiting evaluator gets the next snapshot"
+
+
+def test_only_the_host_of_an_evaluator_reports_its_results() -> None:
+    world = committed(following(2), 10)
+    for host in ("worker-host-0", "evaluator-host-1"):
+        world.tell(ev.SnapshotEvaluated(host, EVALUATOR, SnapshotId(10, 1), {"accuracy": 99.0}))
+        world.tell(ev.SnapshotEvaluated(host, EVALUATOR, SnapshotId(10, 1), error="damaged"))
+    assert not world.place.asked and warnings(world) == []
+    evaluate(world, accuracy=0.5)
+    assert world.last("evaluated")["metrics"] == {"accuracy": 0.5}
+
+
+def test_results_that_cannot_be_stored_are_limited() -> None:
+    world = committed(following(2), 10)
+    world.place.fails = AWAY
+    metrics = {f"metric {number}": 1.0 for number in range(2 * MOST_ENTRIES)}
+    for step in range(2 * MOST_UNRECORDED):
+        world.tell(ev.SnapshotEvaluated(HOST, EVALUATOR, SnapshotId(1000 + step, 1), metrics))
+    unrecorded = world.captain.evaluations._unrecorded
+    assert len(unrecorded) == MOST_UNRECORDED and {len(each.metrics) for each in unrecorded.values()} == {MOST_ENTRIES}
+    (text,) = [each for each in warnings(world) if "more than" in each]
+    assert text.startswith(
+        f"more than {MOST_UNRECORDED} results of evaluators on {HOST} are not stored yet: others are"
+    )
+    world.tell(ev.SnapshotEvaluated("evaluator-host-1", "evaluator-1", SnapshotId(10, 1), {"accuracy": 0.5}))
+    assert SnapshotId(10, 1) in unrecorded
+    world.place.fails = None
+    world.pass_time(10)
+    assert evaluated_steps(world) == [10] and not unrecorded, "the store has no others"
 
 
 def test_two_evaluators_share_the_snapshots() -> None:

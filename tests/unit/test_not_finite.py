@@ -316,6 +316,66 @@ def test_a_worker_of_a_chief_sends_it_back() -> None:
     assert world.captain.generation == 3 and world.over is None
 
 
+@pytest.mark.parametrize("step", [0, 15, 30])
+def test_what_a_generation_has_resumed_from_is_kept_whatever_step_a_task_reports(step: int) -> None:
+    world = committed(up(rolling_back()), 10, 20, 30)
+    world.exit("worker-0", "signal")
+    settle(world)
+    committed(world, 40)
+    world.report("worker-1", step)
+    settle(world)
+    assert restored(world) == [None, "step-30-g1", "step-30-g1"]
+    assert counted(world) == [SnapshotId(30, 1), SnapshotId(20, 1), SnapshotId(10, 1)]
+
+
+def test_a_negative_step_says_nothing() -> None:
+    world = committed(up(rolling_back()), 10, 20)
+    world.report("worker-1", -7)
+    settle(world)
+    assert restored(world) == [None, "step-20-g1"] and counted(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
+
+
+def test_a_captain_without_notes_keeps_what_its_generation_has_resumed_from() -> None:
+    world = committed(up(rolling_back()), 10, 20)
+    world.exit("worker-0", "signal")
+    settle(world)
+    committed(world, 30)
+    world.disconnect("worker-host-0")
+    world.report("worker-0", 5)
+    world.restart_captain(with_notes=False)
+    world.join_all()
+    settle(world)
+    assert restored(world)[2:] == ["step-20-g1"] and counted(world) == [SnapshotId(20, 1), SnapshotId(10, 1)]
+
+
+def test_a_program_that_counts_its_steps_anew_after_a_restart_goes_back_within_its_generation() -> None:
+    world = committed(up(rolling_back()), 30)
+    world.exit("worker-0", "signal")
+    settle(world)
+    committed(world, 5, 10)
+    world.report("worker-1", 7)
+    settle(world)
+    assert restored(world) == [None, "step-30-g1", "step-5-g2"]
+    assert counted(world) == [SnapshotId(5, 2), SnapshotId(30, 1)]
+
+
+@pytest.mark.parametrize("by", ["the same", "the next", "an earlier version"])
+def test_the_next_captain_knows_what_was_abandoned_of_a_generation_alone(by: str) -> None:
+    world = committed(up(rolling_back()), 30)
+    world.exit("worker-0", "signal")
+    settle(world)
+    committed(world, 40)
+    world.report("worker-1", 7)
+    if by != "the same":
+        saved = world.captain.to_notes()
+        if by == "an earlier version":
+            del saved["not_finite"]["abandoned_own"]
+        world.restart_captain(notes=saved)
+        world.join_all()
+    settle(world)
+    assert restored(world)[-1] == "step-30-g1" and counted(world) == [SnapshotId(30, 1)]
+
+
 # ---- again
 
 
@@ -441,6 +501,7 @@ def test_notes_of_earlier_versions_have_none() -> None:
 
 # ---- in any order
 
+Bad = tuple[int, int, int]  # of a report: its generation, its step, and the step that the generation has resumed from
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("save"), st.integers(1, 5)),
@@ -464,7 +525,7 @@ def test_no_snapshot_from_the_step_on_is_restored(actions: list[tuple[str, int]]
     """The store and the captain may fail meanwhile; a captain has the notes of its predecessor."""
     world = up(rolling_back(limit=50))
     step = 0
-    bad: list[tuple[int, int]] = []  # generation and step of each report
+    bad: list[Bad] = []
     for action, number in actions:
         if action == "save":
             step += number
@@ -472,7 +533,9 @@ def test_no_snapshot_from_the_step_on_is_restored(actions: list[tuple[str, int]]
         elif action == "report":
             process = dict(world.running()).get("worker-1")
             if process is not None and not world.is_over:
-                bad.append((process.generation, step + number))
+                formed = {of: fields for kind, of, fields in world.events if kind == "generation-formed"}
+                origin = parse_id(formed[process.generation]["restore"] or "")
+                bad.append((process.generation, step + number, -1 if origin is None else origin.step))
                 world.report("worker-1", step + number, f"metric {len(bad)}")
         elif action == "fail":
             world.exit(f"worker-{number}", "signal")
@@ -495,18 +558,21 @@ def test_no_snapshot_from_the_step_on_is_restored(actions: list[tuple[str, int]]
     for _ in range(20):
         settle(world)
         world.pass_time(20)
-    formed = [(generation, fields) for kind, generation, fields in world.events if kind == "generation-formed"]
-    for generation, fields in formed:
+    starts = [(generation, fields) for kind, generation, fields in world.events if kind == "generation-formed"]
+    for generation, fields in starts:
         before = [each for each in bad if each[0] < generation]
-        assert not is_bad(parse_id(fields["restore"] or ""), before), (formed, bad)
+        assert not is_bad(parse_id(fields["restore"] or ""), before), (starts, bad)
     newest = world.captain.generation + (world.over is not None)  # what its successor would find
     before = [each for each in bad if each[0] < newest]
     assert not any(is_bad(snapshot, before) for snapshot in counted(world)), (counted(world), bad)
 
 
-def is_bad(snapshot: SnapshotId | None, reports: list[tuple[int, int]]) -> bool:
-    """`reports`: the generation and the step of each."""
-    return snapshot is not None and any(snapshot.generation <= of and snapshot.step >= step for of, step in reports)
+def is_bad(snapshot: SnapshotId | None, reports: list[Bad]) -> bool:
+    for of, step, resumed in reports if snapshot is not None else ():
+        first = step if snapshot.generation == of else max(step, resumed + 1)
+        if step >= 0 and snapshot.generation <= of and snapshot.step >= first:
+            return True
+    return False
 
 
 def test_what_was_abandoned_long_ago_is_forgotten() -> None:

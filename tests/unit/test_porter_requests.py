@@ -23,6 +23,7 @@ REQUESTS: list[req.Request] = [
     req.DeleteUncommitted(SNAPSHOT, 3),
     req.SweepGenerations(4),
     req.SweepGenerations(4, SNAPSHOT),
+    req.CheckSnapshot(SNAPSHOT),
     req.AdoptOrigin(),
     req.SendPart(SNAPSHOT, "worker-0", "/folder"),
     req.FetchSnapshot(SNAPSHOT, "/folder", ("/held",)),

@@ -20,6 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.agent.transfers import requests as req
+from paceline.agent.transfers.porter import Porter
 from paceline.storage import local_files, regular_files
 from paceline.storage.snapshots import chain, manifest, repository
 from paceline.storage.snapshots.chain import Record
@@ -101,6 +103,24 @@ def test_a_snapshot_is_committed_once(snapshots: SnapshotRepository, tmp_path: P
     committed = commit(snapshots, tmp_path, 10)
     assert not snapshots.commit(Manifest(RUN, committed.id, 7, ()))
     assert snapshots.manifest(committed.id) == committed
+
+
+def test_a_porter_checks_a_snapshot_in_the_store(snapshots: SnapshotRepository, tmp_path: Path) -> None:
+    snapshots.begin(1, None)
+    committed = commit(snapshots, tmp_path, 10)
+    porter = Porter(snapshots, snapshots, lambda *_: None, lanes=())
+    assert porter.execute(req.CheckSnapshot(committed.id)) == req.Done()
+    weights = tmp_path / "store" / RUN / "step-10-g1" / "worker-0" / "variables" / "weights"
+    content = weights.read_bytes()
+    weights.write_bytes(b"x" * len(content))
+    damaged = porter.execute(req.CheckSnapshot(committed.id))
+    assert isinstance(damaged, req.Failure) and damaged.kind == req.DAMAGED and "its SHA-256 differs" in damaged.text
+    weights.unlink()
+    missing = porter.execute(req.CheckSnapshot(committed.id))
+    assert isinstance(missing, req.Failure) and missing.kind == req.DAMAGED and "is missing" in missing.text
+    (weights.parents[2] / "manifest.json").write_text('{"version": 999}')
+    newer = porter.execute(req.CheckSnapshot(committed.id))
+    assert isinstance(newer, req.Failure) and newer.kind == req.NEWER
 
 
 def test_a_file_that_is_larger_than_its_manifest_says_does_not_fill_the_disk(

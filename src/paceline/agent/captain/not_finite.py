@@ -85,10 +85,11 @@ class NotFinite:
         self._emit_once((event.task, event.attempt, event.metric) if is_own else ("", generation, event.metric), event)
         if self._choice == WARN:
             return
-        if self._choice == ROLLBACK and event.step is not None:
-            self._commits.abandon(generation, event.step, now)
+        step = event.step if event.step is not None and event.step >= 0 else None  # no task has trained a negative step
+        if self._choice == ROLLBACK and step is not None:
+            self._commits.abandon(generation, step, now)
         if self._due is None or self._due.generation < generation:
-            self._due = Report(generation, event.task, event.metric, event.value, event.step, now, event.step)
+            self._due = Report(generation, event.task, event.metric, event.value, step, now, step)
 
     def _emit_once(self, key: tuple[str, int, str], event: ev.MetricNotFinite) -> None:
         if key in self._emitted:
@@ -145,7 +146,8 @@ class NotFinite:
     # ---- notes for the next captain
 
     def milestone(self) -> tuple[object, ...]:
-        return len(self._emitted), self._due, self._last, self._commits.contents.abandoned.to_notes()
+        abandoned = self._commits.contents.abandoned
+        return len(self._emitted), self._due, self._last, abandoned.to_notes(), abandoned.own_to_notes()
 
     def to_notes(self) -> dict[str, Any]:
         return {
@@ -153,6 +155,7 @@ class NotFinite:
             "due": None if self._due is None else asdict(self._due),
             "last": None if self._last is None else asdict(self._last),
             "abandoned": self._commits.contents.abandoned.to_notes(),
+            "abandoned_own": self._commits.contents.abandoned.own_to_notes(),
         }
 
     def load_notes(self, notes: dict[str, Any], clock_offset: float) -> None:
@@ -162,7 +165,7 @@ class NotFinite:
         self._due, self._last = (
             None if each is None else Report(**{**each, "at": each["at"] + clock_offset}) for each in reports
         )
-        self._commits.contents.abandoned.load_notes(notes.get("abandoned", ()))
+        self._commits.contents.abandoned.load_notes(notes.get("abandoned", ()), notes.get("abandoned_own", ()))
 
 
 def _is_repeated(last: Report, due: Report) -> bool:

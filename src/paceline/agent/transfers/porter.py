@@ -163,6 +163,8 @@ class Porter:
             self._short.delete_uncommitted(request.snapshot, request.generation)
         elif isinstance(request, req.SweepGenerations):
             self._transfers.sweep(request.generation, request.parent)
+        elif isinstance(request, req.CheckSnapshot):
+            self._transfers.check_all(self._transfers.manifest(request.snapshot), self._is_wanted(number))
         elif isinstance(request, req.AdoptOrigin):
             return self._adopt(number)
         elif isinstance(request, req.SendPart):
@@ -298,7 +300,9 @@ class Porter:
 
 
 def _lane_of(request: Request) -> str:
-    transfers = (req.SendPart, req.FetchSnapshot, req.SweepGenerations, req.AdoptOrigin, req.FoldEvents)
+    transfers = (
+        req.SendPart, req.FetchSnapshot, req.SweepGenerations, req.CheckSnapshot, req.AdoptOrigin, req.FoldEvents
+    )  # fmt: skip
     if isinstance(request, transfers):
         return TRANSFERS
     if isinstance(request, (req.LinkSnapshot, req.MoveToDisk)):

@@ -89,6 +89,13 @@ class SweepGenerations:
 
 
 @record
+class CheckSnapshot:
+    """Read all files of a committed snapshot in the store, and compare them with its manifest."""
+
+    snapshot: SnapshotId
+
+
+@record
 class AdoptOrigin:
     """Copy the snapshot that the run starts from into its own store."""
 
@@ -230,8 +237,8 @@ class Cancel:
 
 Request = Union[
     ListSnapshots, BeginGeneration, CommitSnapshot, RecordEvaluation, DeleteSnapshot, DeleteUncommitted,
-    SweepGenerations, AdoptOrigin, SendPart, FetchSnapshot, LinkSnapshot, FetchParts, MoveToDisk, RestoreWatched,
-    CaptureWatched, RemoveFolders, UploadLogs, FoldEvents, TrimCurves, KeepCompiled, FetchCompiled,
+    SweepGenerations, CheckSnapshot, AdoptOrigin, SendPart, FetchSnapshot, LinkSnapshot, FetchParts, MoveToDisk,
+    RestoreWatched, CaptureWatched, RemoveFolders, UploadLogs, FoldEvents, TrimCurves, KeepCompiled, FetchCompiled,
     Cancel,
 ]  # fmt: skip
 
@@ -330,7 +337,7 @@ _REQUESTS = Codec(
     {
         "known": ListSnapshots, "begin": BeginGeneration, "commit": CommitSnapshot, "evaluated": RecordEvaluation,
         "delete": DeleteSnapshot, "delete-uncommitted": DeleteUncommitted, "sweep": SweepGenerations,
-        "adopt": AdoptOrigin, "send": SendPart,
+        "check": CheckSnapshot, "adopt": AdoptOrigin, "send": SendPart,
         "fetch": FetchSnapshot, "link": LinkSnapshot, "fetch-parts": FetchParts, "to-disk": MoveToDisk,
         "put": RestoreWatched, "take": CaptureWatched, "remove": RemoveFolders, "keep": UploadLogs,
         "fold": FoldEvents,

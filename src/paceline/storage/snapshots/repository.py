@@ -237,6 +237,14 @@ class SnapshotRepository:
             raise Gone(f"{name} is missing") from None
         _check_digest(name, digest, file)
 
+    def check_all(self, manifest: Manifest, should_continue: ContinueCheck = always) -> None:
+        """`check` for all files that a restore reads."""
+
+        def check(item: tuple[str, File], continue_check: ContinueCheck) -> None:
+            self.check(manifest.id, *item, continue_check)
+
+        together(check, manifest.files().values(), lambda item: self._store.at_once(item[1].size), should_continue)
+
     # ---- retention
 
     def delete(self, id: SnapshotId, generation: int | None = None) -> None:

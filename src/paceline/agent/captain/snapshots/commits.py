@@ -19,12 +19,17 @@ from paceline.agent.captain.snapshots.commit_pace import CommitPace
 from paceline.agent.captain.snapshots.drafts import Draft
 from paceline.agent.captain.snapshots.given_up_uploads import GivenUpUploads
 from paceline.agent.captain.snapshots.incomplete_snapshots import MOST, IncompleteSnapshots
+from paceline.agent.captain.snapshots.low_steps import LowSteps
 from paceline.agent.captain.snapshots.pending_records import PAUSE, PendingRecords
 from paceline.agent.captain.snapshots.store_contents import StoreContents
 from paceline.agent.options import SHARED_FOLDER
 from paceline.agent.transfers import requests as req
 from paceline.plan import Plan
 from paceline.storage.snapshots.manifest import Part, SnapshotId
+
+# Snapshots on a host: those of this generation, until all hosts have joined, and others, until the store is listed.
+# Usually, there are fewer than ten. A host reports at most 1000 at once.
+MOST_DRAFTS, MOST_COPIES = 2000, 100
 
 
 class Commits:
@@ -46,6 +51,7 @@ class Commits:
         self.uploads = GivenUpUploads(instruct)
         training = {task.name for task in plan.tasks if task.rank >= 0 or task.role == "chief"}
         self.incomplete = IncompleteSnapshots(training, emit)
+        self._low_steps = LowSteps(emit)
         self.generation = 0  # only its snapshots, and `parent`, are committed
         self.parent: SnapshotId | None = None  # the snapshot that this generation started from
         self.has_returned = False  # a previous captain has led the run
@@ -62,6 +68,7 @@ class Commits:
         self._store_is_empty = False  # it has lost the data of this run
         self._restoring: SnapshotId | None = None  # the snapshot that is sent again to an empty store
         self.world_sizes: dict[int, int] = {}  # of the newest generations: how many tasks train together
+        self._has_warned_of_many = False
         self._copies: dict[SnapshotId, Draft] = {}  # on hosts: committed snapshots, or those of earlier generations
         # Whether a host has fetched all parts of a snapshot that are on others.
         self.has_fetched: Callable[[str, SnapshotId], bool] = lambda host, snapshot: False
@@ -186,12 +193,21 @@ class Commits:
                 self._drop(draft.snapshot)
 
     def abandon(self, generation: int, step: int, now: float) -> None:
-        """Never restore or commit the snapshots of this generation, and of those before it, from this step on."""
-        if self.contents.abandon(generation, step):
+        """Never restore or commit the snapshots of this generation, and of those before it, from this step on. Those
+        that it has resumed from stay: tasks choose the steps that they report."""
+        if self.contents.abandon(generation, step, self._resumed_step()):
             for snapshot in [each for each in self._drafts if self.contents.abandoned.cover(each)]:
                 self._drop(snapshot)
             self._drop_copies()
             self.delete_surplus(now)
+
+    def _resumed_step(self) -> int | None:
+        """The step that this generation has resumed from; -1: none, or the snapshot of another run, whose steps may be
+        counted differently. None: unknown, because this captain has lost its notes."""
+        if self.parent is None and self.has_returned and not self.contents.is_known:
+            return None
+        origins = [self.parent, *self.contents.chain]
+        return max((each.step for each in origins if each and 0 < each.generation < self.generation), default=-1)
 
     def _is_reachable(self, draft: Draft, hosts: Collection[str]) -> bool:
         """Whether each of these hosts can get all parts from hosts. If a host is gone that had a part, they must have
@@ -269,10 +285,13 @@ class Commits:
         """Returns the snapshot that this part completes on its hosts. `is_known`: an earlier captain may know of it."""
         snapshot = event.snapshot
         self.incomplete.on_saved(event.task, snapshot)
+        self._low_steps.on_saved(snapshot, self.contents.later_committed(snapshot), is_known)
         is_useless = self.contents.is_past(snapshot) or self.uploads.is_deleted(snapshot)
         if is_useless or not self._may_commit(snapshot):
-            self._copies.setdefault(snapshot, Draft(snapshot, event.parts, now)).add(event)
+            self._add_copy(event, now)
             self._drop_copies()
+            return None
+        if self._has_too_many(event, self._drafts, MOST_DRAFTS):
             return None
         if snapshot not in self._drafts:
             self.uploads.on_saved(snapshot, is_known and self.has_returned, now)
@@ -289,6 +308,24 @@ class Commits:
             return None
         self._skip_older()
         return draft
+
+    def _add_copy(self, event: ev.PartSaved, now: float) -> None:
+        """Copies that are not needed are dropped once the store has been listed."""
+        if not self._has_too_many(event, self._copies, MOST_COPIES):
+            self._copies.setdefault(event.snapshot, Draft(event.snapshot, event.parts, now)).add(event)
+
+    def _has_too_many(self, event: ev.PartSaved, drafts: Mapping[SnapshotId, Draft], most: int) -> bool:
+        """Whether the host has so many other snapshots that this one is ignored: members choose steps and generations,
+        and this captain may not know yet which of them can be dropped."""
+        if event.snapshot in drafts or len(drafts) < most:
+            return False
+        if sum(any(part.host == event.host for part in draft.parts.values()) for draft in drafts.values()) < most:
+            return False
+        if not self._has_warned_of_many:
+            self._has_warned_of_many = True
+            text = f"{event.host} has more than {most} snapshots that are not committed, or not of this generation"
+            self._emit("warning", text=f"{text}: step {event.snapshot.step} is ignored")
+        return True
 
     def _skip_older(self) -> None:
         """Of complete snapshots, hosts hold only the newest, and the one that is being sent."""

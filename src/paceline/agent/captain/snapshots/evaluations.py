@@ -6,6 +6,7 @@ without a result. A result is final once it is in the store, beside the snapshot
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable
 
 from paceline.agent.captain import events as ev
@@ -13,6 +14,7 @@ from paceline.agent.captain import instructions as ins
 from paceline.agent.captain.ledger import ENDING, OVER, RETURNING, Ledger
 from paceline.agent.captain.restart_units import DONE
 from paceline.agent.captain.snapshots.commits import Commits
+from paceline.agent.captain.snapshots.drafts import first_entries
 from paceline.agent.captain.snapshots.pending_records import PAUSE
 from paceline.agent.run_files import stamp
 from paceline.agent.transfers.requests import DAMAGED, Answer, EvaluationRecorded, Failure, Metrics, RecordEvaluation
@@ -21,6 +23,7 @@ from paceline.storage.snapshots.manifest import SnapshotId
 
 LEAST = 600.0  # seconds for each evaluation after training, if limits.evaluation is omitted;
 TIMES = 5  # or this many times the longest evaluation so far
+MOST_UNRECORDED = 100  # results of a host that are not in the store; an evaluator has one at a time
 MANY = 10  # warn if this many snapshots are waiting: each of them is kept
 
 
@@ -90,7 +93,7 @@ class Evaluations:
             self._idle.add(event.task)
 
     def on_evaluated(self, event: ev.SnapshotEvaluated, now: float) -> None:
-        if event.task not in self._host_of:
+        if self._host_of.get(event.task) != event.host:
             return
         assigned, since = self._assigned.get(event.task, (None, now))
         if assigned == event.snapshot:
@@ -100,7 +103,15 @@ class Evaluations:
         elif event.snapshot in self._reported:
             self._acknowledge(event)
         elif event.snapshot not in self._unrecorded:
-            self._unrecorded[event.snapshot], self._record_at[event.snapshot] = event, now
+            self._add_unrecorded(event, now)
+
+    def _add_unrecorded(self, event: ev.SnapshotEvaluated, now: float) -> None:
+        if sum(each.host == event.host for each in self._unrecorded.values()) >= MOST_UNRECORDED:
+            text = f"more than {MOST_UNRECORDED} results of evaluators on {event.host} are not stored yet"
+            self._warn(("unrecorded", event.host), f"{text}: others are ignored until the host joins again")
+            return
+        self._unrecorded[event.snapshot] = replace(event, metrics=first_entries(event.metrics))
+        self._record_at[event.snapshot] = now
 
     def on_answered(self, request: RecordEvaluation, answer: Answer, now: float) -> None:
         snapshot = request.snapshot

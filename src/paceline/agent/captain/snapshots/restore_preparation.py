@@ -19,8 +19,8 @@ from paceline.agent.transfers import requests as req
 from paceline.plan import Snapshots
 from paceline.storage.snapshots.manifest import SnapshotId
 
-SETTLING, LISTING, ADOPTING, FETCHING, RECORDING, READY = (
-    "settling", "listing", "adopting", "fetching", "recording", "ready"
+SETTLING, LISTING, ADOPTING, FETCHING, CHECKING, RECORDING, READY = (
+    "settling", "listing", "adopting", "fetching", "checking", "recording", "ready"
 )  # fmt: skip
 
 
@@ -52,6 +52,8 @@ class RestorePreparation:
         self._prepared: set[str] = set()
         self._from_hosts: set[str] = set()  # hosts that get the snapshot from hosts, not from the store
         self._unreadable: set[SnapshotId] = set()
+        self._intact: SnapshotId | None = None  # the snapshot that was checked in the store, and is not damaged there
+        self._checked_since = now
         self._chain: tuple[SnapshotId, ...] = ()
         self._retry_at: float | None = None
         self._ticket = 0
@@ -64,7 +66,11 @@ class RestorePreparation:
     def advance(self, now: float) -> None:
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
-            {LISTING: self._list, ADOPTING: self._adopt, FETCHING: self._fetch, RECORDING: self._record}[self.stage]()
+            repeat = {
+                LISTING: self._list, ADOPTING: self._adopt, FETCHING: self._fetch, CHECKING: self._request_check,
+                RECORDING: self._record,
+            }  # fmt: skip
+            repeat[self.stage]()
         if self.stage == SETTLING and self._is_settled(now):
             self._choose() if self._commits.contents.is_known else self._list()
 
@@ -117,6 +123,36 @@ class RestorePreparation:
         self._from_hosts.add(host) if sources else self._from_hosts.discard(host)
         self._instruct(ins.PrepareHost(host, self.snapshot, self.number, sources or {}))
 
+    def _check(self, host: str, failure: req.Failure, now: float) -> None:
+        """A host says that nobody can use the snapshot. It may be wrong: its memory or its disk may be faulty, or it
+        may lie. Without this check, it could have training start over, and all snapshots deleted."""
+        assert self.snapshot is not None
+        text = f"{host} cannot use the snapshot of step {self.snapshot.step}, which is now checked in the store"
+        self._emit("note", text=f"{text}: {failure.text}")
+        self._checked_since = now
+        self._request_check()
+
+    def _request_check(self) -> None:
+        assert self.snapshot is not None
+        self.stage = CHECKING
+        self._request(req.CheckSnapshot(self.snapshot))
+
+    def _checked(self, now: float) -> None:
+        """It is intact: hosts that could not use it try again."""
+        self._intact = self.snapshot
+        self.since += now - self._checked_since  # the hosts have waited for this, and may still take limits.start
+        self._fetch()
+        if self._prepared == self.hosts:
+            self._record()
+
+    def _skip(self, failure: req.Failure) -> None:
+        assert self.snapshot is not None
+        self._emit("warning", text=f"the snapshot of step {self.snapshot.step} is skipped: {failure.text}")
+        self._unreadable.add(self.snapshot)
+        if failure.kind == req.NEWER:
+            self._commits.contents.exempt(self.snapshot)
+        self._choose()
+
     def _record(self) -> None:
         if self._is_first:
             self.stage = RECORDING
@@ -132,17 +168,20 @@ class RestorePreparation:
 
     def on_joined(self, host: str) -> None:
         """The host may not have received the instruction: send it again."""
-        if self.stage == FETCHING and host in self.hosts:
+        if self.stage in (FETCHING, CHECKING) and host in self.hosts:
             self._prepared.discard(host)
             self._prepare(host)
 
     def on_prepared(self, event: ev.HostPrepared, now: float) -> None:
         is_current = event.snapshot == self.snapshot and event.from_hosts == (event.host in self._from_hosts)
-        if self.stage != FETCHING or not is_current or event.host not in self.hosts:
+        if self.stage not in (FETCHING, CHECKING) or not is_current or event.host not in self.hosts:
             return
         if event.error is None:
-            self.failure = None
             self._prepared.add(event.host)
+        if self.stage == CHECKING:
+            return  # those that could not get it try again afterwards
+        if event.error is None:
+            self.failure = None
             if self._prepared == self.hosts:
                 self._record()
         elif event.error.kind == req.DAMAGED and event.snapshot is not None and event.from_hosts:
@@ -156,12 +195,11 @@ class RestorePreparation:
             self.stage, self._settle_until = SETTLING, now + self._settle
             self.advance(now)
         elif event.error.kind in (req.DAMAGED, req.NEWER) and event.snapshot is not None:
-            text = f"the snapshot of step {event.snapshot.step} is skipped: {event.error.text}"
-            self._emit("warning", text=text)
-            self._unreadable.add(event.snapshot)
-            if event.error.kind == req.NEWER:
-                self._commits.contents.exempt(event.snapshot)
-            self._choose()
+            if event.snapshot != self._intact:
+                self._check(event.host, event.error, now)
+                return
+            text = f"{event.host} cannot use the snapshot of step {event.snapshot.step}, which is intact in the store"
+            self._failed(req.Failure(req.HERE, f"{text}: {event.error.text}", True), now)
         else:
             self._failed(event.error, now)
 
@@ -170,7 +208,8 @@ class RestorePreparation:
             return
         answer = event.answer
         if isinstance(answer, req.Failure):
-            self._failed(answer, now)
+            is_checked = isinstance(event.request, req.CheckSnapshot) and answer.kind in (req.DAMAGED, req.NEWER)
+            self._skip(answer) if is_checked else self._failed(answer, now)
             return
         self.failure = None
         if isinstance(answer, req.SnapshotList):
@@ -186,6 +225,8 @@ class RestorePreparation:
                 self._choose()
             else:
                 self.stage, self.is_recorded = READY, True
+        elif isinstance(event.request, req.CheckSnapshot):
+            self._checked(now)
 
     def _failed(self, failure: req.Failure, now: float) -> None:
         self.failure = failure.text, failure.passing

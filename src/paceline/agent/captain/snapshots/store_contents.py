@@ -57,9 +57,14 @@ class StoreContents:
     def is_past(self, snapshot: SnapshotId) -> bool:
         """Whether this snapshot need not be committed: it, or a later one of its generation, is committed; or it is
         abandoned."""
-        newest = self.chain[:1]
-        is_later = any(each.generation == snapshot.generation and each > snapshot for each in newest)
+        is_later = self.later_committed(snapshot) is not None
         return snapshot in self._committed or is_later or self.abandoned.cover(snapshot)
+
+    def later_committed(self, snapshot: SnapshotId) -> SnapshotId | None:
+        """The newest snapshot on the chain, if it is a later one of the same generation."""
+        newest = self.chain[0] if self.chain else None
+        is_later = newest is not None and newest.generation == snapshot.generation and newest > snapshot
+        return newest if is_later else None
 
     def has_missed(self, listed: Iterable[SnapshotId], seen: Collection[SnapshotId], parent: SnapshotId | None) -> bool:
         """Whether a generation should have started from another snapshot than `parent`. `listed`: the chain before it.
@@ -115,9 +120,10 @@ class StoreContents:
         """The new generation resumes from this snapshot, which may not be committed yet: newer ones leave the chain."""
         self.chain = [] if parent is None else [each for each in self.chain if _is_before(each, parent)]
 
-    def abandon(self, generation: int, step: int) -> bool:
-        """Snapshots from this step on leave the chain, and are deleted. Returns whether there may be any."""
-        is_new = self.abandoned.add(generation, step)
+    def abandon(self, generation: int, step: int, resumed: int | None) -> bool:
+        """Snapshots from this step on leave the chain, and are deleted; see `AbandonedSteps.add`. Returns whether there
+        may be any."""
+        is_new = self.abandoned.add(generation, step, resumed)
         self.chain = self._without_abandoned(self.chain)
         return is_new
 
