@@ -130,3 +130,33 @@ def test_a_long_log(site: Site, page: Page) -> None:
     expect(lines.nth(100)).to_be_attached()
     expect(page.locator(".log-line.target")).to_contain_text("line 77777 of")
     expect(page).to_have_url(re.compile("position="))
+
+
+def test_a_log_with_a_thousand_lines_for_each_time(site: Site, page: Page) -> None:
+    """In the output of all tasks, those with the same time are in several windows: none is missing in any direction."""
+    page.goto(site.url(f"{RUN}/output?task=*"))
+    expect(page.locator(".log-line").last).to_contain_text(f"line {LINES - 1} of")
+    follow = page.get_by_role("button", name="Follow new output")
+    if follow.get_attribute("aria-pressed") == "true":
+        follow.click()
+
+    def scroll(to: str) -> list[int]:
+        """The numbers of the lines that are then in the page."""
+        for _ in range(12):
+            page.locator("#log-lines").evaluate(f"element => element.scrollTop = {to}")
+            page.wait_for_timeout(150)
+        texts = page.locator(".log-line .line-text").all_inner_texts()
+        return [int(text.split()[1]) for text in texts]
+
+    earlier = scroll("0")
+    assert earlier == list(range(earlier[0], earlier[-1] + 1)) and earlier[0] < LINES - 2500 and len(earlier) <= 1400
+    later = scroll("element.scrollHeight")
+    assert later == list(range(later[0], LINES)) and len(later) <= 1400
+    again = scroll("0")
+    assert again == list(range(again[0], again[-1] + 1)) and again[0] < LINES - 2500
+    search = page.get_by_label("Search the output")
+    search.fill("line")
+    page.get_by_role("button", name="Show only matching lines").click()
+    expect(page.locator(".log-line mark").last).to_be_attached()
+    matches = scroll("0")
+    assert matches == list(range(matches[0], matches[-1] + 1)) and matches[0] < LINES - 2000

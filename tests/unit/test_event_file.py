@@ -80,7 +80,45 @@ def test_few_events_of_a_long_run_are_needed() -> None:
     assert fold(state_events.needed(life)).steps == 19_999
 
 
+@pytest.mark.parametrize("kind", ["step", "evaluated"])
+def test_names_of_metrics_that_change_all_the_time_do_not_grow_without_bound(kind: str) -> None:
+    """The values that were reported last are kept, also of a name that the task has used from the beginning."""
+    kept = list(recorded.LIFE[:6])
+    for first in range(0, 200, 50):
+        for number in range(first, first + 50):
+            metrics = {"loss": number, **{f"accuracy_{index}/step_{number}": 0.5 for index in range(100)}}
+            kept.append(event(13, kind, task="worker-0", step=number, metrics=metrics))
+        kept = state_events.needed(kept)
+    metrics = kept[-1]["metrics"]
+    assert len(metrics) == state_events.METRICS_KEPT and metrics["loss"] == 199
+    assert {f"accuracy_{index}/step_{number}" for index in range(99) for number in range(191, 200)} <= set(metrics)
+
+
+def test_all_metrics_of_one_report_are_kept() -> None:
+    metrics = {f"name_{index}": 1.0 for index in range(2 * state_events.METRICS_KEPT)}
+    earlier = event(1, "step", task="worker-0", step=1, metrics={"loss": 1.0})
+    assert (
+        state_events.needed([earlier, event(2, "step", task="worker-0", step=2, metrics=metrics)])[-1]["metrics"]
+        == metrics
+    )
+
+
 # ---- the file
+
+
+def test_an_event_that_is_too_large_displaces_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of some tasks may have millions of names: those of others, and what the run has done, stay."""
+    monkeypatch.setattr(event_file, "KEPT_LIMIT", 100_000)
+    file = EventFile(str(tmp_path), pytest.fail, limit=20_000)
+    for line in recorded.LIFE[:-1]:
+        write(file, line)
+    for number, size in enumerate((9_000, 1_000, 5_000, 50_000)):
+        metrics = {f"name_{index}": 1.0 for index in range(size)}
+        write(file, event(13, "step", 2, task=f"evaluator-{number}", step=number, metrics=metrics))
+    write(file, event(13, "note", 2, text="x" * 200_000))
+    assert (tmp_path / NAME).stat().st_size < 120_000
+    state, expected = fold(written(tmp_path)), fold(recorded.LIFE[:-1])
+    assert (state.started, state.committed, state.restarts) == (expected.started, expected.committed, expected.restarts)
 
 
 def test_the_file_stays_small_and_its_state_is_right(file: EventFile, tmp_path: Path) -> None:

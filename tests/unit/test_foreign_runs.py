@@ -378,7 +378,7 @@ def test_uploaded_output_that_is_too_large_is_downloaded_once(
 ) -> None:
     """Until the reader selects some of the hosts, as the message proposes."""
     monkeypatch.setattr(run_folders, "COPY_LIMIT", 100)
-    run = adopted({}, hosts=make_plan(2).hosts)
+    run = adopted({}, hosts=make_plan(2).hosts, tasks=make_plan(2).tasks)
     local_folder.mark_submitted(run.folder)
     names = [f"worker-host-{number}" for number in range(2)]
     for name in names:

@@ -79,6 +79,29 @@ def test_nothing_is_removed_if_it_is_unknown_what_a_run_uses(home: Path, plan: s
     assert names(home) == {"first"}
 
 
+@pytest.mark.parametrize("code", ["\0", 5, "x" * 100_000, None, "used"], ids=str)
+def test_the_plan_of_another_user_does_not_matter(home: Path, code: Any) -> None:
+    """It may contain anything: it neither stops a deletion nor keeps or removes a function."""
+    used, unused = (function_folders.write(name, {"function.py": name.encode()}) for name in ("used", "unused"))
+    run = a_run(home, "own-1", used)
+    other = home / "runs" / "theirs-1"
+    other.mkdir()
+    (other / "run.json").write_text(json.dumps({"run": "theirs-1", "on": "kubernetes", "adopted": True}))
+    (other / "plan.json").write_text(json.dumps({"tasks": [], "code": str(unused) if code == "used" else code}))
+    function_folders.remove_unused(home)
+    assert names(home) == {"used"}
+    run.delete()
+    assert names(home) == set()
+
+
+def test_paths_of_plans_are_not_looked_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function_folders.write("first", {"function.py": b""})
+    a_run(home, "own-1", "\0")
+    monkeypatch.setattr(Path, "resolve", lambda *_, **__: pytest.fail("a path of a plan was looked up"))
+    function_folders.remove_unused(home)
+    assert names(home) == set()
+
+
 def test_a_submission_that_fails_leaves_no_function(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         assert names(home) == {"train"}

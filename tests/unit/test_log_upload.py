@@ -40,6 +40,7 @@ from paceline.storage.stores.folder import FolderStore
 RUN = "digits-3f9a"
 HOST = "worker-host-0"
 TASKS = ("worker-0", "worker-1")
+PLAN = json.dumps({"tasks": [{"name": task, "host": HOST} for task in TASKS]})
 UNAVAILABLE = Failure(STORE, "cannot write s3://here/it: no answer", True, "no answer")
 
 
@@ -151,6 +152,7 @@ def some_output(pod: Pod, turns: int = 40) -> Iterator[None]:
 
 def import_logs(location: Path, folder: Path) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
+    (folder / "plan.json").write_text(PLAN)
     archive_import.import_hosts(StoredRunFiles(FolderStore(str(location)), RUN), folder, [HOST])
     assert not list(folder.glob(".*"))
     return {path.stem: path.read_text() for path in (folder / "logs").glob("*.log")}
@@ -381,10 +383,11 @@ def test_the_last_output_is_imported_into_a_folder_that_keeps_little(location: P
     pod.close()
     folder = tmp_path / "here"
     (folder / "logs").mkdir(parents=True)
+    (folder / "plan.json").write_text(PLAN)
     archive, path = StoredRunFiles(FolderStore(str(location)), RUN), str(folder / "logs" / "worker-0.log")
     for _ in range(3):
         archive_import.import_hosts(archive, folder, [HOST], log_limit=4000)
-        assert [each.name for each in folder.iterdir()] == ["logs"]
+        assert {each.name for each in folder.iterdir()} == {"plan.json", "logs"}
         first, end = bounds(path)
         lines = read_range(path, first, end).decode().splitlines(keepends=True)
         assert lines == list(map(line, range(500 - len(lines), 500))) and 3000 < end - first <= 4000

@@ -132,6 +132,13 @@ def test_names_of_the_loopback_address_with_any_port(server: Server, cookie: Any
     assert server.ask("/api/runs", ("host", host), cookie).status == 200
 
 
+def test_cookies_of_other_ports_with_the_same_name_do_not_hide_the_session(server: Server, cookie: Any) -> None:
+    """Browsers send those with a longer path first."""
+    others = "; ".join(f"{COOKIE}={number}" for number in range(180))
+    assert server.ask("/api/runs", HOST, ("cookie", f"{others}; {cookie[1]}")).status == 200
+    assert server.ask("/api/runs", HOST, ("cookie", others)).status == 401
+
+
 def test_no_host_or_two_hosts(server: Server, cookie: Any) -> None:
     assert server.ask("/api/runs", cookie).status == 421
     assert server.ask("/api/runs", HOST, HOST, cookie).status == 421

@@ -24,7 +24,7 @@ from paceline.page.feeds import clusters as clusters_module
 from paceline.page.feeds import run_feed, run_feeds, run_list
 from paceline.page.feeds.clusters import Clusters
 from paceline.page.feeds.feed import Feed, stream
-from paceline.page.feeds.run_feed import RunFeed
+from paceline.page.feeds.run_feed import RunFeed, points_of
 from paceline.page.feeds.run_feeds import RunFeeds
 from paceline.page.feeds.run_list import RunList, RunListViewer
 from paceline.page.feeds.run_viewer import Output, RunViewer
@@ -36,6 +36,7 @@ from paceline.page.routes.log_routes import LogRoutes
 from paceline.page.routes.run_routes import RunRoutes
 from paceline.view.files.run_folders import NoRun, Run
 from paceline.view.state import run_reader
+from paceline.view.state.events import Event
 from support import recorded
 from support.recorded import LIFE, event, supervised
 
@@ -199,6 +200,26 @@ def test_the_mean_of_all_tasks_is_sent_instead_of_all_tasks(folder: Path) -> Non
         feed.close()
 
     in_loop(test)
+
+
+@pytest.mark.parametrize("metrics", [[1], "abc", 5, True, [["loss", 1]], None, {"loss": [1]}], ids=str)
+@pytest.mark.parametrize("kind", ["step", "evaluated"])
+def test_metrics_of_any_type_do_not_hide_the_run(folder: Path, kind: str, metrics: Any) -> None:
+    """A captain of another user may write anything."""
+
+    def test() -> None:
+        feed = RunFeed("digits-3f9a", Run("digits-3f9a", folder))
+        feed.update()
+        viewer = RunViewer(feed, ["loss", "step"])
+        viewer.changes()
+        append(folder, event(20, kind, 2, task="worker-0", step=150, metrics=metrics))
+        feed.update()
+        changes = fields(viewer.changes())
+        assert [each["name"] for each in changes.get("points", {"points": []})["points"]] == ["step"] * (kind == "step")
+        feed.close()
+
+    in_loop(test)
+    assert points_of(Event(recorded.at(1), kind, 1, {"task": "worker-0", "metrics": metrics})) == []
 
 
 def test_the_output_of_a_task_is_followed_with_its_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 
+from paceline import plan as plans
 from paceline.agent.limited_log import LimitedLog
 from paceline.backends import archive_import
 from paceline.storage.snapshots.manifest import Damaged
@@ -19,20 +20,23 @@ from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores.folder import FolderStore
 from paceline.storage.stores.protocol import StoreError
 from paceline.view.files import run_folders
+from support.worlds import make_plan
 
 LINE = b"2026-11-15T10:00:01.000Z g1 | a\n"
+PLAN = json.dumps({"tasks": [{"name": f"worker-{number}", "host": "worker-host-0"} for number in range(50)]})
 
 
-def imported(tmp_path: Path, files: dict[str, bytes]) -> Path:
-    piece = tmp_path / "store" / "run" / "logs" / "worker-host-0" / "life" / "00000001"
+def imported(tmp_path: Path, files: dict[str, bytes], host: str = "worker-host-0", plan: str = PLAN) -> Path:
+    piece = tmp_path / "store" / "run" / "logs" / host / "life" / "00000001"
     piece.parent.mkdir(parents=True)
     head = {"version": 1, "files": {name: len(data) for name, data in files.items()}}
     piece.write_bytes(json.dumps(head).encode() + b"\n" + b"".join(files.values()))
     folder = tmp_path / "folder"
     folder.mkdir()
+    (folder / "plan.json").write_text(plan)
     archive = StoredRunFiles(FolderStore(str(tmp_path / "store")), "run")
     for _ in range(2):  # the second time, the lines are merged with those that are there
-        archive_import.import_hosts(archive, folder, ["worker-host-0"])
+        archive_import.import_hosts(archive, folder, [host])
     return folder
 
 
@@ -44,7 +48,31 @@ def imported(tmp_path: Path, files: dict[str, bytes]) -> Path:
 def test_only_files_of_a_run_are_imported(tmp_path: Path, name: str) -> None:
     with pytest.raises(Damaged, match="its contents do not match its header"):
         imported(tmp_path, {name: LINE})
-    assert list((tmp_path / "folder").iterdir()) == []
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["plan.json"]
+
+
+def test_of_a_member_only_the_output_of_its_own_tasks_is_imported(tmp_path: Path) -> None:
+    """A program may write to the store in the name of its host: events and the report come from the captain only."""
+    event = b'{"at": "2026-11-15T10:00:05.000Z", "event": "run-ended", "generation": 9, "status": "succeeded"}\n'
+    forged = {"events.jsonl": event, "report.json": b'{"status": "succeeded"}', "plan.json": b"{}"}
+    others = {"logs/worker-2.log": LINE, "logs/ingest-0.log": LINE, "logs/unknown.log": LINE}
+    plan = plans.to_json(make_plan(4, per_host=2, ingest=True))
+    folder = imported(tmp_path, {**forged, **others, "logs/worker-1.log": LINE}, "worker-host-0", plan)
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*.*")} == {
+        "plan.json", "logs/worker-1.log", "logs/ingest-0.log",
+    }  # fmt: skip
+    assert (folder / "plan.json").read_text() == plan
+
+
+def test_the_output_of_the_import_is_that_of_its_host(tmp_path: Path) -> None:
+    plan = plans.to_json(make_plan(2, ingest=True))
+    folder = imported(tmp_path, {"logs/worker-1.log": LINE, "logs/ingest-0.log": LINE}, "worker-host-1", plan)
+    assert [path.name for path in (folder / "logs").iterdir()] == ["worker-1.log"]
+
+
+def test_a_host_that_is_not_in_the_plan_adds_nothing(tmp_path: Path) -> None:
+    folder = imported(tmp_path, {"logs/worker-0.log": LINE, "events.jsonl": b"{}\n"}, "worker-host-7")
+    assert [path.name for path in folder.iterdir()] == ["plan.json"]
 
 
 def test_any_output_can_be_merged(tmp_path: Path) -> None:
@@ -65,6 +93,7 @@ def foreign_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "run.json").write_text('{"run": "run", "on": "kubernetes", "adopted": true}')
+    (folder / "plan.json").write_text(PLAN)
     return folder
 
 
@@ -84,7 +113,7 @@ def test_uploaded_output_of_another_users_run_does_not_fill_the_disk(
     with pytest.raises(archive_import.TooLarge):
         archive_import.import_hosts(later, folder, ["worker-host-0"])
     assert (folder / "logs" / "worker-0.log").stat().st_size == 10 * len(LINE)
-    assert {path.name for path in folder.iterdir()} == {"run.json", "logs"}
+    assert {path.name for path in folder.iterdir()} == {"run.json", "plan.json", "logs"}
 
 
 def numbered(count: int) -> list[bytes]:
@@ -187,6 +216,7 @@ def test_a_store_that_does_not_respond_ends_the_import_at_its_time_limit(tmp_pat
     pieces(tmp_path, {"logs/worker-0.log": LINE})
     folder = tmp_path / "folder"
     folder.mkdir()
+    (folder / "plan.json").write_text(PLAN)
     archive, began = StoredRunFiles(SlowStore(str(tmp_path / "store")), "run"), time.monotonic()
     try:
         with pytest.raises(StoreError, match="did not respond within the time limit"):

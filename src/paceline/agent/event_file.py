@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 from typing import Any, Callable
 
 from paceline.agent import state_events
@@ -23,6 +22,7 @@ OLD = "events.old.jsonl"
 LIMIT = 2 * 1024 * 1024  # bytes of events.jsonl: reading it takes about 0.1 s
 READ_LIMIT = 128 * 1024 * 1024  # bytes of events.jsonl that are read at once
 KEPT_LIMIT = 16 * 1024 * 1024  # bytes of the events that still determine the state
+LARGE_SHARE = 16  # an event that takes more than this part of the limit is large
 OLD_LIMIT = 16 * 1024 * 1024  # bytes of events.old.jsonl; the older half is dropped
 ROTATED = "rotated"
 STORED = "stored"  # a field of that event: earlier events were deleted from the store; see transfers/stored_events.py
@@ -109,13 +109,21 @@ def _read_lines(path: str) -> list[bytes]:
 
 
 def _newest(lines: list[bytes], limit: int) -> list[bytes]:
-    """The last lines within this number of bytes. All, unless tasks have thousands of names or events are huge.
+    """The last lines within this number of bytes; large ones last, so that they do not displace all others. All, unless
+    there are thousands of tasks or events are huge.
 
     >>> _newest([b"first", b"second", b"third"], 11)
     [b'second', b'third']
+    >>> _newest([b"x" * 50, b"first", b"x" * 200, b"second"], 160) == [b"x" * 50, b"first", b"second"]
+    True
     """
-    sizes = accumulate(len(line) for line in reversed(lines))
-    return lines[len(lines) - sum(size <= limit for size in sizes) :]
+    newest_first = range(len(lines) - 1, -1, -1)
+    kept, left = [], limit
+    for number in sorted(newest_first, key=lambda number: len(lines[number]) > limit // LARGE_SHARE):
+        if len(lines[number]) <= left:
+            left -= len(lines[number])
+            kept.append(number)
+    return [lines[number] for number in sorted(kept)]
 
 
 def _size(path: str) -> int:

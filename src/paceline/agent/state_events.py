@@ -11,6 +11,7 @@ STARTS_KEPT = 3  # generations whose start times are kept
 PACES_KEPT = 100  # generations of which the first and the last step are kept: the average speed is measured within them
 RESTARTS_KEPT = 500
 WARNINGS_KEPT = 100
+METRICS_KEPT = 1000  # names of a task whose last values are kept: a program may use other names for each step
 _LAST = {  # the last event of each row is kept
     "waiting": "waiting",
     "ingest-started": "waiting",
@@ -34,8 +35,8 @@ Event = dict[str, Any]
 
 
 def needed(events: Sequence[Event]) -> list[Event]:
-    """The events from which the same state follows, in the same order. Metrics of earlier events are added to the last
-    event of a task."""
+    """The events from which the same state follows, in the same order. The newest metrics of earlier events are added
+    to the last event of a task."""
     collected = _Collected()
     for number, event in enumerate(events):
         collected.add(number, event)
@@ -85,7 +86,8 @@ class _Collected:
     def _add_measured(self, number: int, event: Event, kind: str, task: str, generation: int) -> None:
         self._last[kind, task] = number
         metrics = event.get("metrics")
-        self._metrics.setdefault((kind, task), {}).update(metrics if isinstance(metrics, dict) else {})
+        if isinstance(metrics, dict):
+            _add_newest(self._metrics.setdefault((kind, task), {}), metrics)
         if kind == "step":
             step = event.get("step")
             if isinstance(step, (int, float)) and step >= self._steps:
@@ -108,6 +110,15 @@ class _Collected:
         if self._last.get((kind, task)) == number and self._metrics.get((kind, task)):
             return {**event, "metrics": self._metrics[kind, task]}
         return event
+
+
+def _add_newest(known: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Adds a report. If there are too many names, those are dropped that were reported longest ago."""
+    for name in metrics:
+        known.pop(name, None)
+    known.update(metrics)
+    for name in list(known)[: max(0, len(known) - max(METRICS_KEPT, len(metrics)))]:
+        del known[name]
 
 
 def parse(lines: Iterable[bytes]) -> list[Event]:

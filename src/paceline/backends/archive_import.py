@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.run_files import replace
-from paceline.plan import CAPTAIN
+from paceline.plan import CAPTAIN, INGEST
 from paceline.storage import log_parts
 from paceline.storage.snapshots.manifest import Damaged, Gone
 from paceline.storage.stored_run_files import StoredRunFiles, life_of
@@ -45,17 +45,18 @@ class TooLarge(Damaged):
 def import_hosts(
     archive: StoredRunFiles, folder: Path, hosts: Iterable[str], log_limit: int | None = None, until: float = math.inf
 ) -> None:
-    """Import what these hosts have written. Lines that the folder already contains are kept once. `log_limit`: the
-    number of bytes to keep of the output of each task; None: all of it. `until`: a time of time.monotonic(), at which
-    StoreError is raised.
+    """Import what these hosts have written; of hosts other than the captain's, only the output of their own tasks.
+    Lines that the folder already contains are kept once. `log_limit`: the number of bytes to keep of the output of each
+    task; None: all of it. `until`: a time of time.monotonic(), at which StoreError is raised.
 
     TooLarge: only a part was imported."""
     limit = run_folders.copy_limit(folder)
     left = math.inf if limit is None else limit
     too_large = False
     for host in hosts:
+        is_accepted = _accepted_names(folder, host)
         with TemporaryDirectory(prefix=".kept-", dir=folder) as parent:
-            scratch, sizes, is_cut = _fetch_listed(archive, host, Path(parent), left, log_limit, until)
+            scratch, sizes, is_cut = _fetch_listed(archive, host, Path(parent), is_accepted, left, log_limit, until)
             too_large = too_large or is_cut
             left -= sum(sizes.values())
             for name in sizes:
@@ -79,16 +80,32 @@ def import_run(source: Source, folder: Path) -> None:
     replace(str(folder / "run.json"), {"run": source.run, "on": run_folders.LOCATION, "where": source.address})
 
 
+def _accepted_names(folder: Path, host: str) -> Callable[[str], bool]:
+    """Which files of a host are imported. What a run's events say comes only from the captain's pod: members, which run
+    the programs of users, may store files, too. The plan, which the captain also sends, says which tasks a host has."""
+    if host == CAPTAIN:
+        return lambda name: True
+    plan = run_folders.plan(folder)
+    tasks = plan.get("tasks", ())
+    names = {task["name"] for task in tasks if task.get("host") == host}
+    deciding = [role.get("name") for role in plan.get("roles", ()) if role.get("decides")]
+    deciding_hosts = (task.get("host") for task in tasks if task.get("role") in deciding)
+    if plan.get("ingest") is not None and next(deciding_hosts, None) == host:
+        names.add(INGEST)
+    return {f"logs/{name}.log" for name in names}.__contains__
+
+
 def _fetch_listed(
-    archive: StoredRunFiles, host: str, parent: Path, limit: float, log_limit: int | None, until: float
-) -> tuple[Path, dict[str, int], bool]:
+    archive: StoredRunFiles, host: str, parent: Path, is_accepted: Callable[[str], bool], limit: float,
+    log_limit: int | None, until: float,
+) -> tuple[Path, dict[str, int], bool]:  # fmt: skip
     """The folder of the files, and what `_fetch` returns. The captain may replace pieces while they are read."""
     number = 0
     while True:
         scratch = parent / str(number)
         scratch.mkdir()
         try:
-            return scratch, *_fetch(archive, host, scratch, limit, log_limit, until)
+            return scratch, *_fetch(archive, host, scratch, is_accepted, limit, log_limit, until)
         except Gone:
             number += 1
             if host != CAPTAIN or number == TRIES:
@@ -96,8 +113,9 @@ def _fetch_listed(
 
 
 def _fetch(
-    archive: StoredRunFiles, host: str, scratch: Path, limit: float, log_limit: int | None, until: float
-) -> tuple[dict[str, int], bool]:
+    archive: StoredRunFiles, host: str, scratch: Path, is_accepted: Callable[[str], bool], limit: float,
+    log_limit: int | None, until: float,
+) -> tuple[dict[str, int], bool]:  # fmt: skip
     """The files that were fetched into `scratch`, with the number of bytes kept; and whether there are more."""
     (scratch / "logs").mkdir()
     pieces = archive.pieces(host)
@@ -110,6 +128,8 @@ def _fetch(
         for piece, files in _read_all(archive, pieces, pool, until):
             instance = life_of(piece)
             for name, data in files.items():
+                if not is_accepted(name):
+                    continue
                 before = sizes.get(name, 0)
                 kept_limit = log_limit if log_limit is not None and name.endswith(".log") else math.inf
                 added = max(0, min(len(data), kept_limit - before))

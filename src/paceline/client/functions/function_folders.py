@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.job.values import slug
 from paceline.storage.local_files import remove_tree
-from paceline.view.files import run_files, run_folders
+from paceline.view.files import run_folders
 
 _FOLDER = "functions"  # beside that of the runs
 _NAME = re.compile(r".+-[0-9a-f]{12}")
@@ -71,20 +71,33 @@ def _remove_unused(folders: list[Path], home: Path) -> None:
     lock = _open_lock(home / _FOLDER)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        used = set()
-        runs = home / "runs"
-        for run in runs.iterdir() if runs.is_dir() else ():
-            if run.name.startswith(".") or not run.is_dir() or run_folders.deleted(run):
-                continue
-            code = (run_files.plan(run).fields or {}).get("code")
-            if not isinstance(code, str):
-                return
-            used.add(Path(code).resolve())
+        used = _used_names(home / "runs")
         for folder in folders:
-            if folder.resolve() not in used:
+            if used is not None and folder.name not in used:
                 remove_tree(str(folder), ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def _used_names(runs: Path) -> set[str] | None:
+    """The names of the folders that runs of this user have their code in; None: it is unknown what one of them uses.
+
+    Only names are compared: they contain a digest, and PACELINE_HOME may have been another path to the same folder. A
+    run that another user has submitted has no functions here, whatever its plan says."""
+    used = set()
+    for run in runs.iterdir() if runs.is_dir() else ():
+        if run.name.startswith(".") or not run.is_dir() or run_folders.deleted(run) or _is_of_others(run):
+            continue
+        code = run_folders.plan(run).get("code")
+        if not isinstance(code, str):
+            return None
+        used.add(Path(code).name)
+    return used
+
+
+def _is_of_others(run: Path) -> bool:
+    """False also if run.json is damaged."""
+    return bool(run_folders.info(run)) and not run_folders.is_own(run)
 
 
 def _open_lock(folder: Path) -> int:

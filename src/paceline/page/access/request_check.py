@@ -30,6 +30,7 @@ _HEADERS = {
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?")
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _SAFE = ("GET", "HEAD")
+_MOST_COOKIES = 256  # more than a browser keeps for a site; servers on other ports may have set some of the same name
 SIGN_IN = "api/sign-in"
 
 
@@ -180,7 +181,7 @@ class _Headers:
                 key, _, value = item.strip().partition("=")
                 if key == name:
                     values.append(value)
-        return values[:4]
+        return values[:_MOST_COOKIES]
 
 
 def _with_headers(send: Send, is_last: bool) -> Send:

@@ -170,7 +170,8 @@ def points_of(event: Event) -> list[Point]:
     if event.kind not in ("step", "evaluated"):
         return []
     step, metrics = event.get("step"), event.get("metrics")
-    values = {name: value for name, value in metrics.items() if is_measurement(value)} if metrics else {}
+    reported = metrics.items() if isinstance(metrics, dict) else ()
+    values = {name: value for name, value in reported if is_measurement(value)}
     if event.kind == "step":
         values |= {name: value for name in ("step", "steps_per_s") if (value := number(event.get(name))) is not None}
     head = {"task": event.text("task"), "at": at, "step": step, "generation": event.generation}

@@ -38,6 +38,7 @@ from paceline.view.series.series_query import ALL
 _SEARCHES = 2  # regular expressions at a time
 _SEARCH_S = 60.0  # until a search is killed; usually the limit of its CPU time comes first
 _SEARCHED_S = 0.5  # then the client is told how far a search has come
+_FULL_LINES = 16  # whole lines in one response: each may have a MiB
 _FETCHED = 10_000
 _DIRECTIONS = ("forward", "backward", "around")
 
@@ -80,10 +81,12 @@ class LogRoutes:
         find, grep = requests.text(request, "find"), requests.text(request, "grep")
         if find and grep:
             raise UsageError("find and grep cannot be used together")
+        limit, is_full = requests.integer(request, "limit", 500, 1, 2000), requests.flag(request, "full")
         query = Query(
-            position, direction == "backward", requests.integer(request, "limit", 500, 1, 2000),
+            position, direction == "backward", min(limit, _FULL_LINES) if is_full else limit,
             log_blocks.containing(find) if find else None, _SEARCHED_S,
-            shown=LONGEST if requests.flag(request, "full") else log_blocks.SHOWN, is_final=feed.is_over,
+            shown=LONGEST if is_full else log_blocks.SHOWN, is_final=feed.is_over,
+            inside=requests.text(request, "inside"),
         )  # fmt: skip
         if grep:
             select(grep=grep)  # raises UsageError if it is not a regular expression
@@ -147,7 +150,7 @@ class LogRoutes:
         arguments = {
             "folder": str(selected.folder), "task": selected.task, "tasks": selected.tasks, "grep": grep,
             "position": query.position, "backward": query.backward, "limit": query.limit, "shown": query.shown,
-            "seconds": query.seconds,
+            "seconds": query.seconds, "inside": query.inside,
         }  # fmt: skip
         async with self._searches:
             process = await asyncio.create_subprocess_exec(

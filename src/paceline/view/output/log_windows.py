@@ -36,6 +36,7 @@ class Query:
     seconds: float = 1.0  # time limit of a search
     shown: int = SHOWN  # characters of a line
     is_final: bool = False  # nothing more will be written: an incomplete last line is a line
+    inside: str = ""  # where a merged window ended within a position: see merged_windows.py
 
 
 def limits(path: Path) -> tuple[int, int]:

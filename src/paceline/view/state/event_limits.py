@@ -57,8 +57,8 @@ class EventLimits:
             elif key == "gpus" and isinstance(value, list):
                 gpus = value[:MOST_OF_HOST]
                 data[key] = [gpu for n, gpu in enumerate(gpus) if self._is_known(_GPUS, f"{data.get('host')}/{n}")]
-            elif key == "metrics" and isinstance(value, dict):
-                data[key] = self._known_metrics(str(data.get("task")), value)
+            elif key == "metrics":
+                data[key] = self._known_metrics(str(data.get("task")), value) if isinstance(value, dict) else {}
         return True
 
     def _is_known(self, kind: str, name: Any) -> bool:

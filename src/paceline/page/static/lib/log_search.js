@@ -2,6 +2,7 @@
 
 import { h, setText } from "./dom.js";
 import { percent } from "./format.js";
+import { beginOf } from "./log_window.js";
 
 export class LogSearch {
   /** `fetch(values, signal)`: a window with matches. `onstop()`: the user does not want to wait. */
@@ -25,24 +26,25 @@ export class LogSearch {
   }
 
   /** Windows from a position on, until one is complete. */
-  async * windows(position, direction, limit, signal) {
+  async * windows(position, direction, limit, signal, inside = "") {
     this.stop.hidden = false;
-    for (let from = position; ;) {
-      const data = await this.fetch({ position: from, direction, limit }, signal);
+    for (let from = position, within = inside; ;) {
+      const data = await this.fetch({ position: from, inside: within, direction, limit }, signal);
       const { first, end, scanned } = data;
       const done = direction === "forward" ? scanned - first : end - scanned;
       this.say(`searched ${percent(end > first ? done / (end - first) : 1, 0)}`);
       yield data;
-      if (data.is_complete || scanned === from) return;
-      from = scanned;
+      const next = (direction === "forward" ? data.next_inside : data.begin_inside) ?? "";
+      if (data.is_complete || (scanned === from && next === within)) return;
+      [from, within] = [scanned, next];
     }
   }
 
   /** As many matching lines before a position. `show(lines, data)`: called with those so far. */
-  async collect(position, direction, limit, signal, show = () => {}) {
+  async collect(position, direction, limit, signal, show = () => {}, inside = "") {
     const lines = [];
     let last;
-    for await (const data of this.windows(position, direction, limit, signal)) {
+    for await (const data of this.windows(position, direction, limit, signal, inside)) {
       last = data;
       lines.unshift(...data.lines);
       if (lines.length >= limit) break;
@@ -50,7 +52,8 @@ export class LogSearch {
     }
     this.end(lines.length ? "" : "no matches");
     const isAll = last.is_complete && lines.length < limit;
-    return { ...last, lines, begin: isAll ? last.first : lines[0]?.position ?? last.scanned, next: lines.at(-1)?.position ?? last.end };
+    const beginInside = lines.length ? beginOf(lines[0]).inside : last.begin_inside;
+    return { ...last, lines, begin_inside: isAll ? "" : beginInside, next_inside: "", begin: isAll ? last.first : lines[0]?.position ?? last.scanned, next: lines.at(-1)?.position ?? last.end };
   }
 
   /** The position of the next match, or null. */

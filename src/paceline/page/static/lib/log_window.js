@@ -7,6 +7,14 @@ const MOST = 1400; // lines in the page
 const NEWEST = 64; // lines that may be states of progress bars of several tasks
 const EDGE = 600; // pixels from an edge at which more is fetched
 
+/** Where a line begins. In the output of all tasks many lines may have the same position: `inside` tells which one. */
+export const beginOf = ({ position, task, byte }) => ({ position, inside: task === undefined ? "" : `${task}:${byte}` });
+/** Where the line after it may begin. */
+export const endOf = ({ position, task, byte }) => (task === undefined ? { position: position + 1, inside: "" } : { position, inside: `${task}:${byte + 1}` });
+
+/** Whether a line may come before another one: of several tasks with the same position, the server knows the order. */
+const isBefore = (line, other) => line.position < other.position || (line.position === other.position && (line.task !== other.task || line.byte < other.byte));
+
 export class LogWindow {
   /** `more(direction)`: fetch. `jump(position)`: show another part. `onfollow(isFollowing)`. */
   constructor({ more, jump, onfollow, onpick, onfull }) {
@@ -115,7 +123,7 @@ export class LogWindow {
   /** `isNew`: they were just written. Those of several tasks may be late, and older than the last one. */
   append(lines, isNew = false) {
     const last = this.lines.at(-1);
-    const added = collapsed(lines.filter(({ position, task }) => last === undefined || position > last.position || (isNew && task !== undefined)));
+    const added = collapsed(lines.filter((line) => last === undefined || isBefore(last, line) || (isNew && line.task !== undefined)));
     if (!added.length) return;
     this.dropProgress(new Set(added.map(({ task }) => task)));
     const before = this.lines.at(-1);
@@ -127,8 +135,8 @@ export class LogWindow {
   }
 
   prepend(lines) {
-    const firstPosition = this.lines[0]?.position ?? Infinity;
-    const added = collapsed(lines).filter(({ position }) => position < firstPosition);
+    const [first] = this.lines;
+    const added = collapsed(lines).filter((line) => first === undefined || isBefore(line, first));
     if (!added.length) return;
     const height = this.scroller.scrollHeight;
     const { scrollTop } = this.scroller;

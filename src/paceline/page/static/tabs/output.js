@@ -6,7 +6,7 @@ import { bytes } from "../lib/format.js";
 import { bind } from "../lib/keys.js";
 import { pattern } from "../lib/log_lines.js";
 import { LogSearch } from "../lib/log_search.js";
-import { LogWindow } from "../lib/log_window.js";
+import { beginOf, endOf, LogWindow } from "../lib/log_window.js";
 
 const PAGE = 400; // lines in one request
 const MATCHES = 200;
@@ -15,7 +15,7 @@ const ALL = "*"; // instead of the name of a task
 export function mount(root, { key, store, params, setParams }) {
   const state = {
     task: params.get("task") ?? "", find: params.get("find") ?? "", isRegex: params.get("regex") === "1", isOnly: params.get("only") === "1",
-    begin: 0, next: 0, isBusy: false, isTail: false,
+    begin: 0, next: 0, beginInside: "", nextInside: "", isBusy: false, isTail: false,
   };
   const isWrapped = params.has("wrap") ? params.get("wrap") === "1" : innerWidth < 720;
   const latest = newest();
@@ -58,7 +58,9 @@ export function mount(root, { key, store, params, setParams }) {
         return get(path({ ...at, position, direction: at.at ? "forward" : at.direction ?? "backward", limit: PAGE }), { signal });
       });
       accept(data);
-      Object.assign(state, { begin: data.begin, next: data.next, isTail: data.next >= data.end });
+      setBegin(data);
+      setNext(data);
+      state.isTail = data.next >= data.end;
       view.target = target;
       if (target !== null) setParams({ position: target, at: "" });
       view.scroller.classList.toggle("matches", Boolean(filter.find || filter.grep));
@@ -86,20 +88,22 @@ export function mount(root, { key, store, params, setParams }) {
     const isForward = direction === "forward";
     if (state.isBusy || view.isFollowing || !view.lines.length || (state.isOnly && isForward) || (isForward ? state.next >= view.end && state.isTail : state.begin <= view.first)) return;
     state.isBusy = true;
-    const position = isForward ? state.next : state.begin;
+    const [position, inside] = isForward ? [state.next, state.nextInside] : [state.begin, state.beginInside];
     try {
-      const data = await latest((signal) => (state.isOnly && state.find ? search.collect(position, "backward", MATCHES, signal) : get(path({ position, direction, limit: PAGE }), { signal })));
+      const data = await latest((signal) => (state.isOnly && state.find ? search.collect(position, "backward", MATCHES, signal, undefined, inside) : get(path({ position, inside, direction, limit: PAGE }), { signal })));
       accept(data);
       if (isForward) {
+        const [first] = view.lines;
         view.append(data.lines);
-        state.next = data.next;
-        state.begin = Math.max(state.begin, view.lines[0]?.position ?? 0);
+        setNext(data);
+        if (view.lines[0] !== first) Object.assign(state, { begin: view.lines[0].position, beginInside: beginOf(view.lines[0]).inside });
         state.isTail = data.next >= data.end;
       } else {
+        const last = view.lines.at(-1);
         view.prepend(data.lines);
-        state.begin = data.begin;
+        setBegin(data);
         state.isTail = state.isTail && view.lines.at(-1)?.position >= state.next - 65536;
-        state.next = Math.min(state.next, endOfWindow());
+        if (view.lines.at(-1) !== last) setNextAfter(view.lines.at(-1));
       }
       setNotes(data);
     } catch (error) {
@@ -108,8 +112,15 @@ export function mount(root, { key, store, params, setParams }) {
     state.isBusy = false;
   }
 
-  /** The window may have dropped lines at its end: the next ones are fetched again. */
-  const endOfWindow = () => (view.lines.length ? view.lines.at(-1).position + 1 : state.next);
+  const setBegin = (data) => Object.assign(state, { begin: data.begin, beginInside: data.begin_inside ?? "" });
+  const setNext = (data) => Object.assign(state, { next: data.next, nextInside: data.next_inside ?? "" });
+
+  /** The window has dropped lines at its end: the next ones are fetched again. */
+  function setNextAfter(line) {
+    const { position, inside } = endOf(line);
+    Object.assign(state, { next: position, nextInside: inside });
+    if (inside) state.isTail = false; // a stream begins with all lines of a position
+  }
 
   const findQuery = () => (state.isRegex ? { grep: state.find } : { find: state.find });
   const path = (values) => runPath(key, `/logs${query({ task: state.task, ...values })}`);
@@ -253,7 +264,7 @@ export function mount(root, { key, store, params, setParams }) {
     store.on("lines", (data) => {
       if (!view.isFollowing) return;
       if (data.skipped) say(`${bytes(data.skipped)} skipped: tasks print faster than this page can show`);
-      state.next = data.next;
+      setNext(data);
       view.end = Math.max(view.end, data.end);
       showSize();
       view.setNotes("", "");
