@@ -288,11 +288,11 @@ class Plan:
 
     @property
     def ingest_task(self) -> Task | None:
-        """It runs on the first deciding host, as the captain runs no user code. It belongs to no generation."""
-        if self.ingest is None:
-            return None
-        host = next(host.name for host in self.hosts if self.role(host.role).decides)
-        return Task(INGEST, "ingest", 0, host, 0, -1)
+        """It runs on the first deciding host, as the captain runs no user code. It belongs to no generation. A damaged
+        plan may have no deciding host."""
+        deciding = {role.name for role in self.roles if role.decides}
+        host = next((host.name for host in self.hosts if host.role in deciding), None)
+        return None if self.ingest is None or host is None else Task(INGEST, "ingest", 0, host, 0, -1)
 
     @property
     def tasks_with_logs(self) -> list[str]:

@@ -43,7 +43,8 @@ def lines(folder: Path, task: str) -> list[str]:
 
 def epochs(folder: Path, task: str) -> list[str]:
     """What torch_tutorial.py printed. Torch may add warnings if another rank exits slightly earlier."""
-    return [line for line in lines(folder, task) if line.startswith("epoch ")]
+    has_output = (folder / "logs" / f"{task}.log").exists()
+    return [line for line in lines(folder, task) if line.startswith("epoch ")] if has_output else []
 
 
 def printed_value(folder: Path, task: str, label: str) -> str:

@@ -565,10 +565,27 @@ def test_copies_on_hosts_are_limited_while_the_store_cannot_be_listed() -> None:
     for step in range(1000, 1000 + 2 * MOST_COPIES):
         world.tell(ev.PartSaved(HOSTS[1], "worker-1", SnapshotId(step, 999)))
     text = f"{HOSTS[1]} has more than {MOST_COPIES} snapshots that are not committed, or not of this generation"
-    text += f": step {1000 + MOST_COPIES} is ignored"
+    text += ": step 1000 is ignored"
     assert world.captain.commits.held_count == MOST_COPIES and warnings(world) == [text]
     world.join(HOSTS[0])
     assert world.captain.commits.held_count == MOST_COPIES + 1, "what another host has counts"
+
+
+def test_of_too_many_copies_on_a_host_the_newest_are_used() -> None:
+    """A host reports what it has in ascending order; the newest are the only ones that a restart can use."""
+    world = committed(up(a_plan()), 10)
+    world.restart_captain()
+    world.place.fails = AWAY
+    world.join(HOSTS[1])
+    others = [SnapshotId(5000, 998), *(SnapshotId(step, 999) for step in range(1000, 1000 + MOST_COPIES + 5))]
+    earlier = SnapshotId(999, 999)
+    for snapshot in (*others, earlier):
+        world.tell(ev.PartSaved(HOSTS[1], "worker-1", snapshot))
+    reachable = [each for each in (*others, earlier) if world.captain.commits.sources(each, HOSTS[1]) is not None]
+    assert reachable == others[-MOST_COPIES:]
+    (text,) = warnings(world)
+    assert text.endswith(": step 5000 is ignored")
+    assert copies_on_hosts(world)[HOSTS[0]] == [SnapshotId(10, 1)], "nothing is deleted"
 
 
 def test_incomplete_snapshots_are_limited_while_a_host_has_not_joined() -> None:
@@ -710,6 +727,39 @@ def test_hosts_are_ready_after_a_long_check_of_the_snapshot_and_have_all_their_t
     world.place.asked.append(check)
     world.deliver_all()
     assert world.over is None and restored(world) == [None, "step-10-g1"] and warnings(world) == []
+
+
+def test_hosts_have_all_their_time_for_the_snapshot_before_one_whose_check_took_long() -> None:
+    world = committed(up(a_plan()), 10, 20)
+    world.place.damaged = {SnapshotId(20, 1)}
+    world.exit("worker-1", "signal")
+    for host in (*HOSTS, *HOSTS):
+        world.deliver(host)
+    check = world.place.asked.pop()
+    for _ in range(400):
+        world.now += 1
+        world.beat_all()
+        world.tell(ev.Tick())
+    world.place.asked.append(check)
+    world.answer_one()
+    world.tell(ev.Tick())
+    assert world.over is None
+    world.deliver_all()
+    assert restored(world) == [None, "step-10-g1"]
+
+
+def test_training_starts_from_scratch_after_a_check_for_which_the_store_did_not_answer_at_first() -> None:
+    world = committed(up(a_plan()), 10)
+    world.place.damaged = {SnapshotId(10, 1)}
+    world.exit("worker-1", "signal")
+    for host in (*HOSTS, *HOSTS):
+        world.deliver(host)
+    world.place.fails = AWAY
+    world.deliver_all()
+    world.place.fails = None
+    world.pass_time(10)
+    world.deliver_all()
+    assert world.over is None and restored(world) == [None, None]
 
 
 def test_a_snapshot_is_checked_again_if_the_store_did_not_answer() -> None:

@@ -145,6 +145,8 @@ def leave_and_return(world: World, host: str) -> None:
 def test_the_group_does_not_wait_for_the_replacement_of_a_host_that_shut_down() -> None:
     """It would have to import the framework and fetch the snapshot first."""
     world = up(make_plan(3, hang_after=None, least=2))
+    world.save("worker-0", 10)
+    world.deliver_all()
     leave_and_return(world, "worker-host-1")
     world.deliver_all()
     assert names(world) == ["worker-0", "worker-2"] and world.captain.generation == 2
@@ -152,6 +154,27 @@ def test_the_group_does_not_wait_for_the_replacement_of_a_host_that_shut_down() 
     world.save("worker-0", 70)
     settle(world, 5)
     assert names(world) == ["worker-0", "worker-1", "worker-2"] and world.captain.generation == 3
+
+
+def test_the_replacement_of_a_host_that_shut_down_takes_part_if_it_could_not_join_later() -> None:
+    """Hosts join after a snapshot, and this program has not saved any."""
+    world = up(make_plan(3, hang_after=None, least=2))
+    leave_and_return(world, "worker-host-1")
+    world.deliver_all()
+    assert names(world) == ["worker-0", "worker-1", "worker-2"] and world.captain.generation == 2
+
+
+def test_a_host_that_was_replaced_before_the_run_started_takes_part() -> None:
+    world = World(make_plan(3, hang_after=None, least=2))
+    world.join("worker-host-0")
+    world.join("worker-host-1")
+    world.tell(ev.HostLeaving("worker-host-1", "SIGTERM"))
+    world.tell(ev.MemberLeft("worker-host-1"))
+    world.host_is_replaced("worker-host-1", dead=True)
+    world.join("worker-host-1")
+    world.join("worker-host-2")
+    world.deliver_all()
+    assert names(world) == ["worker-0", "worker-1", "worker-2"]
 
 
 def test_below_min_the_replacement_of_a_host_that_shut_down_is_waited_for() -> None:

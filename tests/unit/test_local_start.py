@@ -218,11 +218,15 @@ def test_a_supervisor_that_is_forked_inherits_the_ports_of_its_run(
 def test_the_process_of_a_detached_supervisor_inherits_the_ports(
     plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But the programs that it starts do not."""
     monkeypatch.setattr(os, "fork", lambda: PID)
     ports = free_ports.PortReservations()
     ports.reserve()
+    for descriptor in ports.descriptors():
+        os.set_inheritable(descriptor, True)  # as `pass_fds` does for the new process
     _, passed = start_in_this_process(monkeypatch, plan, folder, ports.descriptors())
     assert set(ports.descriptors()) < set(passed)
+    assert [os.get_inheritable(descriptor) for descriptor in ports.descriptors()] == [False]
     ports.release(())
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import plan as plans
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.options import Options
 from paceline.agent.transfers import log_upload, stored_events
@@ -36,11 +37,12 @@ from paceline.storage.snapshots.manifest import Damaged, Newer
 from paceline.storage.snapshots.repository import SnapshotRepository
 from paceline.storage.stored_run_files import StoredRunFiles
 from paceline.storage.stores.folder import FolderStore
+from support.worlds import make_plan
 
 RUN = "digits-3f9a"
 HOST = "worker-host-0"
 TASKS = ("worker-0", "worker-1")
-PLAN = json.dumps({"tasks": [{"name": task, "host": HOST} for task in TASKS]})
+PLAN = plans.to_json(make_plan(2, per_host=2))
 UNAVAILABLE = Failure(STORE, "cannot write s3://here/it: no answer", True, "no answer")
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import tracemalloc
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,7 +23,7 @@ from paceline.view.files import run_folders
 from support.worlds import make_plan
 
 LINE = b"2026-11-15T10:00:01.000Z g1 | a\n"
-PLAN = json.dumps({"tasks": [{"name": f"worker-{number}", "host": "worker-host-0"} for number in range(50)]})
+PLAN = plans.to_json(make_plan(50, per_host=50))
 
 
 def imported(tmp_path: Path, files: dict[str, bytes], host: str = "worker-host-0", plan: str = PLAN) -> Path:
@@ -73,6 +73,30 @@ def test_the_output_of_the_import_is_that_of_its_host(tmp_path: Path) -> None:
 def test_a_host_that_is_not_in_the_plan_adds_nothing(tmp_path: Path) -> None:
     folder = imported(tmp_path, {"logs/worker-0.log": LINE, "events.jsonl": b"{}\n"}, "worker-host-7")
     assert [path.name for path in folder.iterdir()] == ["plan.json"]
+
+
+def test_the_output_of_the_import_is_accepted_from_the_host_that_runs_it(tmp_path: Path) -> None:
+    """That is the first deciding host, whatever the order of tasks is."""
+    data = plans.to_data(make_plan(2, ingest=True))
+    data["tasks"] = data["tasks"][::-1]
+    folder = imported(tmp_path, {"logs/ingest-0.log": LINE}, "worker-host-0", json.dumps(data))
+    assert [path.name for path in (folder / "logs").iterdir()] == ["ingest-0.log"]
+
+
+@pytest.mark.parametrize("damage", [{"tasks": 3}, {"limits": {}}, {"version": 999}], ids=str)
+def test_nothing_of_a_member_is_imported_if_the_plan_is_damaged(tmp_path: Path, damage: dict[str, Any]) -> None:
+    plan = json.dumps({**plans.to_data(make_plan(2, ingest=True)), **damage})
+    folder = imported(tmp_path, {"logs/worker-0.log": LINE, "logs/ingest-0.log": LINE}, plan=plan)
+    assert [path.name for path in folder.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("damage", [{"roles": []}, {"hosts": []}], ids=str)
+def test_no_output_of_the_import_is_accepted_if_no_host_of_the_plan_can_run_it(
+    tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    plan = json.dumps({**plans.to_data(make_plan(2, ingest=True)), **damage})
+    folder = imported(tmp_path, {"logs/worker-0.log": LINE, "logs/ingest-0.log": LINE}, plan=plan)
+    assert [path.name for path in (folder / "logs").iterdir()] == ["worker-0.log"]
 
 
 def test_any_output_can_be_merged(tmp_path: Path) -> None:

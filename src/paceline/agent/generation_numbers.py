@@ -14,7 +14,7 @@ MOST_MISSED = 1_000_000
 
 
 def is_plausible(number: int, known: int) -> bool:
-    """Whether a member can have seen this generation. `known`: the newest that the captain and its store know; 0: none,
+    """Whether a member can have seen this generation. `known`: the newest that the captain knows; 0: none,
     because the notes are lost and the store cannot be reached, so that only members know it.
 
     >>> [is_plausible(number, known=5) for number in (0, 4, 6, 1_000_000, 10_000_000)]

@@ -15,12 +15,14 @@ from tempfile import TemporaryDirectory
 
 from paceline.agent.limited_log import LimitedLog
 from paceline.agent.run_files import replace
-from paceline.plan import CAPTAIN, INGEST
+from paceline.plan import CAPTAIN, Plan
 from paceline.storage import log_parts
 from paceline.storage.snapshots.manifest import Damaged, Gone
 from paceline.storage.stored_run_files import StoredRunFiles, life_of
 from paceline.storage.stores.protocol import StoreError
 from paceline.view.files import run_folders
+from paceline.view.files.plan_files import read_plan
+from paceline.view.files.run_files import DamagedRun, NewerRun
 from paceline.view.snapshots.snapshot_locations import InvalidLocation, Source
 
 PARALLEL_READS = 8
@@ -53,8 +55,10 @@ def import_hosts(
     limit = run_folders.copy_limit(folder)
     left = math.inf if limit is None else limit
     too_large = False
+    plan: Plan | None = None
     for host in hosts:
-        is_accepted = _accepted_names(folder, host)
+        plan = None if host == CAPTAIN else plan or _readable_plan(folder)  # the captain may send another plan
+        is_accepted = _accepted_names(plan, host)
         with TemporaryDirectory(prefix=".kept-", dir=folder) as parent:
             scratch, sizes, is_cut = _fetch_listed(archive, host, Path(parent), is_accepted, left, log_limit, until)
             too_large = too_large or is_cut
@@ -80,19 +84,23 @@ def import_run(source: Source, folder: Path) -> None:
     replace(str(folder / "run.json"), {"run": source.run, "on": run_folders.LOCATION, "where": source.address})
 
 
-def _accepted_names(folder: Path, host: str) -> Callable[[str], bool]:
+def _readable_plan(folder: Path) -> Plan | None:
+    try:
+        return read_plan(folder)
+    except (DamagedRun, NewerRun):
+        return None
+
+
+def _accepted_names(plan: Plan | None, host: str) -> Callable[[str], bool]:
     """Which files of a host are imported. What a run's events say comes only from the captain's pod: members, which run
-    the programs of users, may store files, too. The plan, which the captain also sends, says which tasks a host has."""
+    the programs of users, may store files, too. The plan, which the captain also sends, says which tasks a host has; if
+    it cannot be read, nothing of members is imported."""
     if host == CAPTAIN:
         return lambda name: True
-    plan = run_folders.plan(folder)
-    tasks = plan.get("tasks", ())
-    names = {task["name"] for task in tasks if task.get("host") == host}
-    deciding = [role.get("name") for role in plan.get("roles", ()) if role.get("decides")]
-    deciding_hosts = (task.get("host") for task in tasks if task.get("role") in deciding)
-    if plan.get("ingest") is not None and next(deciding_hosts, None) == host:
-        names.add(INGEST)
-    return {f"logs/{name}.log" for name in names}.__contains__
+    if plan is None:
+        return lambda name: False
+    tasks = [*plan.tasks, *([] if plan.ingest_task is None else [plan.ingest_task])]
+    return {f"logs/{task.name}.log" for task in tasks if task.host == host}.__contains__
 
 
 def _fetch_listed(

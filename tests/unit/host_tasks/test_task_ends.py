@@ -68,6 +68,18 @@ def test_a_task_that_had_ended_before_the_request_is_reported_with_its_own_cause
     assert (exit["signal"], exit["cause"], exit["expected"]) == ("SIGKILL", "signal", False)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_end_of_all_tasks_is_reported_if_one_had_ended_before_the_request(host: Host, is_first: bool) -> None:
+    ended, killed = host.start("worker-0", "worker-1")
+    host.machine.states[ended.pid] = ("Z", 0.0)
+    host.connection.sent.clear()
+    host.end("kill", worker_0=1, worker_1=1)
+    for process in (ended, killed) if is_first else (killed, ended):
+        host.exits(process, KILL)
+    reported = [message["tasks"] for message in host.connection.take("ended")]
+    assert [tasks for tasks in reported if tasks] == [{"worker-0": 1, "worker-1": 1}]
+
+
 @pytest.mark.parametrize("task", ["ps-0", "worker-0", "chief-0"])
 def test_ctrl_c_terminates_servers(make: Callable[..., Host], task: str) -> None:
     host = make(make_plan(1, ps=1, chief=True), f"{task[:-2]}-host-0")

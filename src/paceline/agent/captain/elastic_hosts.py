@@ -57,14 +57,16 @@ class HostChoice:
 
     def _choose_hosts(self, hosts: set[str], ready: set[str], since: float | None, now: float) -> set[str] | None:
         """Of these hosts, those that take part; None: the job waits for more."""
-        stable = {host for host in ready - self._left if not self.is_unstable(host, now)}
+        # No host is lost at the start of a run, or when it is resumed: all may still join.
+        is_first = self._ledger.generation == 0 or self._ledger.pause == RESUMING
+        staying = ready if is_first else ready - self._left
+        stable = {host for host in staying if not self.is_unstable(host, now)}
         chosen = stable if self._suffice(hosts, stable) else ready
         if not self._suffice(hosts, chosen):
             return None
         has_waited = self._elastic is not None and since is not None and now - since >= self._elastic.wait
         if has_waited or chosen == hosts:
             return chosen
-        is_first = self._ledger.generation == 0 or self._ledger.pause == RESUMING  # no host is lost: all may still join
         return None if is_first or self._expected_hosts(hosts - ready) else chosen
 
     def newcomers(self, unit: Unit, now: float) -> set[str]:

@@ -7,16 +7,7 @@ from dataclasses import field
 from typing import Any, Union
 
 from paceline.agent.fast_dataclass import record
-from paceline.agent.net.codec import (
-    Amount,
-    DataLocation,
-    HostPort,
-    NotFiniteValue,
-    PartCount,
-    Seconds,
-    ServedAt,
-    Share,
-)  # fmt: skip
+from paceline.agent.net.codec import Amount, DataLocation, HostPort, NotFiniteValue, PartCount, Seconds, ServedAt, Share
 from paceline.agent.transfers.requests import Answer, Failure, Metrics, Request
 from paceline.storage.snapshots.manifest import File, SnapshotId
 

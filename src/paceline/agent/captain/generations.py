@@ -175,7 +175,7 @@ class Generations:
         if start.stage in (RECORDING, READY):
             self.recorded = max(self.recorded, start.number)
         if start.number > generation_numbers.MOST:  # members would reject it
-            text = f"no generation can follow {start.number - 1}, which the snapshot store contains"
+            text = f"no generation can follow {start.number - 1}"
             self._shutdown.end("failed", text, "store", now, ins.KILL)
         elif start.failure is not None:
             text, may_pass = start.failure

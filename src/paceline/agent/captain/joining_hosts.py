@@ -80,6 +80,10 @@ class JoiningHosts:
         if imports and member.connected and not member.has_spare:
             self._instruct(ins.PrepareSpare(host, imports))
 
+    def has_snapshot(self) -> bool:
+        """Whether this generation has saved a snapshot, and so can be expected to save more."""
+        return self._newest(set()) is not None
+
     def on_scaled(self) -> None:
         """A user has requested another number of hosts."""
         self._is_scaled, self._some_ready_at = True, None

@@ -147,7 +147,7 @@ class NotFinite:
 
     def milestone(self) -> tuple[object, ...]:
         abandoned = self._commits.contents.abandoned
-        return len(self._emitted), self._due, self._last, abandoned.to_notes(), abandoned.own_to_notes()
+        return len(self._emitted), self._due, self._last, abandoned.to_notes(), abandoned.generation_steps_to_notes()
 
     def to_notes(self) -> dict[str, Any]:
         return {
@@ -155,7 +155,7 @@ class NotFinite:
             "due": None if self._due is None else asdict(self._due),
             "last": None if self._last is None else asdict(self._last),
             "abandoned": self._commits.contents.abandoned.to_notes(),
-            "abandoned_own": self._commits.contents.abandoned.own_to_notes(),
+            "abandoned_own": self._commits.contents.abandoned.generation_steps_to_notes(),
         }
 
     def load_notes(self, notes: dict[str, Any], clock_offset: float) -> None:

@@ -11,6 +11,7 @@ from paceline.agent.captain import instructions as ins
 from paceline.agent.captain import start_times
 from paceline.agent.captain.captain_return import CaptainReturn
 from paceline.agent.captain.elastic_hosts import HostChoice, note_loss
+from paceline.agent.captain.event_limiter import EventLimiter
 from paceline.agent.captain.failures import Failures
 from paceline.agent.captain.generations import Generations
 from paceline.agent.captain.hangs import ProgressWatch
@@ -19,7 +20,6 @@ from paceline.agent.captain.joining_hosts import JoiningHosts
 from paceline.agent.captain.ledger import CLOSING, ENDING, LIVE, OVER, PAUSED, RETURNING, Ledger
 from paceline.agent.captain.loss_spikes import Spikes
 from paceline.agent.captain.not_finite import NotFinite
-from paceline.agent.captain.notice_filter import NoticeFilter
 from paceline.agent.captain.pause import Pause
 from paceline.agent.captain.restart_units import RUNNING, STOPPING, Unit
 from paceline.agent.captain.scaling import Scaling
@@ -112,7 +112,7 @@ class Captain:
         self.starts: start_times.Starts = {}  # of the newest generations
         self._started: dict[str, int] = {}  # task -> the newest attempt that has started
         self._runtime_until: float | None = None
-        self._notices = NoticeFilter()
+        self._event_limiter = EventLimiter()
         self._instructions: ins.Instructions = []
         if notes:
             self.ledger.load_sizes(notes["books"])
@@ -172,7 +172,7 @@ class Captain:
         elif isinstance(event, ev.SpareReady):
             self.members[event.host].has_spare = True
             self._joining.on_spare_ready(event)
-            if self._notices.is_rare(f"spares of {event.host}", now):
+            if self._event_limiter.admits(f"spares of {event.host}", now):
                 self._emit("spare-ready", host=event.host, took_s=round(event.seconds, 1))
         elif isinstance(event, ev.PartSaved):
             self._part_saved(event, now)
@@ -350,11 +350,12 @@ class Captain:
         if is_new and self.ledger.pause != PAUSED:
             self._emit("note", text=f"{event.host} is shutting down: {event.reason}")
         if self.phase == LIVE:
-            self._elastic_hosts.on_leaving(event.host)
+            if self._joining.has_snapshot() or self._group_snapshot.is_polled:  # without one, no host can join later
+                self._elastic_hosts.on_leaving(event.host)
             self._group_snapshot.on_leaving(event.host)
 
     def _notice(self, event: ev.Notice, now: float) -> None:
-        notice = self._notices.admit(event, now)
+        notice = self._event_limiter.admit(event, now)
         if notice is not None:
             self._emit("warning" if notice.warning else "note", text=notice.text)
 
@@ -386,7 +387,7 @@ class Captain:
 
     def _start_measured(self, event: ev.StartMeasured, now: float) -> None:
         is_running = self.ledger.running_on(event.host).get(event.task) == event.attempt
-        if is_running and self._notices.is_rare(f"start of {event.task}", now):
+        if is_running and self._event_limiter.admits(f"start of {event.task}", now):
             fields = start_times.fields_of(event.times)
             start_times.record_measured(self.starts, self.generation, event.task, fields)
             self._emit("start-times", task=event.task, **fields)

@@ -260,9 +260,9 @@ class Attempt:
     def is_stopped(self) -> bool:
         return os_processes.state(self.pid)[0] in ("T", "t")
 
-    def is_zombie(self) -> bool:
-        """Whether its process has ended, which the agent has not noticed yet."""
-        return bool(self.pid) and os_processes.state(self.pid)[0] == "Z"
+    def has_ended(self) -> bool:
+        """Whether its process has ended, even if the agent has not noticed yet. Its children may still run."""
+        return self.exited or (bool(self.pid) and os_processes.state(self.pid)[0] == "Z")
 
     def doing(self) -> str:
         """What a hung task is doing: "stopped", "waiting", or "busy" with the share of the time in which it was."""

@@ -314,7 +314,7 @@ class HostTasks:
         self._exits[name], self._exit_at[name] = exit, self._failed_at(attempt)
         if exit.cause or not exit.expected:
             self._connection.send(ev.TaskExited(self._options.host, exit))
-        if exit.expected and self._ending:
+        if self._ending and (exit.expected or name in self._ending):
             self._report_ended()
         elif not self._leaving:
             self._send_offers()

@@ -23,7 +23,7 @@ class StopSignals:
     def end(self, attempt: Attempt, how: str, grace: float) -> None:
         """`how`: KILL, ABORT, INTERRUPT or TERMINATE of the captain's instructions."""
         is_repeated = attempt.requested_end in GRACEFUL  # by a captain to which this host has reconnected
-        if not attempt.is_zombie():  # if it has ended by itself, how it ended may be the cause of this request
+        if not attempt.has_ended():  # if it has ended by itself, how it ended may be the cause of this request
             attempt.requested_end = how
         if how == ins.KILL:
             attempt.state = "stopped" if attempt.is_stopped() else ""

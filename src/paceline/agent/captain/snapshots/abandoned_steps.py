@@ -52,7 +52,7 @@ class AbandonedSteps:
     def to_notes(self) -> list[list[int]]:
         return [[generation, step] for generation, step in self._first.items()]
 
-    def own_to_notes(self) -> list[list[int]]:
+    def generation_steps_to_notes(self) -> list[list[int]]:
         return [[generation, step] for generation, step in self._own.items()]
 
     def load_notes(self, notes: Any, own: Any) -> None:

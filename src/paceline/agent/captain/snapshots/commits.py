@@ -291,7 +291,7 @@ class Commits:
             self._add_copy(event, now)
             self._drop_copies()
             return None
-        if self._has_too_many(event, self._drafts, MOST_DRAFTS):
+        if self._has_too_many_drafts(event):
             return None
         if snapshot not in self._drafts:
             self.uploads.on_saved(snapshot, is_known and self.has_returned, now)
@@ -311,21 +311,34 @@ class Commits:
 
     def _add_copy(self, event: ev.PartSaved, now: float) -> None:
         """Copies that are not needed are dropped once the store has been listed."""
-        if not self._has_too_many(event, self._copies, MOST_COPIES):
-            self._copies.setdefault(event.snapshot, Draft(event.snapshot, event.parts, now)).add(event)
+        others = [] if event.snapshot in self._copies else _snapshots_of(event.host, self._copies, MOST_COPIES)
+        if len(others) >= MOST_COPIES:
+            oldest = min([*others, event.snapshot], key=_age_order)
+            self._warn_of_many(event.host, MOST_COPIES, oldest)
+            if oldest == event.snapshot:
+                return
+            self._forget_copy(event.host, oldest)
+        self._copies.setdefault(event.snapshot, Draft(event.snapshot, event.parts, now)).add(event)
 
-    def _has_too_many(self, event: ev.PartSaved, drafts: Mapping[SnapshotId, Draft], most: int) -> bool:
-        """Whether the host has so many other snapshots that this one is ignored: members choose steps and generations,
-        and this captain may not know yet which of them can be dropped."""
-        if event.snapshot in drafts or len(drafts) < most:
+    def _forget_copy(self, host: str, snapshot: SnapshotId) -> None:
+        """The host keeps it: the snapshot may be needed, as the store has not been listed."""
+        copy = self._copies[snapshot]
+        copy.parts = {task: part for task, part in copy.parts.items() if part.host != host}
+        if not copy.parts:
+            del self._copies[snapshot]
+
+    def _has_too_many_drafts(self, event: ev.PartSaved) -> bool:
+        """Whether the host has so many other snapshots that this one is ignored: members choose steps."""
+        if event.snapshot in self._drafts or len(_snapshots_of(event.host, self._drafts, MOST_DRAFTS)) < MOST_DRAFTS:
             return False
-        if sum(any(part.host == event.host for part in draft.parts.values()) for draft in drafts.values()) < most:
-            return False
+        self._warn_of_many(event.host, MOST_DRAFTS, event.snapshot)
+        return True
+
+    def _warn_of_many(self, host: str, most: int, ignored: SnapshotId) -> None:
         if not self._has_warned_of_many:
             self._has_warned_of_many = True
-            text = f"{event.host} has more than {most} snapshots that are not committed, or not of this generation"
-            self._emit("warning", text=f"{text}: step {event.snapshot.step} is ignored")
-        return True
+            text = f"{host} has more than {most} snapshots that are not committed, or not of this generation"
+            self._emit("warning", text=f"{text}: step {ignored.step} is ignored")
 
     def _skip_older(self) -> None:
         """Of complete snapshots, hosts hold only the newest, and the one that is being sent."""
@@ -507,7 +520,7 @@ class Commits:
         if not complete:
             self.records.replace([self.record_of(self.generation, None, [])], now)
             return
-        newest = max(complete, key=lambda draft: (draft.snapshot.generation, draft.snapshot.step))
+        newest = max(complete, key=lambda draft: _age_order(draft.snapshot))
         step = newest.snapshot.step
         self._emit("note", text=f"the snapshot store is empty: storing step {step} again, from copies on the hosts")
         self._copies.pop(newest.snapshot, None)
@@ -602,3 +615,14 @@ class Commits:
     def _drop_copy(self, snapshot: SnapshotId) -> None:
         for task, part in self._copies.pop(snapshot).parts.items():
             self._instruct(ins.DropPart(part.host, task, snapshot))
+
+
+def _snapshots_of(host: str, drafts: Mapping[SnapshotId, Draft], most: int) -> list[SnapshotId]:
+    """Those of which the host has a part; [] if there are fewer than `most` of all hosts."""
+    if len(drafts) < most:
+        return []
+    return [each for each, draft in drafts.items() if any(part.host == host for part in draft.parts.values())]
+
+
+def _age_order(snapshot: SnapshotId) -> tuple[int, int]:
+    return snapshot.generation, snapshot.step

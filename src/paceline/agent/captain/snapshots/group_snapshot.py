@@ -87,6 +87,11 @@ class GroupSnapshot:
             self._snapshot = snapshot
 
     @property
+    def is_polled(self) -> bool:
+        """Whether tasks check at each step whether to save."""
+        return bool(self._polling)
+
+    @property
     def is_pending(self) -> bool:
         """Whether tasks are about to save: sending an older snapshot now would delay that one."""
         return self._agreement is not None and self._agreement.agreed is not False and self._snapshot is None

@@ -63,12 +63,15 @@ class RestorePreparation:
         """The hosts that do not have the snapshot yet."""
         return sorted(self.hosts - self._prepared) if self.stage == FETCHING else []
 
+    def _enter(self, stage: str) -> None:
+        self.stage, self._retry_at = stage, None
+
     def advance(self, now: float) -> None:
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
-            repeat = {
-                LISTING: self._list, ADOPTING: self._adopt, FETCHING: self._fetch, CHECKING: self._request_check,
-                RECORDING: self._record,
+            repeat: dict[str, Callable[[], None]] = {
+                LISTING: self._list, ADOPTING: self._adopt, FETCHING: self._fetch,
+                CHECKING: lambda: self._request_check(now), RECORDING: self._record,
             }  # fmt: skip
             repeat[self.stage]()
         if self.stage == SETTLING and self._is_settled(now):
@@ -83,7 +86,7 @@ class RestorePreparation:
         return self._commits.record_of(self.number, self.snapshot, self._chain)
 
     def _list(self) -> None:
-        self.stage = LISTING
+        self._enter(LISTING)
         self._request(self._commits.contents.list_request())
 
     def _choose(self) -> None:
@@ -104,7 +107,7 @@ class RestorePreparation:
         return snapshot not in self._unreadable and not self._commits.contents.abandoned.cover(snapshot)
 
     def _adopt(self) -> None:
-        self.stage = ADOPTING
+        self._enter(ADOPTING)
         self._request(req.AdoptOrigin())
 
     def _adopted(self, adopted: req.OriginAdopted, now: float) -> None:
@@ -114,7 +117,7 @@ class RestorePreparation:
         self._choose()
 
     def _fetch(self) -> None:
-        self.stage = FETCHING
+        self._enter(FETCHING)
         for host in sorted(self.hosts - self._prepared):
             self._prepare(host)
 
@@ -129,24 +132,24 @@ class RestorePreparation:
         assert self.snapshot is not None
         text = f"{host} cannot use the snapshot of step {self.snapshot.step}, which is now checked in the store"
         self._emit("note", text=f"{text}: {failure.text}")
-        self._checked_since = now
-        self._request_check()
+        self._request_check(now)
 
-    def _request_check(self) -> None:
+    def _request_check(self, now: float) -> None:
         assert self.snapshot is not None
-        self.stage = CHECKING
+        self._checked_since = now
+        self._enter(CHECKING)
         self._request(req.CheckSnapshot(self.snapshot))
 
-    def _checked(self, now: float) -> None:
+    def _checked(self) -> None:
         """It is intact: hosts that could not use it try again."""
         self._intact = self.snapshot
-        self.since += now - self._checked_since  # the hosts have waited for this, and may still take limits.start
         self._fetch()
         if self._prepared == self.hosts:
             self._record()
 
     def _skip(self, failure: req.Failure) -> None:
         assert self.snapshot is not None
+        self.failure = None  # of an earlier attempt to check it
         self._emit("warning", text=f"the snapshot of step {self.snapshot.step} is skipped: {failure.text}")
         self._unreadable.add(self.snapshot)
         if failure.kind == req.NEWER:
@@ -155,10 +158,10 @@ class RestorePreparation:
 
     def _record(self) -> None:
         if self._is_first:
-            self.stage = RECORDING
+            self._enter(RECORDING)
             self._request(self.record)
         else:
-            self.stage = READY
+            self._enter(READY)
 
     def _request(self, request: req.Request) -> None:
         self._ticket = next(self._commits.tickets)  # the answer to an abandoned request may still arrive
@@ -192,7 +195,8 @@ class RestorePreparation:
         elif event.from_hosts and event.error.kind != req.HERE:  # not, for example, a full disk
             self._commits.on_unreachable(event.snapshot)
             self._emit("warning", text=f"{event.host} cannot get the snapshot from other hosts: {event.error.text}")
-            self.stage, self._settle_until = SETTLING, now + self._settle
+            self._enter(SETTLING)
+            self._settle_until = now + self._settle
             self.advance(now)
         elif event.error.kind in (req.DAMAGED, req.NEWER) and event.snapshot is not None:
             if event.snapshot != self._intact:
@@ -207,6 +211,8 @@ class RestorePreparation:
         if event.ticket != self._ticket:
             return
         answer = event.answer
+        if isinstance(event.request, req.CheckSnapshot):
+            self.since += now - self._checked_since  # the hosts have waited for this, and may still take limits.start
         if isinstance(answer, req.Failure):
             is_checked = isinstance(event.request, req.CheckSnapshot) and answer.kind in (req.DAMAGED, req.NEWER)
             self._skip(answer) if is_checked else self._failed(answer, now)
@@ -224,9 +230,10 @@ class RestorePreparation:
                 self.number += 1
                 self._choose()
             else:
-                self.stage, self.is_recorded = READY, True
+                self._enter(READY)
+                self.is_recorded = True
         elif isinstance(event.request, req.CheckSnapshot):
-            self._checked(now)
+            self._checked()
 
     def _failed(self, failure: req.Failure, now: float) -> None:
         self.failure = failure.text, failure.passing

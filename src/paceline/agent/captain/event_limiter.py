@@ -1,7 +1,4 @@
-"""Which notices of hosts become events: a program that warns in a loop must not fill the disk. No I/O.
-
-The same holds for other messages that a host can repeat.
-"""
+"""Limits how many events a host can cause: a program that warns in a loop must not fill the disk. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ PERIOD = 600.0  # seconds in which the same text is emitted once,
 MOST = 100  # and at most this many texts of one host
 
 
-class NoticeFilter:
+class EventLimiter:
     def __init__(self) -> None:
         self._emitted_at: dict[str, float] = {}  # by text
         self._periods: dict[str, tuple[float, int]] = {}  # host -> when its current period began, events since then
@@ -30,8 +27,8 @@ class NoticeFilter:
         text = f"{notice.host} sent more than {MOST} messages within {minutes}; the rest are not shown"
         return Notice(notice.host, text, warning=True)
 
-    def is_rare(self, what: str, now: float) -> bool:
-        """Whether to emit another event about this: there have not been too many in this period."""
+    def admits(self, what: str, now: float) -> bool:
+        """Whether another event about this may be emitted in this period."""
         return self._count(what, now) < MOST
 
     def _count(self, what: str, now: float) -> int:
