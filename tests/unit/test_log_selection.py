@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.limited_log import LimitedLog
+from paceline.plan import to_json
 from paceline.storage.log_parts import LogReader
 from paceline.view.output import tail as tails
 from paceline.view.output.merged_logs import Logs, deleted_reason, settle, stamp
 from paceline.view.text.wording import size
 from support import recorded
 from support.recorded import at, call
+from support.worlds import make_plan
 
 
 def line(seconds: float, text: str, generation: int = 1, mark: str = "|") -> str:
@@ -187,11 +189,10 @@ def test_a_line_that_is_incomplete_is_shown_once_it_is_complete(tmp_path: Path) 
 
 
 def test_logs_in_a_store_are_searched_in_the_same_way(tmp_path: Path) -> None:
-    tasks = [{"name": f"worker-{index}", "host": f"worker-host-{index}"} for index in range(2)]
     uploaded = {
         "captain": {
             "events.jsonl": "".join(json.dumps(event) + "\n" for event in recorded.LIFE),
-            "plan.json": json.dumps({"tasks": tasks}),
+            "plan.json": to_json(make_plan(2)),
         },
         **{f"worker-host-{index}": {f"logs/worker-{index}.log": LOGS[f"worker-{index}"]} for index in range(2)},
     }
