@@ -31,7 +31,7 @@ print(*load(sys.argv[1])({"inputs": digits()[1][0][:20]})["logits"].argmax(axis=
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "sizes", "exported"),
-    [("torch-ddp", (2, 1, 2), ""), ("mnist-loop", (1, 2), TENSORFLOW_MODEL), ("jax-data-parallel", (2, 3), JAX_MODEL)],
+    [("torch-ddp", (2, 1, 2), ""), ("mnist-loop", (1, 2), TENSORFLOW_MODEL), ("jax-data-parallel", (1, 2), JAX_MODEL)],
     ids=["torch-ddp", "mnist-loop", "jax-data-parallel"],
 )
 def test_the_result_is_that_of_a_fixed_number_of_workers(
